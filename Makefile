@@ -1,0 +1,33 @@
+# Two commands do everything on a fresh machine with Python 3.11+, make and git:
+#   make train   sets up .venv, then trains the default model for three minutes (make train ARGS="--minutes 10")
+#   make test    sets up .venv, then runs the whole test suite
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: train test check prove docs
+
+train:
+	@$(PYTHON) tools/bootstrap.py
+	@.venv/bin/lapclip train $(ARGS)
+
+test:
+	@$(PYTHON) tools/bootstrap.py dev
+	@.venv/bin/python -m pytest -m "not prove" $(ARGS)
+
+# Before each commit: style, types and the fast tests.
+check:
+	@$(PYTHON) tools/bootstrap.py dev
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/python -m pytest -q -m "not slow and not prove" $(ARGS)
+
+# The long proofs: many kills, a fresh install.
+prove:
+	@$(PYTHON) tools/bootstrap.py dev
+	@.venv/bin/python -m pytest -m prove $(ARGS)
+
+# The reference pages that are made from the code.
+docs:
+	@$(PYTHON) tools/bootstrap.py dev
+	@.venv/bin/python tools/reference.py

@@ -1,0 +1,291 @@
+"""The command line: parses, calls, prints. The only exit codes: 0, 1 what the person can fix, 2 usage, 130 stopped.
+
+stdout is data, stderr is for people. torch is imported by the commands that need it, never by `--help`.
+"""
+
+import inspect
+import json
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from lapclip import __version__
+from lapclip.config import BUDGETS, SETTINGS, Setting, load_config
+from lapclip.errors import UserError
+
+if TYPE_CHECKING:
+    from lapclip.config import Config
+    from lapclip.run import Run
+
+app = App(
+    name="lapclip",
+    help="Train your own CLIP on the laptop you have, and search your pictures with it.",
+    version=__version__,
+    help_format="plaintext",
+)
+people = Console(stderr=True)
+AsJson = Annotated[bool, Parameter(help="print the result as one JSON object on stdout", negative="")]
+
+
+def main() -> None:
+    """Runs one command and exits with its code."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: list[str]) -> int:
+    try:
+        return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
+    except UserError as problem:
+        complain(problem.message, problem.hint)
+        return 1
+    except CycloptsError as problem:
+        command = next((f"{a} " for a in arguments[:1] if a in ("train", "eval")), "")
+        complain(in_our_style(str(problem)), f"`lapclip {command}--help` lists what there is")
+        return 2
+    except KeyboardInterrupt:
+        complain(
+            "stopped at once",
+            "`lapclip train --resume NAME` goes on from the last checkpoint, if there is one",
+        )
+        return 130
+    except Exception as problem:
+        traceback.print_exc()
+        complain(
+            f"this is a fault of lapclip: {type(problem).__name__}: {problem}",
+            "please report it with the lines above",
+        )
+        return 1
+
+
+def complain(message: str, hint: str) -> None:
+    for kind, colour, text in (("error", "red", message), ("hint", "cyan", hint)):
+        people.print(f"[bold {colour}]{kind}[/]: ", end="")
+        people.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def in_our_style(message: str) -> str:
+    """cyclopts' sentence with our quotes: `Unknown option: --minuts.` becomes unknown option: `--minuts`."""
+    return (message[:1].lower() + message[1:]).replace('"', "`").rstrip(".")
+
+
+def with_settings(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command one flag for every setting of `config.py`; those that were passed arrive as `flags`."""
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "flags"]
+
+    def parse(**passed: Any) -> int:
+        flags = {name: value for name, value in passed.items() if name in SETTINGS and value is not None}
+        return command(**{p.name: passed.get(p.name, p.default) for p in own}, flags=flags)
+
+    parameters = sorted([*map(flag_of, SETTINGS.values()), *own], key=lambda p: p.kind)
+    parse.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    parse.__name__, parse.__doc__ = command.__name__, command.__doc__
+    return parse
+
+
+def flag_of(setting: Setting) -> inspect.Parameter:
+    default = setting.field.default
+    is_budget = setting.name in BUDGETS
+    shown = "decided" if default is None else str(default)
+    help = Parameter(
+        help=setting.help, show_default=False if is_budget else shown, group=setting.section.capitalize()
+    )
+    kind = (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD
+        if setting.name == "source"
+        else inspect.Parameter.KEYWORD_ONLY
+    )
+    return inspect.Parameter(
+        setting.name, kind, default=None, annotation=Annotated[setting.type | None, help]
+    )
+
+
+@app.command
+@with_settings
+def train(
+    *,
+    config: Annotated[
+        Path | None, Parameter(help="a TOML file of settings, such as a run's `config.toml`; flags win")
+    ] = None,
+    run: Annotated[str | None, Parameter(help="name of the new run; makes `runs/NAME` here")] = None,
+    resume: Annotated[
+        str | None,
+        Parameter(help="go on with this run, by name or path; a larger budget extends a finished one"),
+    ] = None,
+    json: AsJson = False,
+    flags: dict[str, Any],
+) -> int:
+    """Train a CLIP from pictures and captions.
+
+    Say how long: `lapclip train --minutes 10`. Ctrl-C saves and stops; `--resume NAME` goes on from there.
+    """
+    if resume is None:
+        settings = load_config(config, flags)
+        with working("setting up"):
+            from lapclip.train import prepare
+
+            folder = prepare(settings, run)
+        return follow(folder.load_config(), folder, as_json=json)
+    if run is not None or config is not None:
+        raise UserError(
+            "`--resume` takes name and settings from the run itself", hint="leave `--run` and `--config` away"
+        )
+    from lapclip.run import open_run
+
+    folder = open_run(resume)
+    return follow(settings_to_resume(folder, flags), folder, as_json=json)
+
+
+# What a resumed run may change: how long it goes on, and what alters neither model nor data.
+RESUMABLE = {*BUDGETS, "chunk", "device", "threads", "workers", "save_every", "eval_every", "checkpointing"}
+
+
+def settings_to_resume(run: "Run", flags: dict[str, Any]) -> "Config":
+    fixed = [SETTINGS[name].flag for name in flags if name not in RESUMABLE]
+    if fixed:
+        raise UserError(
+            f"{' and '.join(f'`{flag}`' for flag in fixed)} cannot change when a run is resumed",
+            hint=f"start a new run from its settings: `lapclip train --config {run.path}/config.toml {fixed[0]} ...`",
+        )
+    return load_config(run.path / "config.toml", flags)
+
+
+def follow(config: "Config", run: "Run", *, as_json: bool) -> int:
+    """Trains and shows it, until the budget is used up or somebody asks to stop."""
+    with working("starting"):
+        from lapclip.events import Finished
+        from lapclip.monitor.line import Screen
+        from lapclip.train import train as events_of
+
+    show_settled(config, run)
+    stopped = False
+    with stop_requests() as requests, Screen(people) as screen, closing(events_of(config, run)) as events:
+        for event in events:
+            screen.show(event)
+            if requests:
+                stopped = True
+                break
+    result = next(event for event in reversed(list(run.events())) if isinstance(event, Finished))
+    show_result(run, result, stopped=stopped)
+    if as_json:
+        print_json(
+            {
+                "run": str(run.path),
+                "steps": result.step,
+                **{name: value for name, value in asdict(result).items() if name not in ("step", "time")},
+                "settled": {
+                    name: {"value": value_of(config, name), "reason": reason}
+                    for name, reason in run.load_reasons().items()
+                },
+            }
+        )
+    return 130 if stopped else 0
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Collects Ctrl-C and SIGTERM instead of dying of them; the second one is not waited for."""
+    requests: list[int] = []
+
+    def request(number: int, frame: object) -> None:
+        if requests:
+            raise KeyboardInterrupt
+        requests.append(number)
+        people.print("stopping after this step and saving; once more stops at once", highlight=False)
+
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def show_settled(config: "Config", run: "Run") -> None:
+    from rich.table import Table
+
+    people.print(f"run: {run.path}", highlight=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name, reason in run.load_reasons().items():
+        table.add_row(name, str(value_of(config, name)), reason)
+    people.print(table, highlight=False, markup=False)
+
+
+def value_of(config: "Config", name: str) -> Any:
+    return getattr(getattr(config, SETTINGS[name].section), name)
+
+
+def show_result(run: "Run", result: Any, *, stopped: bool) -> None:
+    from lapclip.monitor.line import duration, recall_table
+
+    what = "stopped and saved" if stopped else "done"
+    people.print(
+        f"{what}: {result.step:,} steps, {result.num_pairs_seen:,} pairs in {duration(result.seconds)} of training"
+        f" ({result.pairs_per_second:,.0f} pairs/s), at most {result.peak_memory_bytes / 1e9:.2f} GB of memory",
+        highlight=False,
+        soft_wrap=True,
+    )
+    if result.recall is not None:
+        people.print(recall_table(result.recall), highlight=False)
+        if result.best_step != result.step:
+            people.print(
+                f"the table is for step {result.best_step:,}, the best one; it is what `eval` loads",
+                highlight=False,
+            )
+    if not stopped:
+        people.print(
+            f"what it finds for a few captions: {run.path}/learned.png", highlight=False, soft_wrap=True
+        )
+    people.print("next:", highlight=False)
+    people.print(f"  lapclip eval {run.name}", highlight=False)
+    more = f"--minutes {max(1, round(result.seconds / 30))}" if not stopped else ""
+    people.print(f"  lapclip train --resume {run.name} {more}".rstrip(), highlight=False)
+
+
+@app.command(name="eval")
+def evaluate(
+    run: Annotated[str, Parameter(help="a run, by name or path; its best checkpoint is used")],
+    source: Annotated[
+        str | None, Parameter(help="where held-out pairs come from, if not from the run's own source")
+    ] = None,
+    *,
+    num_validation: Annotated[
+        int | None, Parameter(help="pictures to search among, if not as many as in training")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Measure recall: how often the right picture is found for its words, and the right words for a picture."""
+    if num_validation is not None and (problem := SETTINGS["num_validation"].problem(num_validation)):
+        raise UserError(f"`--num-validation` {problem}", hint="512 is what training uses")
+    with working("evaluating"):
+        from lapclip.data.source import open_source
+        from lapclip.embedder import load
+        from lapclip.evaluate import embed_pool, retrieval
+        from lapclip.run import open_run
+
+        data = open_run(run).load_config().data
+        _, held_out = open_source(source or data.source)
+        recall = retrieval(embed_pool(load(run), held_out, num_validation or data.num_validation))
+    if json:
+        print_json(recall)
+    else:
+        from lapclip.monitor.line import recall_table
+
+        Console().print(recall_table(recall), highlight=False)
+    return 0
+
+
+def working(what: str) -> Any:
+    """A spinner on a terminal, nothing on a pipe."""
+    return people.status(what) if people.is_terminal else nullcontext()
+
+
+def print_json(result: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(result) + "\n")

@@ -1,0 +1,292 @@
+"""Every setting, once: the name is the flag, the section is the TOML table, the sentence is the help.
+
+`None` means "decide": `settle` replaces it before training, with a reason. Reading a file or flags collects all
+problems before it complains.
+"""
+
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lapclip.errors import UserError, suggest
+
+SizeName = Literal[
+    "nano", "tiny", "small", "base", "medium", "large", "huge", "vit-b-32", "vit-b-16", "vit-l-14"
+]  # fmt: skip
+
+
+TokenizerName = Literal["bpe", "characters"]
+DeviceName = Literal["auto", "cpu", "mps", "cuda"]
+
+
+def opt(default: Any, sentence: str, *, at_least: float | None = None, at_most: float | None = None) -> Any:
+    """A setting: its default, its help, and the range its value must lie in."""
+    return field(default=default, metadata={"help": sentence, "at_least": at_least, "at_most": at_most})
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learned from."""
+
+    source: str = opt(
+        "synthetic",
+        "where pairs come from: `synthetic`, `synthetic:50000` (so many pairs), `synthetic:documents`",
+    )
+    tokenizer: TokenizerName | None = opt(
+        None, "how captions become tokens: a BPE trained on them, or 33 characters"
+    )
+    max_vocab: int = opt(4096, "most tokens the trained BPE may have", at_least=300)
+    num_validation: int = opt(512, "held-out pictures that recall is measured over", at_least=2)
+    workers: int | None = opt(
+        None, "processes that prepare the next batches; 0 does it between steps", at_least=0
+    )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What learns."""
+
+    size: SizeName = opt("tiny", "the shape of the model, by name")
+    image_size: int | None = opt(None, "pixels of each side of a picture", at_least=8)
+    patch_size: int | None = opt(None, "pixels of each side of a patch", at_least=1)
+    text_length: int | None = opt(None, "most tokens of a caption; the rest is cut", at_least=4)
+    checkpointing: bool = opt(
+        False, "compute activations twice instead of keeping them: less memory, a third more time"
+    )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How it learns."""
+
+    minutes: float | None = opt(
+        None, "budget: minutes of training, not counting evaluation and saving", at_least=0.01
+    )
+    epochs: float | None = opt(None, "budget: times over the data", at_least=0.0001)
+    steps: int | None = opt(None, "budget: optimizer updates", at_least=1)
+    batch_size: int | None = opt(None, "pairs contrasted with one another in one step", at_least=2)
+    chunk: int | None = opt(None, "pairs in memory at once; any chunk gives the same gradients", at_least=1)
+    loss: Literal["softmax", "sigmoid"] = opt("softmax", "softmax as in CLIP, or sigmoid as in SigLIP")
+    lr: float | None = opt(None, "highest learning rate", at_least=0.0)
+    warmup: float = opt(0.1, "share of the run in which the learning rate rises", at_least=0.0, at_most=0.9)
+    weight_decay: float = opt(0.1, "AdamW's weight decay; matrices only", at_least=0.0)
+    beta1: float = opt(0.9, "AdamW's memory of the gradient", at_least=0.0, at_most=0.9999)
+    beta2: float = opt(0.98, "AdamW's memory of its square", at_least=0.0, at_most=0.99999)
+    clip_norm: float = opt(1.0, "longest gradient that is not shortened", at_least=1e-6)
+    keep_patches: float | None = opt(
+        None, "share of each picture's patches looked at while training", at_least=0.05, at_most=1.0
+    )
+    seed: int = opt(0, "decides weights, order and which patches are kept", at_least=0, at_most=2**31)
+    save_every: str = opt("5m", "between checkpoints: steps (`500`) or training time (`90s`, `5m`, `1h`)")
+    eval_every: str | None = opt(None, "between evaluations: steps or training time, written as above")
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """What it runs on."""
+
+    device: DeviceName = opt("auto", "what to train on; one asked for by name must be there")
+    threads: int | None = opt(None, "processor threads", at_least=1)
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings; complete once settled."""
+
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    device: DeviceConfig = DeviceConfig()
+
+
+BUDGETS = ("minutes", "epochs", "steps")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of a section: what the command line, TOML files and the reference page are made from."""
+
+    section: str
+    name: str
+    type: Any  # without the None that stands for "decide"
+    field: Field
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def help(self) -> str:
+        return self.field.metadata["help"]
+
+    def problem(self, value: object) -> str | None:
+        """What is wrong with a value, or None."""
+        if typing.get_origin(self.type) is Literal:
+            known = typing.get_args(self.type)
+            if value in known:
+                return None
+            return f"is {shown(value)}, not one of {', '.join(f'`{k}`' for k in known)}{suggest(str(value), known)}"
+        # TOML and Python write 3 for 3.0, but true is not a number.
+        accepted = (int, float) if self.type is float else self.type
+        if not isinstance(value, accepted) or (isinstance(value, bool) and self.type is not bool):
+            return f"is {shown(value)}, not {NAMES[self.type]}"
+        low, high = self.field.metadata["at_least"], self.field.metadata["at_most"]
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"is {value}, not a finite number"
+        if low is not None and value < low:
+            return f"is {value}, less than {low}"
+        if high is not None and value > high:
+            return f"is {value}, more than {high}"
+        if self.name in ("save_every", "eval_every"):
+            return problem_with_every(str(value))
+        return None
+
+
+NAMES = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+
+
+def shown(value: object) -> str:
+    return f"`{value}`" if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def settings() -> Iterator[Setting]:
+    """Every setting there is, in order."""
+    for section in fields(Config):
+        for f, hint in zip(fields(section.type), typing.get_type_hints(section.type).values(), strict=True):  # type: ignore[arg-type]
+            options = [t for t in typing.get_args(hint) if t is not type(None)]
+            kind = options[0] if typing.get_origin(hint) in (typing.Union, types.UnionType) else hint
+            yield Setting(section.name, f.name, kind, f)
+
+
+SETTINGS = {setting.name: setting for setting in settings()}
+
+
+def load_config(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Config:
+    """Defaults, then the file, then flags (by setting name); all problems of both are said at once."""
+    problems: list[str] = []
+    config = Config()
+    if file is not None:
+        config = overlay(
+            config, read_toml(file, problems), problems, label=lambda s: f"`{s.section}.{s.name}`"
+        )
+    config = overlay(config, flags or {}, problems, label=lambda s: f"`{s.flag}`")
+    problems += contradictions(config)
+    if problems:
+        raise UserError(*problems_in_words(problems, file))
+    return config
+
+
+def problems_in_words(problems: list[str], file: Path | None) -> tuple[str, str]:
+    where = f"`{file}`" if file else "the command line"
+    hint = "`lapclip train --help` lists every setting under its section"
+    if len(problems) == 1:
+        return problems[0], hint
+    return f"{where} has {len(problems)} mistakes:" + "".join(f"\n  - {p}" for p in problems), hint
+
+
+def read_toml(file: Path, problems: list[str]) -> dict[str, object]:
+    """The settings in a file by name; what does not belong there is added to `problems`."""
+    try:
+        tables = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"cannot read `{file}`: {error.strerror}", hint="pass a TOML file: `--config settings.toml`"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"`{file}` is not TOML: {error}", hint="write settings as `name = value` under [train] and so on"
+        ) from None
+    sections = [f.name for f in fields(Config)]
+    values: dict[str, object] = {}
+    for table, content in tables.items():
+        if table not in sections:
+            home = (
+                f"; it belongs under [{SETTINGS[table].section}]"
+                if table in SETTINGS
+                else suggest(table, sections)
+            )
+            problems.append(f"`{table}` is not a section{home}")
+        elif not isinstance(content, dict):
+            problems.append(
+                f"`{table}` is {shown(content)}, not a section; write [{table}] and its settings below"
+            )
+        else:
+            here = [s.name for s in SETTINGS.values() if s.section == table]
+            for name, value in content.items():
+                if name in here:
+                    values[name] = value
+                else:
+                    home = (
+                        f"; it belongs under [{SETTINGS[name].section}]"
+                        if name in SETTINGS
+                        else suggest(name, here)
+                    )
+                    problems.append(f"`{table}.{name}` is not a setting{home}")
+    return values
+
+
+def overlay(config: Config, values: Mapping[str, object], problems: list[str], label: Any) -> Config:
+    """The config with some settings replaced; a budget replaces whichever budget stood there before."""
+    if any(name in BUDGETS for name in values):
+        config = replace(config, train=replace(config.train, minutes=None, epochs=None, steps=None))
+    for name, value in values.items():
+        setting = SETTINGS[name]
+        problem = setting.problem(value)
+        if problem:
+            problems.append(f"{label(setting)} {problem}")
+            continue
+        typed = float(value) if setting.type is float else value  # type: ignore[arg-type]  # checked above
+        section = replace(getattr(config, setting.section), **{name: typed})
+        config = replace(config, **{setting.section: section})
+    return config
+
+
+def contradictions(config: Config) -> list[str]:
+    """What is wrong with settings that are each right on their own."""
+    problems = []
+    budgets = [name for name in BUDGETS if getattr(config.train, name) is not None]
+    if len(budgets) > 1:
+        problems.append(f"{' and '.join(f'`{b}`' for b in budgets)} are both budgets; keep one")
+    image_size, patch_size = config.model.image_size, config.model.patch_size
+    if image_size and patch_size and image_size % patch_size:
+        problems.append(f"`image_size` {image_size} is not a multiple of `patch_size` {patch_size}")
+    return problems
+
+
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def problem_with_every(text: str) -> str | None:
+    number = text[:-1] if text[-1:] in SECONDS else text
+    try:
+        amount = float(number) if number is not text else int(number)
+    except ValueError:
+        return f"is `{text}`, neither steps (`500`) nor a time (`90s`, `5m`, `1h`)"
+    return None if 0 < amount < math.inf else f"is `{text}`, but must be more than nothing"
+
+
+def is_due(every: str, steps: int, seconds: float) -> bool:
+    """Whether so many steps or seconds since the last time are enough."""
+    if every[-1] in SECONDS:
+        return seconds >= float(every[:-1]) * SECONDS[every[-1]]
+    return steps >= int(every)
+
+
+def to_toml(config: Config) -> str:
+    """The settings as a file that `load_config` reads back; what is still undecided is left out."""
+    lines = []
+    for section in fields(Config):
+        lines.append(f"[{section.name}]")
+        for f in fields(getattr(config, section.name)):
+            value = getattr(getattr(config, section.name), f.name)
+            if value is not None:
+                # A JSON string is a TOML string too, once the control characters TOML lacks are escaped as JSON does.
+                lines.append(f"{f.name} = {json.dumps(value)}")
+        lines.append("")
+    return "\n".join(lines)

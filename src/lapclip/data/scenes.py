@@ -1,0 +1,199 @@
+"""What a synthetic picture shows, as plain values: drawn at random, put into words, and varied one attribute at a time.
+
+A scene is settled by its random numbers alone, so picture k is the same on every machine. Nothing here draws:
+`drawing.py` does.
+"""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+KINDS = {
+    "nature": ("tree", "flower", "mushroom", "cactus", "leaf", "rock"),
+    "animals": ("fish", "cat", "bird", "snail", "butterfly", "turtle"),
+    "urban": ("house", "tower", "car", "lamp", "flag", "bench"),
+    "food": ("apple", "cup", "cake", "carrot", "pizza", "lolly"),
+}
+BACKGROUNDS = {
+    "nature": ("meadow", "desert", "snow field", "beach"),
+    "animals": ("pond", "farm", "forest floor", "savanna"),
+    "urban": ("street", "square", "harbour", "park"),
+    "food": ("wooden table", "white tablecloth", "checked cloth", "stone counter"),
+}
+CATEGORIES = tuple(KINDS)
+COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "white", "black")
+TIMES = ("morning", "noon", "evening", "night")
+COUNTS = (1, 2, 3)
+SIZES = ("small", "large")
+PLACES = ("left", "middle", "right")
+
+ALL_KINDS = tuple(kind for kinds in KINDS.values() for kind in kinds)
+# Each kind has one colour that no training picture shows it in; the kinds spread over all colours.
+HELD_OUT_COLOUR = {kind: COLOURS[(i * 3 + i // 8) % len(COLOURS)] for i, kind in enumerate(ALL_KINDS)}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One or several equal objects standing together."""
+
+    kind: str
+    colour: str
+    count: int
+    size: str
+    place: str
+
+    @property
+    def held_out(self) -> bool:
+        return HELD_OUT_COLOUR[self.kind] == self.colour
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Two things in two different places, before a background, at a time of day."""
+
+    category: str
+    background: str
+    time: str
+    first: Thing
+    second: Thing
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it shows a combination of kind and colour that training never does."""
+        return self.first.held_out or self.second.held_out
+
+
+def draw_scene(random: Random) -> Scene:
+    """A random scene of seen combinations only: what training is made of."""
+    category = random.choice(CATEGORIES)
+    kinds = random.sample(KINDS[category], 2)
+    places = random.sample(PLACES, 2)
+    things = [
+        Thing(
+            kind=kind,
+            colour=random.choice([c for c in COLOURS if c != HELD_OUT_COLOUR[kind]]),
+            count=random.choice(COUNTS),
+            size=random.choice(SIZES),
+            place=place,
+        )
+        for kind, place in zip(kinds, places, strict=True)
+    ]
+    return Scene(category, random.choice(BACKGROUNDS[category]), random.choice(TIMES), *things)
+
+
+# Which attribute takes four values and which takes two in a family of eight held-out scenes.
+FAMILIES = (
+    ("colour", "size"),
+    ("background", "count"),
+    ("time", "place"),
+    ("kind", "colour"),
+    ("colour", "place"),
+    ("background", "size"),
+    ("time", "kind"),
+    ("kind", "count"),
+)
+FAMILY_SIZE = 8
+
+
+def draw_family(random: Random, layout: int) -> list[Scene]:
+    """Eight scenes of unseen combinations; each has four neighbours in it that differ in one attribute only.
+
+    The second thing carries the unseen combination and stays as it is; the first thing and what is around it vary.
+    """
+    scene = draw_scene(random)
+    unseen = replace(scene.second, colour=HELD_OUT_COLOUR[scene.second.kind])
+    base = replace(scene, second=unseen)
+    four, two = FAMILIES[layout % len(FAMILIES)]
+    return [
+        with_two
+        for with_four in vary(base, four, 4, random)
+        for with_two in vary(with_four, two, 2, random_of(base, two))
+    ]
+
+
+def random_of(scene: Scene, attribute: str) -> Random:
+    """The same random numbers for every member of a family, so that its second attribute takes the same two values."""
+    return Random(f"{scene} {attribute}")
+
+
+def vary(scene: Scene, attribute: str, num_values: int, random: Random) -> list[Scene]:
+    """The scene itself and others that differ from it in one attribute only."""
+    if attribute == "background":
+        values = BACKGROUNDS[scene.category]
+    elif attribute == "time":
+        values = TIMES
+    else:
+        return [replace(scene, first=first) for first in vary_thing(scene, attribute, num_values, random)]
+    return [
+        replace(scene, **{attribute: v})
+        for v in choose(getattr(scene, attribute), values, num_values, random)
+    ]
+
+
+def vary_thing(scene: Scene, attribute: str, num_values: int, random: Random) -> list[Thing]:
+    first, second = scene.first, scene.second
+    values = {
+        "kind": tuple(k for k in KINDS[scene.category] if k != second.kind),
+        "colour": COLOURS,
+        "count": COUNTS,
+        "size": SIZES,
+        "place": tuple(p for p in PLACES if p != second.place),
+    }[attribute]
+    return [
+        replace(first, **{attribute: v})
+        for v in choose(getattr(first, attribute), values, num_values, random)
+    ]
+
+
+def choose(value: object, values: tuple, num_values: int, random: Random) -> list:
+    return [value, *random.sample([v for v in values if v != value], num_values - 1)]
+
+
+NUMBERS = ("", "a", "two", "three")
+SIZE_WORDS = {"small": ("small", "little"), "large": ("large", "big")}
+PLACE_WORDS = {
+    "left": ("on the left", "at the left"),
+    "middle": ("in the middle", "in the centre"),
+    "right": ("on the right", "at the right"),
+}
+TIME_WORDS = {
+    "morning": ("in the morning", "at sunrise"),
+    "noon": ("at noon", "at midday"),
+    "evening": ("in the evening", "at sunset"),
+    "night": ("at night", "after dark"),
+}
+PREPOSITIONS = {
+    "pond": "by a", "farm": "on a", "forest floor": "on a", "savanna": "on a",
+    "street": "in a", "square": "in a", "harbour": "at a", "park": "in a",
+}  # fmt: skip
+PLURALS = {
+    "butterfly": "butterflies",
+    "cactus": "cacti",
+    "leaf": "leaves",
+    "lolly": "lollies",
+    "bench": "benches",
+    "fish": "fish",
+}
+
+
+def describe(scene: Scene, random: Random) -> str:
+    """One caption that says everything the scene shows, in one of several wordings."""
+    one, two = in_words(scene.first, random), in_words(scene.second, random)
+    if random.random() < 0.5:
+        one, two = two, one
+    ground = f"{PREPOSITIONS.get(scene.background, 'on a')} {scene.background}"
+    time = random.choice(TIME_WORDS[scene.time])
+    return random.choice(
+        (
+            f"{one} and {two}, {ground} {time}",
+            f"{ground} {time}: {one}, {two}",
+            f"{time} {ground}, {one} and {two}",
+            f"a picture of {one} with {two}, {time}, {ground}",
+        )
+    )
+
+
+def in_words(thing: Thing, random: Random) -> str:
+    noun = thing.kind if thing.count == 1 else PLURALS.get(thing.kind, thing.kind + "s")
+    size = random.choice(SIZE_WORDS[thing.size])
+    number = NUMBERS[thing.count]
+    return f"{number} {size} {thing.colour} {noun} {random.choice(PLACE_WORDS[thing.place])}"

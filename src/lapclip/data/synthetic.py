@@ -1,0 +1,96 @@
+"""The embedded sources: drawn scenes whose captions say what is drawn, and the documents' own gradients with noise.
+
+Pair k is settled by the seed and k alone, on every machine.
+"""
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from PIL import Image
+
+from lapclip.data.drawing import draw_picture
+from lapclip.data.scenes import CATEGORIES, FAMILY_SIZE, Scene, describe, draw_family, draw_scene
+
+
+@dataclass(frozen=True)
+class SceneSource:
+    """Scenes of seen combinations: as many as asked for, and there are always more."""
+
+    num_pairs: int
+    seed: int = 0
+
+    def scene(self, index: int) -> Scene:
+        return draw_scene(Random(f"{self.seed} scene {index}"))
+
+    def picture(self, index: int, image_size: int) -> Image.Image:
+        return draw_picture(self.scene(index), image_size, Random(f"{self.seed} drawing {index}"))
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        return (describe(self.scene(index), Random(f"{self.seed} words {index}")),)
+
+
+@dataclass(frozen=True)
+class HeldOutScenes:
+    """Scenes of combinations that `SceneSource` never shows, in families of near neighbours, to measure recall on."""
+
+    num_pairs: int = 512
+    seed: int = 0
+
+    def scene(self, index: int) -> Scene:
+        family, member = divmod(index, FAMILY_SIZE)
+        return draw_family(Random(f"{self.seed} family {family}"), layout=family)[member]
+
+    def picture(self, index: int, image_size: int) -> Image.Image:
+        return draw_picture(self.scene(index), image_size, Random(f"{self.seed} held-out drawing {index}"))
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        return (describe(self.scene(index), Random(f"{self.seed} held-out words {index}")),)
+
+
+# For each category two colours, and the captions its pictures take turns with.
+DOCUMENTS = {
+    "nature": (
+        ((34, 139, 34), (135, 206, 235)),
+        ("a green forest under a blue sky", "a calm lake between hills", "sunlight over a meadow"),
+    ),
+    "animals": (
+        ((139, 90, 43), (222, 184, 135)),
+        ("a brown dog in the grass", "a cat asleep on a chair", "a bird on a branch"),
+    ),
+    "urban": (
+        ((105, 105, 105), (192, 192, 192)),
+        ("a busy street in the city", "tall buildings at dusk", "a bridge over a river"),
+    ),
+    "food": (
+        ((220, 60, 40), (255, 200, 80)),
+        ("a fresh salad on a plate", "a bowl of hot soup", "a slice of cake"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class DocumentsSource:
+    """The kind of pair the documents trained on: a gradient and noise, coloured by category, with a fixed caption.
+
+    Only the category can be learned from these pictures; everything beyond it is memorised noise.
+    """
+
+    first: int
+    num_pairs: int
+    seed: int = 0
+
+    def category(self, index: int) -> str:
+        return CATEGORIES[(self.first + index) % len(CATEGORIES)]
+
+    def picture(self, index: int, image_size: int) -> Image.Image:
+        (top, bottom), _ = DOCUMENTS[self.category(index)]
+        noise = np.random.default_rng([self.seed, self.first + index])
+        ramp = np.linspace(0.0, 1.0, image_size)[:, None, None]
+        gradient = (1 - ramp) * np.array(top) + ramp * np.array(bottom)
+        pixels = gradient + noise.normal(0, 25, (image_size, image_size, 3))
+        return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        _, captions = DOCUMENTS[self.category(index)]
+        return (captions[(self.first + index) // len(CATEGORIES) % len(captions)],)

@@ -1,0 +1,103 @@
+"""Captions in, token ids out: a byte-level BPE trained on the captions at hand, or the documents' 33 characters.
+
+Both are `tokenizers` pipelines in one `tokenizer.json`, lower-cased, with the same four special symbols.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from lapclip.errors import UserError
+
+PAD, START, END, UNKNOWN = range(4)
+SPECIAL = ["<pad>", "<start>", "<end>", "<unknown>"]
+NUM_CHARACTERS = 33  # with the special symbols
+
+
+class Tokenizer:
+    """Turns captions into rows of ids: start, the caption, end, padding."""
+
+    def __init__(self, pipeline: tokenizers.Tokenizer):
+        self.pipeline = pipeline
+        self.pipeline.encode_special_tokens = (
+            True  # `<end>` in a caption is plain text: only `encode` ends a row
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        return self.pipeline.get_vocab_size()
+
+    def encode(self, captions: list[str], text_length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Ids [B, T] and the place of each end token [B]; T is the longest caption, in steps of eight.
+
+        In steps of eight so that an accelerator meets few different shapes. A caption that is too long is cut
+        before its end token.
+        """
+        rows = [[START, *ids[: text_length - 2], END] for ids in self.ids(captions)]
+        longest = min(text_length, -(-max(map(len, rows)) // 8) * 8)
+        tokens = np.full((len(rows), longest), PAD, dtype=np.int64)
+        for row, ids in zip(tokens, rows, strict=True):
+            row[: len(ids)] = ids
+        return tokens, np.array([len(ids) - 1 for ids in rows], dtype=np.int64)
+
+    def lengths(self, captions: list[str]) -> np.ndarray:
+        """Tokens of each caption, start and end included, before any cut."""
+        return np.array([len(ids) + 2 for ids in self.ids(captions)])
+
+    def ids(self, captions: list[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.pipeline.encode_batch(captions, add_special_tokens=False)]
+
+    def save(self, path: Path) -> None:
+        self.pipeline.save(str(path))
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    try:
+        pipeline = tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"cannot read `{path}`: {error.strerror}",
+            hint="a run folder needs its `tokenizer.json`; copy it whole",
+        ) from None
+    except Exception as error:  # the library raises bare Exception for every broken file
+        raise UserError(f"`{path}` is not a tokenizer: {error}", hint="copy the run folder again") from None
+    return Tokenizer(pipeline)
+
+
+def train_tokenizer(kind: str, captions: Iterable[str], max_vocab: int) -> Tokenizer:
+    """A tokenizer made for these captions."""
+    return train_bpe(captions, max_vocab) if kind == "bpe" else train_characters(captions)
+
+
+def train_bpe(captions: Iterable[str], max_vocab: int) -> Tokenizer:
+    """Byte-level, so that every caption in every language can be written; frequent words become one token."""
+    pipeline = tokenizers.Tokenizer(models.BPE())
+    pipeline.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    pipeline.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=max_vocab,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    pipeline.train_from_iterator(captions, trainer)
+    return Tokenizer(pipeline)
+
+
+def train_characters(captions: Iterable[str]) -> Tokenizer:
+    """One token a character: the most frequent 29; the rest is unknown. Always 33 symbols, so sizes count the same."""
+    counts = Counter(character for caption in captions for character in caption.lower())
+    known = sorted(counts, key=lambda c: (-counts[c], c))
+    alphabet = "abcdefghijklmnopqrstuvwxyz .,-'0123456789"
+    known = list(dict.fromkeys([*known, *alphabet]))[: NUM_CHARACTERS - len(SPECIAL)]
+    vocab = {symbol: number for number, symbol in enumerate([*SPECIAL, *known])}
+    pipeline = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token=SPECIAL[UNKNOWN]))
+    pipeline.normalizer = normalizers.Lowercase()
+    pipeline.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    pipeline.decoder = decoders.Fuse()
+    return Tokenizer(pipeline)

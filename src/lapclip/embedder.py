@@ -1,0 +1,82 @@
+"""A trained model with its tokenizer and transform: pictures and words in, unit rows out. What users hold."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from lapclip.checkpoint import best, load_weights
+from lapclip.config import DeviceName
+from lapclip.data.tokenizer import Tokenizer, load_tokenizer
+from lapclip.device import Device, pick_device
+from lapclip.errors import UserError
+from lapclip.model.clip import CLIP, build_model
+from lapclip.run import open_run
+
+Picture = str | Path | Image.Image
+
+
+class Embedder:
+    """Embeds pictures and texts with one model, some at a time, so that memory does not grow with their number."""
+
+    def __init__(self, model: CLIP, tokenizer: Tokenizer, device: Device, chunk: int = 64):
+        self.model, self.tokenizer, self.device, self.chunk = model, tokenizer, device, chunk
+
+    def images(self, pictures: Sequence[Picture]) -> np.ndarray:
+        """Float32 unit rows, one a picture, given as paths or PIL images."""
+        return self.embed(
+            self.embed_pixels(pictures[i : i + self.chunk]) for i in range(0, len(pictures), self.chunk)
+        )
+
+    def texts(self, texts: Sequence[str]) -> np.ndarray:
+        """Float32 unit rows, one a text."""
+        return self.embed(
+            self.embed_words(texts[i : i + self.chunk]) for i in range(0, len(texts), self.chunk)
+        )
+
+    def embed(self, chunks: Iterator[Tensor]) -> np.ndarray:
+        with torch.inference_mode():
+            rows = [chunk.cpu().numpy() for chunk in chunks]
+        return np.concatenate(rows) if rows else np.empty((0, self.model.size.embedding), dtype=np.float32)
+
+    def embed_pixels(self, pictures: Sequence[Picture]) -> Tensor:
+        pixels = np.stack([to_pixels(picture, self.model.size.image_size) for picture in pictures])
+        return self.model.embed_images(torch.from_numpy(pixels).to(self.device.torch))
+
+    def embed_words(self, texts: Sequence[str]) -> Tensor:
+        tokens, ends = self.tokenizer.encode(list(texts), self.model.size.text_length)
+        return self.model.embed_texts(*(torch.from_numpy(a).to(self.device.torch) for a in (tokens, ends)))
+
+
+def to_pixels(picture: Picture, image_size: int) -> np.ndarray:
+    """Bytes [3, H, W]: turned upright, the middle square, at the model's size."""
+    if isinstance(picture, str | Path):
+        try:
+            with Image.open(picture) as opened:
+                picture = ImageOps.exif_transpose(opened).convert("RGB")
+        except (OSError, Image.DecompressionBombError) as error:
+            raise UserError(
+                f"cannot read `{picture}` as a picture: {error}", hint="leave it out, or convert it to JPEG"
+            ) from None
+    return np.asarray(
+        ImageOps.fit(picture.convert("RGB"), (image_size, image_size), Image.Resampling.BICUBIC)
+    ).transpose(2, 0, 1)
+
+
+def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
+    """The best model of a run, by its name or path."""
+    run = open_run(str(path))
+    checkpoint = best(run.checkpoints)
+    if checkpoint is None:
+        raise UserError(f"run `{run.name}` has no checkpoint yet", hint="wait until `train` has saved one")
+    config = run.load_config()
+    tokenizer = load_tokenizer(run.tokenizer_file)
+    place, _ = pick_device(device)
+    model = build_model(
+        config.model, vocab_size=tokenizer.vocab_size, has_bias=config.train.loss == "sigmoid"
+    )
+    load_weights(checkpoint, model)
+    return Embedder(model.to(place.torch).eval(), tokenizer, place)

@@ -1,0 +1,66 @@
+"""What this machine is, read without torch: cores, memory, operating system."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The facts that choices depend on."""
+
+    chip: str
+    system: str
+    python: str
+    num_cores: int
+    memory_bytes: int
+    available_bytes: int
+
+
+def read_machine() -> Machine:
+    memory = psutil.virtual_memory()
+    return Machine(
+        chip=read_chip(),
+        system=platform.platform(terse=True),
+        python=platform.python_version(),
+        num_cores=num_usable_cores(),
+        memory_bytes=memory.total,
+        available_bytes=memory.available,
+    )
+
+
+def num_usable_cores() -> int:
+    """Cores this process may use, which in a container is fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def read_chip() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    if sys.platform == "darwin":
+        asked = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if asked.stdout.strip():
+            return asked.stdout.strip()
+    return platform.processor() or platform.machine()
+
+
+def peak_memory_bytes() -> int:
+    """Most memory this process and the largest of its finished children have held."""
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
+    return sum(
+        resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )

@@ -1,0 +1,67 @@
+"""The transformer block both towers are made of.
+
+Shapes: B pairs, T tokens (or patches), Q queries, D width, H heads.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class QuickGELU(nn.Module):
+    """The sigmoid approximation of GELU that OpenAI's CLIP weights were trained with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
+
+
+class Attention(nn.Module):
+    """Multi-head attention: one projection in, one out; plain `Linear`s, so that LoRA, INT8 and exporters see them."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x_BTD: Tensor, mask: Tensor | None, at_B: Tensor | None) -> Tensor:
+        """Every token attends to all that `mask` allows; with `at_B`, only the token at that place of each row asks."""
+        B, _, D = x_BTD.shape
+        if at_B is None:
+            q, k, v = self.qkv(x_BTD).chunk(3, dim=-1)
+        else:
+            q = F.linear(pick(x_BTD, at_B), self.qkv.weight[:D], self.qkv.bias[:D])
+            k, v = F.linear(x_BTD, self.qkv.weight[D:], self.qkv.bias[D:]).chunk(2, dim=-1)
+        # Contiguous, because MPS has returned wrong numbers for permuted inputs (pytorch#163597, #181133).
+        q, k, v = (
+            t.reshape(B, -1, self.heads, D // self.heads).transpose(1, 2).contiguous() for t in (q, k, v)
+        )
+        y_BHQD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.out(y_BHQD.transpose(1, 2).reshape(B, -1, D))
+
+
+class Block(nn.Module):
+    """Attention, then a perceptron, each after a norm and added to what came in."""
+
+    def __init__(self, width: int, heads: int, activation: str):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), ACTIVATIONS[activation](), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x_BTD: Tensor, mask: Tensor | None = None, at_B: Tensor | None = None) -> Tensor:
+        """All tokens, or with `at_B` the one at that place of each row, as [B, 1, D]: the same numbers, less work."""
+        x_BQD = x_BTD if at_B is None else pick(x_BTD, at_B)
+        x_BQD = x_BQD + self.attention(self.norm1(x_BTD), mask, at_B)
+        return x_BQD + self.mlp(self.norm2(x_BQD))
+
+
+def pick(x_BTD: Tensor, at_B: Tensor) -> Tensor:
+    """The token at one place of each row, as [B, 1, D]."""
+    return x_BTD.gather(1, at_B.view(-1, 1, 1).expand(-1, 1, x_BTD.shape[-1]))

@@ -1,0 +1,181 @@
+"""CLIP: two towers, two projections, one learned temperature, and the table of sizes.
+
+Shapes: B pairs, T tokens, K patches kept, D width, E embedding.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lapclip.config import ModelConfig
+from lapclip.errors import UserError
+from lapclip.model.towers import ImageTower, Shape, TextTower
+
+MAX_SCALE = 100.0  # as in CLIP: sharper than this makes training unstable (arXiv 2103.00020, section 2.5)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Everything that decides the shape of a model but its vocabulary."""
+
+    image: Shape
+    text: Shape
+    image_size: int
+    patch_size: int
+    text_length: int
+    embedding: int
+    activation: str = "gelu"
+    pre_norm: bool = False  # a norm before the image tower's first block, as OpenAI's towers have
+    patch_bias: bool = True
+    projection_bias: bool = True
+
+
+def openai(image: Shape, text: Shape, patch_size: int, embedding: int) -> Size:
+    return Size(
+        image,
+        text,
+        224,
+        patch_size,
+        77,
+        embedding,
+        "quick_gelu",
+        pre_norm=True,
+        patch_bias=False,
+        projection_bias=False,
+    )
+
+
+# All the sizes there are. `small` and `base` count 76,736,001 and 105,426,689 parameters with 33 symbols.
+SIZES = {
+    "nano": Size(Shape(128, 4, 4), Shape(128, 2, 4), 32, 8, 32, 128),
+    "tiny": Size(Shape(192, 4, 6), Shape(192, 2, 6), 64, 8, 48, 192),
+    "small": Size(Shape(512, 12, 8), Shape(512, 12, 8), 224, 16, 77, 512),
+    "base": Size(Shape(768, 12, 12), Shape(512, 6, 8), 224, 16, 77, 512),
+    "medium": Size(Shape(1024, 12, 16), Shape(640, 10, 10), 224, 16, 77, 640),
+    "large": Size(Shape(1280, 20, 20), Shape(768, 12, 12), 224, 16, 77, 768),
+    "huge": Size(Shape(1536, 28, 24), Shape(1024, 16, 16), 224, 14, 77, 1024),
+    "vit-b-32": openai(Shape(768, 12, 12), Shape(512, 12, 8), 32, 512),
+    "vit-b-16": openai(Shape(768, 12, 12), Shape(512, 12, 8), 16, 512),
+    "vit-l-14": openai(Shape(1024, 24, 16), Shape(768, 12, 12), 14, 768),
+}
+
+
+class CLIP(nn.Module):
+    """Pictures and captions as embeddings of unit length in one space."""
+
+    def __init__(self, size: Size, *, vocab_size: int, has_bias: bool = False, scale: float = 1 / 0.07):
+        super().__init__()
+        self.size = size
+        self.image = ImageTower(
+            size.image,
+            image_size=size.image_size,
+            patch_size=size.patch_size,
+            activation=size.activation,
+            patch_bias=size.patch_bias,
+            pre_norm=size.pre_norm,
+        )
+        self.text = TextTower(
+            size.text, vocab_size=vocab_size, text_length=size.text_length, activation=size.activation
+        )
+        self.project_image = nn.Linear(size.image.width, size.embedding, bias=size.projection_bias)
+        self.project_text = nn.Linear(size.text.width, size.embedding, bias=size.projection_bias)
+        # Of shape [1]: FSDP2 refuses scalars.
+        self.log_scale = nn.Parameter(torch.tensor([math.log(scale)]))
+        self.bias = (
+            nn.Parameter(torch.tensor([-10.0])) if has_bias else None
+        )  # sigmoid loss only, arXiv 2303.15343
+        self.apply(initialise)
+        for tower, width in ((self.image, size.image.width), (self.text, size.text.width)):
+            nn.init.normal_(tower.positions, std=0.02)
+            # Keeps the sum over all blocks at the size of one: the initialisation of arXiv 2103.00020.
+            spread = width**-0.5 * (2 * len(tower.transformer.blocks)) ** -0.5
+            for name, weight in tower.transformer.named_parameters():
+                if name.endswith(("attention.out.weight", "mlp.2.weight")):
+                    nn.init.normal_(weight, std=spread)
+        nn.init.normal_(self.image.class_token, std=0.02)
+
+    def forward(
+        self, images: Tensor, tokens_BT: Tensor, ends_B: Tensor, keep_BK: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The embeddings of both sides of a batch of pairs."""
+        return self.embed_images(images, keep_BK), self.embed_texts(tokens_BT, ends_B)
+
+    def embed_images(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
+        # In float32: under float16 the sum of squares of a wide vector can overflow.
+        return F.normalize(self.project_image(self.image(images, keep_BK)).float(), dim=-1)
+
+    def embed_texts(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
+        return F.normalize(self.project_text(self.text(tokens_BT, ends_B)).float(), dim=-1)
+
+    def scale(self) -> Tensor:
+        """How much a difference of cosines counts: 1 / temperature."""
+        return self.log_scale.clamp(max=math.log(MAX_SCALE)).exp()
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def use_checkpointing(self, enabled: bool) -> None:
+        """Whether activations are computed again in the backward pass instead of kept: less memory, more work."""
+        self.image.transformer.checkpointing = self.text.transformer.checkpointing = enabled
+
+
+def initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+
+
+def shape_of(config: ModelConfig) -> Size:
+    """The named size, with whatever the config overrides."""
+    size = SIZES[config.size]
+    overrides = {
+        name: value
+        for name in ("image_size", "patch_size", "text_length")
+        if (value := getattr(config, name))
+    }
+    size = replace(size, **overrides)
+    if size.image_size % size.patch_size:
+        raise UserError(
+            f"pictures of {size.image_size} pixels cannot be cut into patches of {size.patch_size}",
+            hint=f"choose a multiple of {size.patch_size} as `--image-size`",
+        )
+    return size
+
+
+def build_model(config: ModelConfig, *, vocab_size: int, has_bias: bool, seed: int = 0) -> CLIP:
+    """A new model, the same for the same seed; the caller's random numbers are left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = CLIP(shape_of(config), vocab_size=vocab_size, has_bias=has_bias)
+    model.use_checkpointing(config.checkpointing)
+    return model
+
+
+def flops_per_pair(size: Size, *, num_tokens: int, num_patches: int | None = None) -> int:
+    """Floating-point operations of the matrix products in a forward pass of one pair; training takes three times that.
+
+    A product of [m, k] by [k, n] counts 2mkn. The last block works at one place only, so it counts as it is run.
+    """
+    kept = num_patches or (size.image_size // size.patch_size) ** 2
+    patches = 2 * kept * 3 * size.patch_size**2 * size.image.width
+    projections = 2 * size.embedding * (size.image.width + size.text.width)
+    return (
+        patches
+        + projections
+        + transformer_flops(size.image, kept + 1)
+        + transformer_flops(size.text, num_tokens)
+    )
+
+
+def transformer_flops(shape: Shape, num_tokens: int) -> int:
+    T, D = num_tokens, shape.width
+    block = 24 * T * D**2 + 4 * T**2 * D  # qkv 6, out 2, perceptron 16; scores and their sum 2 each
+    last = 4 * T * D**2 + 20 * D**2 + 4 * T * D  # keys and values of all, the rest at one place
+    return (shape.depth - 1) * block + last

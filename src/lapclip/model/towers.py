@@ -1,0 +1,118 @@
+"""Pictures in, tokens in: one vector each comes out, not yet of unit length.
+
+Shapes: B pairs, T tokens, P patches, K patches kept, D width, E embedding.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lapclip.model.blocks import Block
+
+# Mean and spread of OpenAI's training pictures; every CLIP since has kept them, so weights can be exchanged.
+PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
+PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of one tower's transformer."""
+
+    width: int
+    depth: int
+    heads: int
+
+
+class Transformer(nn.Module):
+    """A stack of blocks, read out at one place of each row: there alone the last block does its work."""
+
+    def __init__(self, shape: Shape, activation: str):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(shape.width, shape.heads, activation) for _ in range(shape.depth))
+        self.norm = nn.LayerNorm(shape.width)
+        self.checkpointing = False
+
+    def forward(self, x_BTD: Tensor, at_B: Tensor, causal: bool) -> Tensor:
+        T = x_BTD.shape[1]
+        places_T = torch.arange(T, device=x_BTD.device)
+        mask_TT = places_T <= places_T[:, None] if causal else None
+        mask_last = (places_T <= at_B[:, None])[:, None, None, :] if causal else None
+        *blocks, last = self.blocks
+        for block in blocks:
+            x_BTD = self.run(block, x_BTD, mask_TT, None)
+        return self.norm(self.run(last, x_BTD, mask_last, at_B)).squeeze(1)
+
+    def run(self, block: nn.Module, x_BTD: Tensor, mask: Tensor | None, at_B: Tensor | None) -> Tensor:
+        if self.checkpointing and torch.is_grad_enabled():
+            # Nothing in a block is random, so there is no random state to keep for the second pass.
+            return checkpoint(block, x_BTD, mask, at_B, use_reentrant=False, preserve_rng_state=False)
+        return block(x_BTD, mask, at_B)
+
+
+class ImageTower(nn.Module):
+    """A vision transformer read out at its class token."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        image_size: int,
+        patch_size: int,
+        activation: str,
+        patch_bias: bool,
+        pre_norm: bool,
+    ):
+        super().__init__()
+        self.patch_size = patch_size
+        self.num_patches = (image_size // patch_size) ** 2
+        self.embed = nn.Linear(3 * patch_size**2, shape.width, bias=patch_bias)
+        self.class_token = nn.Parameter(torch.empty(shape.width))
+        self.positions = nn.Parameter(torch.empty(1 + self.num_patches, shape.width))
+        self.pre_norm = nn.LayerNorm(shape.width) if pre_norm else nn.Identity()
+        self.transformer = Transformer(shape, activation)
+        self.register_buffer(
+            "mean", torch.tensor(PIXEL_MEAN).repeat_interleave(patch_size**2), persistent=False
+        )
+        self.register_buffer(
+            "std", torch.tensor(PIXEL_STD).repeat_interleave(patch_size**2), persistent=False
+        )
+
+    def forward(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
+        """From pixels [B, 3, H, W], bytes or floats already normalised; `keep_BK` names the patches to look at."""
+        patches = self.cut(images)
+        positions = self.positions[1:].expand(len(images), -1, -1)
+        if keep_BK is not None:
+            patches = patches.gather(1, keep_BK[..., None].expand(-1, -1, patches.shape[-1]))
+            positions = self.positions[1:][keep_BK]
+        if patches.dtype == torch.uint8:
+            patches = (patches / 255 - self.mean) / self.std
+        x_BPD = self.embed(patches) + positions
+        class_B1D = (self.class_token + self.positions[0]).expand(len(images), 1, -1)
+        at_B = torch.zeros(len(images), dtype=torch.long, device=images.device)
+        return self.transformer(self.pre_norm(torch.cat([class_B1D, x_BPD], dim=1)), at_B, causal=False)
+
+    def cut(self, images: Tensor) -> Tensor:
+        """[B, 3, H, W] into rows of patches [B, P, 3 * patch * patch], channels first as a convolution has them."""
+        B, C, H, W = images.shape
+        p = self.patch_size
+        return images.reshape(B, C, H // p, p, W // p, p).permute(0, 2, 4, 1, 3, 5).reshape(B, -1, C * p * p)
+
+
+class TextTower(nn.Module):
+    """A causal transformer read out at the end token, which alone has seen the whole caption and no padding."""
+
+    def __init__(self, shape: Shape, *, vocab_size: int, text_length: int, activation: str):
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, shape.width)
+        self.positions = nn.Parameter(torch.empty(text_length, shape.width))
+        self.transformer = Transformer(shape, activation)
+
+    def forward(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
+        """From token ids and the place of each caption's end token."""
+        x_BTD = self.embed(tokens_BT) + self.positions[: tokens_BT.shape[1]]
+        return self.transformer(x_BTD, ends_B, causal=True)

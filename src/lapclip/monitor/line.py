@@ -1,0 +1,119 @@
+"""A run in one line while it trains, and in a short table at its end; on a pipe, plain lines now and then."""
+
+import time
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from lapclip.events import Evaluated, Event, Failed, Finished, Saved, Started, Step, Warned
+
+SECONDS_BETWEEN_LINES = 10  # on a pipe
+
+
+class Screen:
+    """Shows events as they come. Only this class decides what a person sees of them."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.live = (
+            Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
+        )
+        self.last_line = 0.0
+        self.speed = Average()
+        self.loss = Average()
+        self.accuracy = Average()
+        self.chance = 0.0
+
+    def __enter__(self) -> "Screen":
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def show(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.chance = 1 / event.batch_size
+                if event.step:
+                    self.say(f"going on from step {event.step:,}, {duration(event.seconds)} of training")
+            case Step():
+                self.show_step(event)
+            case Evaluated():
+                words = event.recall["text_to_image"]
+                self.say(
+                    f"step {event.step:,}: recall@1 {words['recall@1']:.1%}, recall@10 {words['recall@10']:.1%}"
+                    f" over {event.recall['num_images']:,} held-out pictures"
+                    f" (chance {words['chance@1']:.1%} and {words['chance@10']:.1%})"
+                    + (", best so far" if event.is_best else "")
+                )
+            case Warned():
+                self.say(f"warning: {event.message}\nhint: {event.hint}")
+            case Saved() | Finished() | Failed():
+                pass  # the command line ends with a summary of its own
+
+    def show_step(self, event: Step) -> None:
+        self.speed.add(event.pairs_per_second)
+        self.loss.add(event.loss)
+        self.accuracy.add(event.accuracy)
+        line = (
+            f"{event.progress:4.0%}  loss {self.loss.value:.3f}"
+            f"  acc {self.accuracy.value:.0%} (chance {self.chance:.0%})"
+            f"  {self.speed.value:,.0f} pairs/s  tau {event.temperature:.3f}  {duration(event.seconds_left)} left"
+        )
+        if self.live:
+            self.live.update(Text(line, no_wrap=True, overflow="ellipsis"))
+        elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or event.progress >= 1:
+            self.last_line = time.monotonic()
+            self.say(f"step {event.step:,}: {line.strip()}")
+
+    def say(self, sentence: str) -> None:
+        self.console.print(sentence, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
+
+
+class Average:
+    """A mean over about the last ten values, so that a person can read it."""
+
+    def __init__(self) -> None:
+        self.value: float = 0.0
+        self.count = 0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.value += (value - self.value) / min(self.count, 10)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+def recall_table(recall: dict[str, Any]) -> Table:
+    """Recall both ways, beside chance."""
+    table = Table(
+        title=f"{recall['num_images']:,} held-out pictures, {recall['num_captions']:,} captions",
+        title_justify="left",
+        box=box.SIMPLE,
+    )
+    for heading in ("", "recall@1", "recall@5", "recall@10", "95% sure", "median rank"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for direction, words in (("text_to_image", "words -> picture"), ("image_to_text", "picture -> words")):
+        found = recall[direction]
+        low, high = found["interval@10"]
+        shares = [f"{found[f'recall@{k}']:.1%}" for k in (1, 5, 10)]
+        table.add_row(words, *shares, f"{low:.0%} to {high:.0%}", f"{found['median_rank']:g}")
+    guessed = recall["text_to_image"]
+    table.add_row(
+        "chance",
+        *(f"{guessed[f'chance@{k}']:.1%}" for k in (1, 5, 10)),
+        "",
+        f"{(recall['num_images'] + 1) / 2:g}",
+    )
+    return table

@@ -1,0 +1,32 @@
+"""Gradients in, update out; the learning rate is a pure function of how far the run is."""
+
+import math
+
+from torch import nn
+from torch.optim import AdamW
+
+from lapclip.config import TrainConfig
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
+    """AdamW; weight decay on matrices only, since decaying gains, biases and the temperature hurts small models."""
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
+    assert config.lr is not None, "settled"
+    return AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+
+
+def schedule(progress: float, warmup: float) -> float:
+    """The share of the highest learning rate at some point of the run: a straight rise, then half a cosine down."""
+    if progress < warmup:
+        return progress / warmup
+    return 0.5 * (1 + math.cos(math.pi * (min(progress, 1.0) - warmup) / (1 - warmup)))
+
+
+def set_lr(optimizer: AdamW, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

@@ -1,0 +1,155 @@
+"""Pure: config + machine + a summary of the data in, complete config and the reason of each choice out."""
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from lapclip.config import BUDGETS, Config, TokenizerName, TrainConfig
+from lapclip.errors import UserError
+from lapclip.machine import Machine
+from lapclip.model.clip import Size, shape_of
+
+
+@dataclass(frozen=True)
+class DataSummary:
+    """What choices need to know of the data."""
+
+    num_train: int
+    num_held_out: int
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a size trains best with, as far as it was measured; docs/log.md tells how."""
+
+    batch_size: int
+    lr: float
+    keep_patches: float
+
+
+RECIPES = {
+    "nano": Recipe(128, 1e-3, 1.0),
+    "tiny": Recipe(128, 1e-3, 0.5),
+    "small": Recipe(12, 3e-4, 1.0),  # the documents' own
+    "base": Recipe(12, 3e-4, 1.0),
+}
+OTHER_SIZES = Recipe(32, 3e-4, 0.5)
+CHARACTER_SIZES = ("small", "base")  # the documents' tokenizer; their parameter counts include its 33 symbols
+DEFAULT_MINUTES = 3.0
+SHARE_OF_MEMORY = 0.6  # of what is free, so that the machine stays usable
+
+Reasons = dict[str, str]
+T = TypeVar("T")
+
+
+def settle_tokenizer(config: Config) -> tuple[TokenizerName, str]:
+    """The kind of tokenizer, which must be there before the rest can be settled."""
+    if config.data.tokenizer is not None:
+        return config.data.tokenizer, "asked for"
+    if config.model.size in CHARACTER_SIZES:
+        return "characters", f"`{config.model.size}` is the documents' model and counts their 33 symbols"
+    return "bpe", "words of your captions become tokens, in any language"
+
+
+def settle(
+    config: Config, data: DataSummary, machine: Machine, *, threads: int, num_parameters: int
+) -> tuple[Config, Reasons]:
+    """Replaces every `None`; what was asked for stays as it is."""
+    size = shape_of(config.model)
+    recipe = RECIPES.get(config.model.size, OTHER_SIZES)
+    tokenizer, why_tokenizer = settle_tokenizer(config)
+    reasons: Reasons = {"tokenizer": why_tokenizer}
+
+    def choose(name: str, asked: T | None, value: T, why: str) -> T:
+        reasons[name] = "asked for" if asked is not None else why
+        return value if asked is None else asked
+
+    train = config.train
+    if all(getattr(train, budget) is None for budget in BUDGETS):
+        train = replace(train, minutes=DEFAULT_MINUTES)
+        reasons["minutes"] = "no budget given"
+    batch_size = choose(
+        "batch_size",
+        train.batch_size,
+        min(recipe.batch_size, data.num_train),
+        f"what `{config.model.size}` learns well with",
+    )
+    if batch_size > data.num_train:
+        raise UserError(
+            f"a batch of {batch_size} pairs cannot be filled: `{config.data.source}` has {data.num_train}",
+            hint=f"pass `--batch-size {data.num_train}` or less",
+        )
+    chunk, why_chunk = settle_chunk(size, batch_size, num_parameters, machine, config.model.checkpointing)
+    settled_train = replace(
+        train,
+        batch_size=batch_size,
+        chunk=min(batch_size, choose("chunk", train.chunk, chunk, why_chunk)),
+        lr=choose(
+            "lr", train.lr, recipe.lr, f"measured for `{config.model.size}` at batch {recipe.batch_size}"
+        ),
+        keep_patches=choose(
+            "keep_patches", train.keep_patches, recipe.keep_patches, "what is left out costs no time"
+        ),
+        eval_every=choose(
+            "eval_every",
+            train.eval_every,
+            settle_eval_every(train, data.num_train, batch_size),
+            "ten times in the run",
+        ),
+    )
+    settled_model = replace(
+        config.model, image_size=size.image_size, patch_size=size.patch_size, text_length=size.text_length
+    )
+    settled_data = replace(
+        config.data,
+        tokenizer=tokenizer,
+        num_validation=min(config.data.num_validation, data.num_held_out),
+        workers=choose("workers", config.data.workers, 1, "one process draws ahead while the others train"),
+    )
+    settled_device = replace(
+        config.device,
+        threads=choose("threads", config.device.threads, threads, "what torch chose for this machine"),
+    )
+    return Config(data=settled_data, model=settled_model, train=settled_train, device=settled_device), reasons
+
+
+def settle_chunk(
+    size: Size, batch_size: int, num_parameters: int, machine: Machine, checkpointing: bool
+) -> tuple[int, str]:
+    """The largest chunk whose activations fit beside weights, gradients and AdamW's two moments."""
+    fixed = 16 * num_parameters + 400_000_000
+    room = machine.available_bytes * SHARE_OF_MEMORY - fixed
+    chunk = batch_size
+    while chunk > 1 and chunk * activation_bytes(size, checkpointing) > room:
+        chunk = (chunk + 1) // 2
+    if chunk == batch_size:
+        return chunk, "the whole batch fits into memory"
+    return chunk, f"more would not fit into {machine.available_bytes / 1e9:.1f} GB of free memory"
+
+
+def activation_bytes(size: Size, checkpointing: bool) -> int:
+    """What one pair leaves for the backward pass, about: 18 vectors a token and layer, or one with checkpointing."""
+    kept = 1 if checkpointing else 18
+    patches = (size.image_size // size.patch_size) ** 2 + 1
+    return (
+        4
+        * kept
+        * (
+            patches * size.image.width * size.image.depth
+            + size.text_length * size.text.width * size.text.depth
+        )
+    )
+
+
+def settle_eval_every(train: TrainConfig, num_train: int, batch_size: int) -> str:
+    total = total_steps(train, num_train, batch_size)
+    if total is not None:
+        return str(max(1, total // 10))
+    assert train.minutes is not None
+    return f"{train.minutes * 6:g}s"
+
+
+def total_steps(train: TrainConfig, num_train: int, batch_size: int) -> int | None:
+    """Steps of the whole run; None when its budget is time."""
+    if train.epochs is not None:
+        return max(1, round(train.epochs * num_train / batch_size))
+    return train.steps

@@ -1,0 +1,105 @@
+"""Makes `.venv` with exactly the versions of constraints.txt, once; later calls return at once.
+
+Usage: python3 tools/bootstrap.py [extra ...]. Standard library only, since nothing is installed yet.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "lapclip-stamp"
+OLDEST = (3, 11)
+
+
+def main(extras):
+    python = new_enough_python()
+    known = installed_extras(fingerprint(python))
+    if known is not None and extras <= known:
+        return
+    extras |= known or set()
+    say(f"setting up {VENV.relative_to(ROOT)} with {version_of(python)} (once; about a minute and 1 GB)")
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    if known is None:
+        make_venv(python)
+    target = "." if not extras else ".[{}]".format(",".join(sorted(extras)))
+    run(
+        [*pip, "install", "--quiet", "--constraint", "constraints.txt", "--editable", target],
+        "install lapclip",
+    )
+    run([*pip, "check"], "agree on versions", quiet=True)
+    STAMP.write_text("\n".join([fingerprint(python), *sorted(extras)]))
+
+
+def new_enough_python():
+    """This interpreter, or the newest other one on PATH that is new enough."""
+    if sys.version_info >= OLDEST:
+        return sys.executable
+    for minor in range(20, OLDEST[1] - 1, -1):
+        found = shutil.which(f"python3.{minor}")
+        if found:
+            return found
+    sys.exit(
+        "error: Python {}.{} is too old for lapclip, and no newer one is on PATH\n"
+        "hint: install Python 3.11 or newer, then `make PYTHON=/path/to/it train`".format(
+            *sys.version_info[:2]
+        )
+    )
+
+
+def version_of(python):
+    return subprocess.run([python, "--version"], stdout=subprocess.PIPE, check=True).stdout.decode().strip()
+
+
+def fingerprint(python):
+    files = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
+    text = b"".join(f.read_bytes() for f in files) + version_of(python).encode() + str(ROOT).encode()
+    return hashlib.sha256(text).hexdigest()
+
+
+def installed_extras(wanted):
+    """The extras already in `.venv`, or None when it is missing or out of date."""
+    if not STAMP.exists():
+        return None
+    found, *extras = STAMP.read_text().split()
+    return set(extras) if found == wanted else None
+
+
+def make_venv(python):
+    shutil.rmtree(VENV, ignore_errors=True)
+    made = subprocess.run(
+        [python, "-m", "venv", str(VENV)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if made.returncode:
+        shutil.rmtree(VENV, ignore_errors=True)
+        sys.exit(
+            f"error: {python} cannot make a virtual environment:\n{made.stdout.decode().strip()}\n"
+            "hint: on Debian and Ubuntu, `apt install python3-venv`"
+        )
+
+
+def run(command, purpose, quiet=False):
+    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL if quiet else None, check=False)
+    if result.returncode:
+        sys.exit(
+            "error: could not {}: `{}` failed\n"
+            "hint: read pip's message above; macOS needs version 14 or newer on Apple silicon".format(
+                purpose, " ".join(command)
+            )
+        )
+
+
+def say(sentence):
+    sys.stderr.write(sentence + "\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    os.environ.pop(
+        "PYTHONDONTWRITEBYTECODE", None
+    )  # without .pyc files each `import torch` takes twice as long
+    main(set(sys.argv[1:]))
