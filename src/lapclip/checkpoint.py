@@ -40,7 +40,7 @@ class Progress:
 
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> Path:
     """Writes a whole checkpoint and makes it the latest; older ones but the last and the best go."""
-    target = folder / f"step-{progress.step:06d}"
+    target = folder / name_of(progress.step)
     beside = folder / f".writing-{target.name}"
     try:
         shutil.rmtree(beside, ignore_errors=True)
@@ -59,9 +59,17 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progres
         raise cannot_write(target, error if isinstance(error, OSError) else OSError(str(error))) from None
     write_atomically(folder / "latest", target.name)
     if progress.best_step is not None:
-        write_atomically(folder / "best", f"step-{progress.best_step:06d}")
+        write_atomically(folder / "best", name_of(progress.best_step))
     prune(folder)
     return target
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def is_saved(folder: Path, step: int) -> bool:
+    return (folder / name_of(step)).is_dir()
 
 
 def sync(path: Path) -> None:

@@ -79,13 +79,14 @@ def in_our_style(message: str) -> str:
 def with_settings(command: Callable[..., int]) -> Callable[..., int]:
     """Gives a command one flag for every setting of `config.py`; those that were passed arrive as `flags`."""
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "flags"]
+    signature = inspect.Signature(sorted([*map(flag_of, SETTINGS.values()), *own], key=lambda p: p.kind))
 
-    def parse(**passed: Any) -> int:
-        flags = {name: value for name, value in passed.items() if name in SETTINGS and value is not None}
-        return command(**{p.name: passed.get(p.name, p.default) for p in own}, flags=flags)
+    def parse(*arguments: Any, **keywords: Any) -> int:
+        passed = signature.bind(*arguments, **keywords).arguments
+        flags = {name: passed.pop(name) for name in SETTINGS if name in passed}
+        return command(**passed, flags={name: value for name, value in flags.items() if value is not None})
 
-    parameters = sorted([*map(flag_of, SETTINGS.values()), *own], key=lambda p: p.kind)
-    parse.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    parse.__signature__ = signature  # type: ignore[attr-defined]  # what cyclopts reads
     parse.__name__, parse.__doc__ = command.__name__, command.__doc__
     return parse
 
@@ -264,13 +265,14 @@ def evaluate(
     """Measure recall: how often the right picture is found for its words, and the right words for a picture."""
     if num_validation is not None and (problem := SETTINGS["num_validation"].problem(num_validation)):
         raise UserError(f"`--num-validation` {problem}", hint="512 is what training uses")
+    from lapclip.run import open_run
+
+    data = open_run(run).load_config().data
     with working("evaluating"):
         from lapclip.data.source import open_source
         from lapclip.embedder import load
         from lapclip.evaluate import embed_pool, retrieval
-        from lapclip.run import open_run
 
-        data = open_run(run).load_config().data
         _, held_out = open_source(source or data.source)
         recall = retrieval(embed_pool(load(run), held_out, num_validation or data.num_validation))
     if json:

@@ -173,7 +173,7 @@ def open_run(name: str) -> Run:
 
 def write_atomically(path: Path, content: str) -> None:
     """A reader sees the old content or the new one, also after a crash."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside = path.with_name(f".{path.name}.writing")  # one name, so that a killed writer leaves no heap behind
     try:
         with beside.open("w", encoding="utf-8") as file:
             file.write(content)

@@ -95,7 +95,7 @@ def train(config: Config, run: Run) -> Generator[Event]:
             checkpoint.load_optimizer(newest, model, optimizer)
         embedder = Embedder(model, tokenizer, device, chunk=min(64, cfg.chunk))
         pool = None
-        saved_step, saved_seconds = now.step if newest else -1, now.seconds
+        saved_step, saved_seconds = now.step, now.seconds
 
         def report(event: Event) -> Event:
             run.write(event)
@@ -211,7 +211,7 @@ def train(config: Config, run: Run) -> Generator[Event]:
             yield report(finished("budget", now, run, training.num_pairs, model.num_parameters))
         except GeneratorExit:
             batches.close()
-            if saved_step != now.step:
+            if not checkpoint.is_saved(run.checkpoints, now.step):
                 save()
             if share_done(now, config, steps) < 1:
                 report(finished("stopped", now, run, training.num_pairs, model.num_parameters))

@@ -76,7 +76,7 @@ def draw_picture(scene: Scene, image_size: int, random: Random) -> Image.Image:
     draw_ground(draw, scene.background, pixels, random)
     for thing in (scene.first, scene.second):
         draw_thing(draw, thing, pixels, random)
-    return image.reduce(ENLARGED).point(light_table(scene.time, random.randint(-14, 14)))
+    return image.reduce(ENLARGED).point(light_table(scene.time, random.randint(-30, 30)))
 
 
 @lru_cache(maxsize=256)
@@ -87,8 +87,8 @@ def light_table(time: str, brightness: int) -> list[int]:
 
 
 def draw_ground(draw: ImageDraw.ImageDraw, background: str, pixels: int, random: Random) -> None:
-    sky, ground, mark = (shaded(colour, random.randint(-12, 12)) for colour in GROUND[background])
-    horizon = pixels * random.randint(22, 34) // 100
+    sky, ground, mark = (shaded(colour, random.randint(-28, 28)) for colour in GROUND[background])
+    horizon = pixels * random.randint(16, 40) // 100
     for band in range(4):
         draw.rectangle((0, horizon * band // 4, pixels, horizon), fill=shaded(sky, 6 * band))
     draw.rectangle((0, horizon, pixels, pixels), fill=ground)
@@ -125,7 +125,7 @@ def draw_pattern(
 
 
 def draw_thing(draw: ImageDraw.ImageDraw, thing: Thing, pixels: int, random: Random) -> None:
-    fill = shaded(PAINT[thing.colour], random.randint(-14, 14))
+    fill = shaded(PAINT[thing.colour], random.randint(-20, 20))
     width = EXTENT[thing.size] * pixels * random.randint(92, 108) / 100
     spacing = min(1.0, 0.6 * pixels / (3 * width)) if thing.count == 3 else 1.0
     centre_x = CENTRE[thing.place] * pixels + random.randint(-3, 3) * pixels / 100

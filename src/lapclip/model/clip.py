@@ -112,7 +112,7 @@ class CLIP(nn.Module):
 
     def scale(self) -> Tensor:
         """How much a difference of cosines counts: 1 / temperature."""
-        return self.log_scale.clamp(max=math.log(MAX_SCALE)).exp()
+        return self.log_scale.clamp(0.0, math.log(MAX_SCALE)).exp()
 
     @property
     def num_parameters(self) -> int:

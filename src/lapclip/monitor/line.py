@@ -102,8 +102,8 @@ def recall_table(recall: dict[str, Any]) -> Table:
         title_justify="left",
         box=box.SIMPLE,
     )
-    for heading in ("", "recall@1", "recall@5", "recall@10", "95% sure", "median rank"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    for heading in ("", "recall@1", "@5", "@10", "@10, 95% sure", "median rank"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for direction, words in (("text_to_image", "words -> picture"), ("image_to_text", "picture -> words")):
         found = recall[direction]
         low, high = found["interval@10"]

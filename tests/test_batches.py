@@ -1,0 +1,163 @@
+"""Batches: every pair once an epoch, the same after a resume, prepared ahead by processes that never hang."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import psutil
+import pytest
+from conftest import environment
+from PIL import Image
+
+from lapclip.data.batches import PIECE, load_batches, pairs_of_step
+from lapclip.data.synthetic import SceneSource
+from lapclip.data.tokenizer import train_tokenizer
+from lapclip.errors import UserError
+
+SOURCE = SceneSource(num_pairs=50)
+TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(50)], 400)
+
+
+def batches(num: int, *, source=SOURCE, first_step=0, workers=0, seed=0, batch_size=8):
+    loader = load_batches(
+        source,
+        TOKENIZER,
+        batch_size=batch_size,
+        image_size=16,
+        text_length=32,
+        seed=seed,
+        first_step=first_step,
+        workers=workers,
+    )
+    try:
+        return list(islice(loader, num))
+    finally:
+        loader.close()
+
+
+def order(num_steps: int, seed: int = 0, batch_size: int = 8) -> list[int]:
+    steps = [pairs_of_step(s, num_pairs=50, batch_size=batch_size, seed=seed) for s in range(num_steps)]
+    return np.concatenate(steps).tolist()
+
+
+def test_every_pair_comes_once_an_epoch_and_batches_leave_no_gap():
+    seen = order(25)  # 200 places: four epochs of 50, though 50 is no multiple of 8
+    for epoch in range(4):
+        assert sorted(seen[epoch * 50 : (epoch + 1) * 50]) == list(range(50))
+
+
+def test_epochs_are_shuffled_and_the_seed_decides_how():
+    seen = order(25)
+    assert seen[:50] != seen[50:100] != list(range(50))
+    assert seen == order(25) and seen != order(25, seed=1)
+
+
+def test_a_loader_that_starts_later_goes_on_as_the_first_one_did():
+    for one, other in zip(batches(9)[5:], batches(4, first_step=5), strict=True):
+        for field in ("images", "tokens", "ends", "image_ids", "caption_ids"):
+            assert np.array_equal(getattr(one, field), getattr(other, field))
+
+
+@pytest.mark.parametrize("batch_size", [8, PIECE + 6])
+def test_workers_prepare_exactly_what_one_process_would(batch_size):
+    source = SceneSource(num_pairs=100)
+    inline = batches(3, source=source, batch_size=batch_size)
+    for one, other in zip(inline, batches(3, source=source, workers=2, batch_size=batch_size), strict=True):
+        assert np.array_equal(one.images, other.images) and np.array_equal(one.tokens, other.tokens)
+
+
+@dataclass(frozen=True)
+class Album:
+    """Two pictures with three captions each."""
+
+    num_pairs: int = 2
+
+    def picture(self, index, image_size):
+        return Image.new("RGB", (image_size, image_size))
+
+    def captions(self, index):
+        return tuple(f"{word} {index}" for word in ("one", "two", "three"))
+
+
+def test_each_caption_of_a_picture_gets_its_turn():
+    seen = Counter()
+    for batch in batches(60, source=Album(), batch_size=2):
+        seen.update(map(bytes, batch.tokens))
+    assert len(seen) == 6 and min(seen.values()) >= 8
+
+
+def test_equal_captions_and_equal_pictures_share_a_number():
+    (batch,) = batches(1, source=Album(), batch_size=8)
+    same_picture = batch.image_ids[:, None] == batch.image_ids
+    assert same_picture.sum() == 32
+    same_row = (batch.tokens[:, None] == batch.tokens).all(-1)
+    assert np.array_equal(same_row, batch.caption_ids[:, None] == batch.caption_ids)
+
+
+@dataclass(frozen=True)
+class Deadly(SceneSource):
+    """Kills the process that draws its tenth picture, as the system does when memory runs out."""
+
+    def picture(self, index, image_size):
+        if index == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().picture(index, image_size)
+
+
+def test_a_killed_worker_is_an_error_and_not_a_wait_without_end():
+    with pytest.raises(UserError, match="died"):
+        batches(20, source=Deadly(num_pairs=50), workers=1)
+
+
+PROGRAM = """
+import sys, time
+from itertools import islice
+from lapclip.data.batches import load_batches
+from lapclip.data.synthetic import SceneSource
+from lapclip.data.tokenizer import train_tokenizer
+def main():
+    loader = load_batches(SceneSource(50), train_tokenizer("bpe", ["a"], 300), batch_size=8, image_size=16,
+                          text_length=16, seed=0, first_step=0, workers=2)
+    next(loader)
+    print("ready", flush=True)
+    time.sleep(60)
+{guard}
+    main()
+"""
+
+
+def test_workers_die_with_a_parent_that_is_killed(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM.format(guard="if __name__ == '__main__':"))
+    with subprocess.Popen(
+        [sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) >= 2
+        process.kill()
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive
+
+
+def test_a_script_without_a_guard_gets_a_hint_and_does_not_hang(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM.format(guard="if True:"))
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=60, env=environment()
+    )
+    assert done.returncode != 0 and "a process that prepares batches died" in done.stderr
+    assert time.monotonic() - started < 30
+
+
+def test_workers_do_not_import_torch(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys, lapclip.data.batches\nassert 'torch' not in sys.modules\n")
+    subprocess.run([sys.executable, script], check=True, env=environment())

@@ -1,0 +1,254 @@
+"""Towers and CLIP: exact counts, agreement with transformers, and shortcuts that change nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from lapclip.config import ModelConfig
+from lapclip.errors import UserError
+from lapclip.model.clip import CLIP, SIZES, build_model, flops_per_pair, shape_of
+from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
+
+
+def count(name: str, *, vocab_size: int = 33, has_bias: bool = False) -> int:
+    with torch.device("meta"):
+        return CLIP(SIZES[name], vocab_size=vocab_size, has_bias=has_bias).num_parameters
+
+
+def test_the_documents_sizes_count_exactly():
+    assert count("small") == 76_736_001
+    assert count("base") == 105_426_689
+    assert count("small", has_bias=True) == 76_736_002
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("nano", 1e6, 2e6),
+        ("tiny", 2e6, 1e7),
+        ("medium", 1.7e8, 2.3e8),
+        ("large", 4.5e8, 5.5e8),
+        ("huge", 9e8, 1.1e9),
+    ],
+)
+def test_the_other_sizes_count_about_what_they_say(name, low, high):
+    assert low < count(name, vocab_size=600) < high
+
+
+def test_openai_shapes_count_as_published():
+    """151,277,313, 149,620,737 and 427,616,513 parameters with the 49,408 tokens of OpenAI's BPE."""
+    assert count("vit-b-32", vocab_size=49408) == 151_277_313
+    assert count("vit-b-16", vocab_size=49408) == 149_620_737
+    assert count("vit-l-14", vocab_size=49408) == 427_616_513
+
+
+def small_model(seed: int = 0, **changes) -> CLIP:
+    size = replace(
+        SIZES["nano"],
+        image=Shape(48, 3, 3),
+        text=Shape(32, 3, 2),
+        image_size=32,
+        text_length=16,
+        embedding=24,
+    )
+    torch.manual_seed(seed)
+    model = CLIP(replace(size, **changes), vocab_size=50)
+    for parameter in model.parameters():  # biases and gains start at 0 and 1 and would hide a missing term
+        if parameter.ndim == 1 and parameter.numel() > 1:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def some_inputs(num_pairs: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (num_pairs, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    tokens = torch.randint(4, 50, (num_pairs, 12), generator=generator)
+    ends = torch.randint(3, 12, (num_pairs,), generator=generator)
+    return images, tokens, ends
+
+
+def test_towers_agree_with_transformers():
+    """OpenAI's `vit-b-32` form at reduced width: random weights copied across, every embedding to 1e-5."""
+    from transformers import CLIPConfig, CLIPModel, CLIPTextConfig, CLIPVisionConfig
+
+    size = replace(
+        SIZES["vit-b-32"],
+        image=Shape(96, 3, 3),
+        text=Shape(64, 3, 2),
+        image_size=64,
+        text_length=16,
+        embedding=40,
+    )
+    theirs = CLIPModel(
+        CLIPConfig(
+            text_config=CLIPTextConfig(
+                vocab_size=60, hidden_size=64, intermediate_size=256, num_hidden_layers=3, num_attention_heads=2,
+                max_position_embeddings=16, eos_token_id=59, bos_token_id=58, pad_token_id=0, projection_dim=40,
+            ).to_dict(),
+            vision_config=CLIPVisionConfig(
+                hidden_size=96, intermediate_size=384, num_hidden_layers=3, num_attention_heads=3, image_size=64,
+                patch_size=32, projection_dim=40,
+            ).to_dict(),
+            projection_dim=40,
+        )
+    ).eval()  # fmt: skip
+    for parameter in theirs.parameters():  # its own initialisation leaves most biases at zero
+        parameter.data = torch.randn_like(parameter) * 0.2
+    ours = CLIP(size, vocab_size=60)
+    copy_from_transformers(theirs, ours)
+
+    images = torch.randn(6, 3, 64, 64)
+    tokens = torch.randint(1, 58, (6, 16))
+    ends = torch.tensor([15, 3, 9, 1, 15, 7])
+    for row, end in enumerate(ends):
+        tokens[row, end:] = 0
+        tokens[row, end] = 59
+    with torch.no_grad():
+        image, text = ours(images, tokens, ends)
+        they = theirs(input_ids=tokens, pixel_values=images, attention_mask=torch.ones_like(tokens))
+    torch.testing.assert_close(image, they.image_embeds, atol=1e-5, rtol=0)
+    torch.testing.assert_close(text, they.text_embeds, atol=1e-5, rtol=0)
+
+
+def copy_from_transformers(theirs, ours: CLIP) -> None:
+    theirs_of = dict(theirs.named_parameters())
+
+    def take(target: torch.Tensor, *names: str) -> None:
+        target.data.copy_(torch.cat([theirs_of[name].data for name in names]).reshape(target.shape))
+
+    for prefix, tower in (("vision_model", ours.image), ("text_model", ours.text)):
+        for number, block in enumerate(tower.transformer.blocks):
+            layer = f"{prefix}.encoder.layers.{number}"
+            for kind in ("weight", "bias"):
+                take(
+                    getattr(block.attention.qkv, kind), *(f"{layer}.self_attn.{x}_proj.{kind}" for x in "qkv")
+                )
+                take(getattr(block.attention.out, kind), f"{layer}.self_attn.out_proj.{kind}")
+                take(getattr(block.mlp[0], kind), f"{layer}.mlp.fc1.{kind}")
+                take(getattr(block.mlp[2], kind), f"{layer}.mlp.fc2.{kind}")
+                take(getattr(block.norm1, kind), f"{layer}.layer_norm1.{kind}")
+                take(getattr(block.norm2, kind), f"{layer}.layer_norm2.{kind}")
+    for kind in ("weight", "bias"):
+        take(getattr(ours.image.pre_norm, kind), f"vision_model.pre_layrnorm.{kind}")
+        take(getattr(ours.image.transformer.norm, kind), f"vision_model.post_layernorm.{kind}")
+        take(getattr(ours.text.transformer.norm, kind), f"text_model.final_layer_norm.{kind}")
+    take(ours.image.embed.weight, "vision_model.embeddings.patch_embedding.weight")
+    take(ours.image.class_token, "vision_model.embeddings.class_embedding")
+    take(ours.image.positions, "vision_model.embeddings.position_embedding.weight")
+    take(ours.text.embed.weight, "text_model.embeddings.token_embedding.weight")
+    take(ours.text.positions, "text_model.embeddings.position_embedding.weight")
+    take(ours.project_image.weight, "visual_projection.weight")
+    take(ours.project_text.weight, "text_projection.weight")
+
+
+def test_an_embedding_has_length_one():
+    image, text = small_model()(*some_inputs())
+    torch.testing.assert_close(image.norm(dim=-1), torch.ones(5))
+    torch.testing.assert_close(text.norm(dim=-1), torch.ones(5))
+
+
+def test_padding_changes_nothing():
+    model, (_, tokens, ends) = small_model(), some_inputs()
+    longer = torch.cat([tokens, torch.zeros(5, 4, dtype=torch.long)], dim=1)
+    garbled = longer.clone()
+    for row, end in enumerate(ends):
+        garbled[row, end + 1 :] = 7
+    torch.testing.assert_close(model.embed_texts(garbled, ends), model.embed_texts(tokens, ends))
+
+
+def test_a_caption_is_read_to_its_end_and_in_order():
+    model, (_, tokens, ends) = small_model(), some_inputs()
+    ends[:] = 11
+    first = tokens.clone()
+    first[:, 0] = (first[:, 0] + 1) % 50
+    swapped = tokens.clone()
+    swapped[:, [2, 3]] = tokens[:, [3, 2]]
+    for other in (first, swapped):
+        changed = (model.embed_texts(other, ends) - model.embed_texts(tokens, ends)).abs().amax(dim=1)
+        assert (changed[(other != tokens).any(dim=1)] > 1e-4).all()
+
+
+@pytest.mark.parametrize("tower", ["image", "text"])
+def test_the_last_block_worked_at_one_place_equals_the_whole_block(tower):
+    transformer = getattr(small_model(), tower).transformer
+    x = torch.randn(4, 9, transformer.norm.normalized_shape[0])
+    at = torch.tensor([0, 3, 8, 5])
+    causal = tower == "text"
+    mask = torch.ones(9, 9, dtype=torch.bool).tril() if causal else None
+    whole = x
+    for block in transformer.blocks:
+        whole = block(whole, mask)
+    torch.testing.assert_close(
+        transformer(x, at, causal=causal), transformer.norm(whole)[torch.arange(4), at]
+    )
+
+
+def test_bytes_are_normalised_as_every_clip_does():
+    model, (images, _, _) = small_model(), some_inputs()
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))
+    torch.testing.assert_close(model.embed_images(images), model.embed_images((images / 255 - mean) / std))
+
+
+def test_looking_at_all_patches_equals_looking_at_the_picture():
+    model, (images, _, _) = small_model(), some_inputs()
+    everything = torch.arange(16).expand(5, -1)
+    torch.testing.assert_close(model.embed_images(images, everything), model.embed_images(images))
+    # What was not looked at does not matter; the top left patch is number 0.
+    changed = images.clone()
+    changed[:, :, :8, :8] = 0
+    torch.testing.assert_close(
+        model.embed_images(changed, everything[:, 1:]), model.embed_images(images, everything[:, 1:])
+    )
+
+
+def test_checkpointing_changes_no_gradient():
+    gradients = []
+    for enabled in (False, True):
+        model = small_model()
+        model.use_checkpointing(enabled)
+        image, text = model(*some_inputs())
+        (image * text).sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, msg=name)
+
+
+@pytest.mark.parametrize("name", ["nano", "tiny"])
+@pytest.mark.parametrize("num_tokens", [8, 24])
+def test_flops_are_what_torch_counts(name, num_tokens):
+    size = SIZES[name]
+    model = CLIP(size, vocab_size=40)
+    images = torch.zeros(1, 3, size.image_size, size.image_size, dtype=torch.uint8)
+    tokens, ends = torch.zeros(1, num_tokens, dtype=torch.long), torch.tensor([num_tokens - 1])
+    # The plain kernel, because the counter does not see into the fused one.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        model(images, tokens, ends)
+    assert flops_per_pair(size, num_tokens=num_tokens) == counter.get_total_flops()
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_does():
+    config = ModelConfig(size="nano")
+    one = build_model(config, vocab_size=40, has_bias=False, seed=3)
+    torch.rand(7)
+    state = torch.get_rng_state()
+    same = build_model(config, vocab_size=40, has_bias=False, seed=3)
+    assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers are left alone"
+    other = build_model(config, vocab_size=40, has_bias=False, seed=4)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(one.image.embed.weight, other.image.embed.weight)
+
+
+def test_an_impossible_patch_size_is_refused():
+    with pytest.raises(UserError, match="cannot be cut into patches"):
+        shape_of(ModelConfig(size="tiny", image_size=60))
+
+
+def test_the_scale_has_a_limit():
+    model = small_model()
+    model.log_scale.data.fill_(50.0)
+    assert model.scale().item() == pytest.approx(100.0)
+    assert model.log_scale.shape == (1,)

@@ -1,0 +1,138 @@
+"""The run folder: names, lock, events."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lapclip.errors import UserError
+from lapclip.events import Failed, Finished, Started, Step, Warned, from_line, read_events, to_line
+from lapclip.run import Run, new_run, open_run, write_atomically
+
+
+def step(number: int) -> Step:
+    return Step(number, 0.1, 8, 2.0, 0.1, 1e-3, 0.07, 1.0, 100.0, 0.0, 1.0, 0.5, 1.0)
+
+
+def test_runs_without_a_name_are_numbered():
+    assert [new_run(None, prefix="synthetic-tiny").name for _ in range(3)] == [
+        f"synthetic-tiny-{n}" for n in (1, 2, 3)
+    ]
+
+
+def test_a_taken_name_is_refused_with_both_ways_out():
+    new_run("cats", prefix="x")
+    with pytest.raises(UserError, match="already") as caught:
+        new_run("cats", prefix="x")
+    assert "--resume cats" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", "..", "-x", "nul\0"])
+def test_a_name_that_leaves_the_folder_is_refused(name):
+    with pytest.raises(UserError, match="name of a run"):
+        new_run(name, prefix="x")
+
+
+def test_a_folder_that_cannot_be_written_is_named():
+    Path("runs").write_text("not a folder")
+    with pytest.raises(UserError, match="runs"):
+        new_run("cats", prefix="x")
+    with pytest.raises(UserError, match="runs"):
+        new_run(None, prefix="x")
+
+
+def test_a_run_opens_by_name_and_by_path():
+    run = new_run("cats", prefix="x")
+    (run.path / "config.toml").write_text("")
+    assert open_run("cats").path == open_run("runs/cats").path == run.path
+    assert open_run(str(run.path.absolute())).name == "cats"
+    with pytest.raises(UserError, match="did you mean `cats`"):
+        open_run("catz")
+
+
+def test_only_one_process_trains_a_run():
+    run = new_run("cats", prefix="x")
+    program = (
+        "from pathlib import Path; from lapclip.run import Run\n"
+        "with Run(Path('runs/cats')).owned():\n    print('mine', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout.readline() == b"mine\n"
+        assert run.owner() == other.pid
+        with pytest.raises(UserError, match=f"process {other.pid}"), run.owned():
+            pass
+        other.kill()
+    assert run.owner() is None, "a killed owner does not keep the run"
+    with run.owned():
+        assert run.owner() == os.getpid()
+    assert run.owner() is None
+
+
+def test_a_lock_of_a_process_number_used_again_is_stale():
+    run = new_run("cats", prefix="x")
+    (run.path / "lock").write_text(json.dumps({"pid": os.getpid(), "started": 12345.0}))
+    assert run.owner() is None
+    (run.path / "lock").write_text("{torn")
+    assert run.owner() is None
+
+
+def test_what_ends_a_run_badly_is_written_down():
+    run = new_run("cats", prefix="x")
+    with pytest.raises(ZeroDivisionError), run.owned():
+        1 / 0  # noqa: B018  # the point is that it raises
+    (event,) = run.events()
+    assert isinstance(event, Failed) and "division" in event.message and not (run.path / "lock").exists()
+
+
+def test_events_read_back_as_they_were():
+    events = [
+        Started(0, 0.0, 1, 2, 3, 4, 5, "cpu", 2, None, 10),
+        step(1),
+        Warned(1, "what", "do"),
+        Finished("budget", 1, 0.1, 1.0, 8, 8.0, 1, 2, {"num_images": 3}, 1, "x"),
+    ]
+    for event in events:
+        assert from_line(to_line(event)) == event
+
+
+def test_a_torn_line_an_unknown_event_and_an_unknown_field_break_no_reader(tmp_path):
+    file = tmp_path / "events.jsonl"
+    newer = json.loads(to_line(step(2))) | {"new_field": 1}
+    lines = [
+        to_line(step(1)),
+        '{"event":"Later","x":1}\n',
+        "[]\n",
+        "\x00\xff\n",
+        json.dumps(newer) + "\n",
+        to_line(step(3))[:40],
+    ]
+    file.write_text("".join(lines))
+    assert [event.step for event in read_events(file)] == [1, 2]
+    assert list(read_events(tmp_path / "nowhere")) == []
+
+
+def test_many_steps_a_second_keep_the_file_small():
+    run = new_run("cats", prefix="x")
+    for number in range(5000):
+        run.write(step(number))
+    assert (run.path / "events.jsonl").stat().st_size < 5000
+
+
+def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path):
+    path = tmp_path / "file"
+    write_atomically(path, "old")
+    write_atomically(path, "new")
+    assert path.read_text() == "new" and list(tmp_path.iterdir()) == [path]
+
+
+def test_steps_lost_by_a_kill_are_known_from_the_next_start():
+    run = Run(Path())
+    run.write(step(7))
+    run.write(Started(5, 0.0, 1, 2, 3, 4, 5, "cpu", 2, None, 10))
+    events = list(run.events())
+    assert isinstance(events[1], Started) and events[1].step < events[0].step

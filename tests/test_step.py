@@ -1,0 +1,116 @@
+"""Any batch in the memory of one chunk, with the gradients of the whole batch."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lapclip.data.batches import load_batches
+from lapclip.data.synthetic import SceneSource
+from lapclip.data.tokenizer import train_tokenizer
+from lapclip.device import Device
+from lapclip.loss import LOSSES
+from lapclip.model.clip import CLIP, SIZES
+from lapclip.model.towers import Shape
+from lapclip.step import choose_patches, contrastive_step, in_batch_accuracy, move
+
+SOURCE = SceneSource(num_pairs=10)  # fewer pairs than the batch holds, so that it has duplicates
+TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(10)], 400)
+SIZE = replace(SIZES["nano"], image=Shape(32, 2, 2), text=Shape(32, 2, 2), embedding=16)
+
+
+def build(loss: str) -> CLIP:
+    torch.manual_seed(0)
+    return CLIP(SIZE, vocab_size=TOKENIZER.vocab_size, has_bias=loss == "sigmoid")
+
+
+def some_inputs(share: float = 0.5):
+    batch = next(
+        load_batches(
+            SOURCE, TOKENIZER, batch_size=14, image_size=32, text_length=32, seed=0, first_step=0, workers=0
+        )
+    )
+    keep = choose_patches(0, seed=0, batch_size=14, num_patches=16, share=share)
+    return move(batch, Device("cpu"), keep)
+
+
+def gradients(loss: str, chunk: int) -> tuple[dict[str, torch.Tensor], float, float]:
+    model = build(loss)
+    outcome = contrastive_step(model, some_inputs(), LOSSES[loss], chunk)
+    found = {name: p.grad for name, p in model.named_parameters()}
+    assert all(g is not None and g.abs().sum() > 0 for g in found.values()), "every parameter learns"
+    return found, outcome.loss.item(), outcome.accuracy.item()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 7, 13])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_chunked_gradients_equal_whole_batch_gradients(loss, chunk):
+    """With half of the patches dropped and duplicates in the batch."""
+    whole, whole_loss, whole_accuracy = gradients(loss, chunk=14)
+    parts, parts_loss, parts_accuracy = gradients(loss, chunk=chunk)
+    assert parts_loss == pytest.approx(whole_loss, rel=1e-6) and parts_accuracy == whole_accuracy
+    for name in whole:
+        error = (parts[name] - whole[name]).norm() / whole[name].norm()
+        assert error < 1e-5, f"{name} is off by {error:.1e} of its length"
+
+
+@pytest.mark.parametrize(("chunk", "forwards"), [(14, 1), (100, 1), (7, 4), (5, 6)])
+def test_one_chunk_costs_one_forward(chunk, forwards):
+    model, calls = build("softmax"), []
+    model.image.register_forward_hook(lambda *_: calls.append(1))
+    contrastive_step(model, some_inputs(), LOSSES["softmax"], chunk)
+    assert len(calls) == forwards
+
+
+def test_activations_of_one_chunk_only_are_held():
+    """Bytes that autograd keeps for the backward pass at any one time."""
+
+    def most_kept(chunk: int) -> int:
+        held = {"now": 0, "most": 0}
+
+        class Kept:
+            def __init__(self, tensor):
+                self.tensor = tensor
+                held["now"] += tensor.nbytes
+                held["most"] = max(held["most"], held["now"])
+
+            def __del__(self):
+                held["now"] -= self.tensor.nbytes
+
+        with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
+            contrastive_step(build("softmax"), some_inputs(share=1.0), LOSSES["softmax"], chunk)
+        return held["most"]
+
+    assert most_kept(2) < most_kept(14) / 4
+
+
+def test_patches_follow_from_seed_and_step_alone():
+    first = choose_patches(5, seed=1, batch_size=8, num_patches=64, share=0.5)
+    np.random.rand(3)
+    assert torch.equal(first, choose_patches(5, seed=1, batch_size=8, num_patches=64, share=0.5))
+    assert not torch.equal(first, choose_patches(6, seed=1, batch_size=8, num_patches=64, share=0.5))
+    assert not torch.equal(first, choose_patches(5, seed=2, batch_size=8, num_patches=64, share=0.5))
+    assert first.shape == (8, 32) and all(len(set(row.tolist())) == 32 for row in first)
+    assert choose_patches(5, seed=1, batch_size=8, num_patches=64, share=1.0) is None
+
+
+def test_every_patch_is_kept_equally_often():
+    kept = torch.cat([choose_patches(s, seed=0, batch_size=64, num_patches=16, share=0.5) for s in range(50)])
+    counts = torch.bincount(kept.flatten(), minlength=16) / len(kept)
+    assert (counts - 0.5).abs().max() < 0.05
+
+
+def test_a_batch_knows_its_duplicates():
+    inputs = some_inputs()
+    assert inputs.same_BB.diagonal().all() and torch.equal(inputs.same_BB, inputs.same_BB.T)
+    assert inputs.same_BB.sum() == 14 + 2 * 4, "ten pairs in a batch of fourteen: four stand there twice"
+
+
+def test_accuracy_counts_both_directions_and_takes_a_twin_for_right():
+    image = torch.eye(4)
+    text = torch.eye(4)[[0, 1, 3, 2]]
+    same = torch.eye(4, dtype=torch.bool)
+    assert in_batch_accuracy(image, text, same).item() == 0.5
+    same[2, 3] = same[3, 2] = True
+    assert in_batch_accuracy(image, text, same).item() == 1.0

@@ -1,0 +1,159 @@
+"""The embedded sources: rich, repeatable, and with a held-out pool that cannot be guessed from colours."""
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from lapclip.data.scenes import ALL_KINDS, BACKGROUNDS, COLOURS, HELD_OUT_COLOUR, KINDS, SIZE_WORDS, Scene
+from lapclip.data.source import open_source
+from lapclip.data.synthetic import DocumentsSource, HeldOutScenes, SceneSource
+from lapclip.errors import UserError
+
+POOL = HeldOutScenes()
+
+
+def attributes(scene: Scene) -> dict[str, object]:
+    flat = {f.name: getattr(scene, f.name) for f in fields(scene) if f.name not in ("first", "second")}
+    for name in ("first", "second"):
+        thing = getattr(scene, name)
+        flat |= {f"{name}.{f.name}": getattr(thing, f.name) for f in fields(thing)}
+    return flat
+
+
+def differences(one: Scene, other: Scene) -> int:
+    ours, theirs = attributes(one), attributes(other)
+    return sum(ours[name] != theirs[name] for name in ours)
+
+
+def test_picture_k_is_the_same_on_every_machine():
+    """Digests of pixels and captions; they change only when the drawing is changed on purpose."""
+    source, digest = SceneSource(num_pairs=1000), hashlib.sha256()
+    for index in (0, 1, 2, 500, 999, 123456):
+        digest.update(source.picture(index, 64).tobytes())
+        digest.update(source.captions(index)[0].encode())
+        digest.update(POOL.picture(index % 512, 48).tobytes())
+    assert digest.hexdigest()[:16] == "30f91bcd06874811"
+
+
+def test_the_source_is_endless_and_its_seed_matters():
+    far = SceneSource(num_pairs=10).captions(10**12)
+    assert far == SceneSource(num_pairs=10**13).captions(10**12)
+    assert SceneSource(10, seed=1).captions(0) != SceneSource(10, seed=0).captions(0)
+
+
+@pytest.mark.parametrize("size", [16, 63, 64, 224])
+def test_pictures_have_any_size(size):
+    picture = SceneSource(10).picture(3, size)
+    assert picture.size == (size, size) and picture.mode == "RGB"
+
+
+def test_edges_are_anti_aliased():
+    """A hard-edged drawing has about eleven colours; smooth edges mix many more."""
+    colours = [len(set(SceneSource(20).picture(index, 64).get_flattened_data())) for index in range(20)]
+    assert np.mean(colours) > 25
+
+
+def test_scenes_vary_in_everything_they_promise():
+    scenes = [SceneSource(10**6).scene(index) for index in range(3000)]
+    seen = {name: Counter(attributes(s)[name] for s in scenes) for name in attributes(scenes[0])}
+    assert set(seen["category"]) == {"nature", "animals", "urban", "food"}
+    assert set(seen["background"]) == {b for bs in BACKGROUNDS.values() for b in bs}
+    assert set(seen["first.kind"]) == set(ALL_KINDS) and set(seen["second.colour"]) == set(COLOURS)
+    assert [len(seen[n]) for n in ("time", "first.count", "first.size", "first.place")] == [4, 3, 2, 3]
+    for counts in seen.values():
+        assert min(counts.values()) > 0.5 * len(scenes) / len(counts), "each value is common"
+    assert len({SceneSource(10**6).captions(i) for i in range(3000)}) == 3000
+
+
+def test_captions_say_what_is_drawn_in_several_wordings():
+    openings = set()
+    for index in range(300):
+        scene, (caption,) = SceneSource(300).scene(index), SceneSource(300).captions(index)
+        openings.add(caption.split()[0])
+        assert scene.background in caption
+        for thing in (scene.first, scene.second):
+            words = f"{thing.colour} {thing.kind[:3]}"
+            assert re.search(rf"(a|two|three) ({'|'.join(SIZE_WORDS[thing.size])}) {words}", caption), caption
+    assert len(openings) >= 5
+
+
+def test_training_never_shows_a_held_out_combination():
+    for index in range(20_000):
+        assert not SceneSource(10**6).scene(index).held_out
+    assert set(HELD_OUT_COLOUR) == {kind for kinds in KINDS.values() for kind in kinds}
+    assert set(HELD_OUT_COLOUR.values()) == set(COLOURS), "no colour is held out more than its share"
+
+
+def test_every_pooled_picture_is_unseen_unique_and_has_three_near_neighbours():
+    scenes = [POOL.scene(index) for index in range(POOL.num_pairs)]
+    captions = [POOL.captions(index)[0] for index in range(POOL.num_pairs)]
+    assert all(scene.held_out for scene in scenes)
+    assert len(set(scenes)) == len(set(captions)) == 512
+    for scene in scenes:
+        assert sum(differences(scene, other) == 1 for other in scenes) >= 3
+
+
+def test_what_differs_in_one_attribute_differs_in_the_picture():
+    """No attribute is only in the words: the same random details, another value, another picture."""
+    from random import Random
+
+    from lapclip.data.drawing import draw_picture
+
+    for start in range(0, POOL.num_pairs, 8):
+        drawn = {
+            draw_picture(POOL.scene(index), 64, Random(0)).tobytes() for index in range(start, start + 8)
+        }
+        assert len(drawn) == 8
+
+
+def histogram(picture) -> np.ndarray:
+    pixels = np.asarray(picture).reshape(-1, 3) // 64
+    counts = np.bincount(pixels @ np.array([16, 4, 1]), minlength=64)
+    return np.sqrt(counts / counts.sum())  # so that Euclidean distance compares distributions
+
+
+def test_colours_alone_find_fewer_than_one_picture_in_ten():
+    """The baseline: a caption is the mean histogram of its words, a word the mean of the training pictures it names."""
+    source = SceneSource(3000)
+    sums, counts = {}, Counter()
+    for index in range(source.num_pairs):
+        drawn = histogram(source.picture(index, 64))
+        for word in set(re.findall(r"\w+", source.captions(index)[0])):
+            sums[word] = sums.get(word, 0) + drawn
+            counts[word] += 1
+    means = {word: sums[word] / counts[word] for word in sums}
+    overall = np.mean(list(means.values()), axis=0)
+    pool = np.stack([histogram(POOL.picture(index, 64)) for index in range(POOL.num_pairs)])
+    found = 0
+    for index in range(POOL.num_pairs):
+        words = set(re.findall(r"\w+", POOL.captions(index)[0]))
+        # Each word adds what makes its pictures differ from the average picture.
+        expected = overall + sum(means[w] - overall for w in words)
+        found += int(((pool - expected) ** 2).sum(axis=1).argmin() == index)
+    assert found / POOL.num_pairs < 0.10, f"colours alone find {found / POOL.num_pairs:.1%}"
+
+
+def test_the_documents_pairs_are_216_and_24_with_fixed_captions():
+    training, held_out = open_source("synthetic:documents")
+    assert (training.num_pairs, held_out.num_pairs) == (216, 24)
+    captions = Counter(training.captions(index) for index in range(216))
+    assert len(captions) == 12 and set(captions.values()) == {18}
+    assert {held_out.captions(index) for index in range(24)} <= set(captions)
+    first, again = (DocumentsSource(0, 216).picture(5, 224).tobytes() for _ in range(2))
+    assert first == again != DocumentsSource(0, 216).picture(9, 224).tobytes()
+
+
+@pytest.mark.parametrize(
+    "name", ["synthetc", "photos/", "synthetic:", "synthetic:1", "synthetic:many", "synthetic:-5"]
+)
+def test_what_is_not_a_source_is_an_error_with_a_hint(name):
+    if name == "synthetic:":
+        assert open_source(name)[0].num_pairs == 100_000
+        return
+    with pytest.raises(UserError) as caught:
+        open_source(name)
+    assert "synthetic" in caught.value.hint

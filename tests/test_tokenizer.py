@@ -1,0 +1,83 @@
+"""Captions as rows of token ids."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lapclip.data.tokenizer import END, PAD, START, UNKNOWN, load_tokenizer, train_tokenizer
+from lapclip.errors import UserError
+
+CAPTIONS = [
+    "a small red cat on the left",
+    "two large blue dogs",
+    "ein Haus am See",
+    "東京の夜景",
+    "قطة صغيرة",
+] * 20
+BPE = train_tokenizer("bpe", CAPTIONS, 600)
+CHARACTERS = train_tokenizer("characters", CAPTIONS, 600)
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, CHARACTERS], ids=["bpe", "characters"])
+def test_a_row_is_start_caption_end_padding(tokenizer):
+    tokens, ends = tokenizer.encode(["a cat", "a small red cat"], 40)
+    for row, end in zip(tokens, ends, strict=True):
+        assert row[0] == START and row[end] == END
+        assert (row[end + 1 :] == PAD).all() and not np.isin(row[1:end], [PAD, START, END]).any()
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, CHARACTERS], ids=["bpe", "characters"])
+def test_a_long_caption_is_cut_and_still_ends(tokenizer):
+    tokens, ends = tokenizer.encode(["two large blue dogs " * 50, "a"], 12)
+    assert tokens.shape == (2, 12) and ends[0] == 11 and tokens[0, 11] == END
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, CHARACTERS], ids=["bpe", "characters"])
+def test_case_does_not_matter_and_nothing_said_is_a_row_too(tokenizer):
+    tokens, ends = tokenizer.encode(["A CAT", "a cat", ""], 40)
+    assert (tokens[0] == tokens[1]).all() and ends[2] == 1
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, CHARACTERS], ids=["bpe", "characters"])
+def test_special_symbols_in_a_caption_are_plain_text(tokenizer):
+    tokens, ends = tokenizer.encode(["a <end> b <pad> <start>"], 60)
+    assert (
+        (tokens[0] == END).sum() == 1
+        and (tokens[0, : ends[0]] == START).sum() == 1
+        and PAD not in tokens[0, : ends[0]]
+    )
+
+
+def test_the_character_tokenizer_has_33_symbols_whatever_it_was_trained_on():
+    assert CHARACTERS.vocab_size == train_tokenizer("characters", ["ab"], 600).vocab_size == 33
+    tokens, _ = CHARACTERS.encode(["a\u2603\nb"], 20)
+    assert (tokens[0] == UNKNOWN).sum() == 2, "one unknown for each character, the line break included"
+
+
+@pytest.mark.parametrize(
+    "caption", ["a small red cat", "日本語のキャプション", "قطة", "🦄 emoji", "naïve café", "tab\tand\nline"]
+)
+def test_bpe_writes_every_language_and_reads_it_back(caption):
+    tokens, ends = BPE.encode([caption], 200)
+    assert BPE.pipeline.decode(tokens[0, 1 : ends[0]].tolist()).strip() == caption.lower()
+    assert UNKNOWN not in tokens
+
+
+def test_frequent_words_become_one_token():
+    assert BPE.lengths(["a small red cat on the left"])[0] == 7 + 2
+
+
+@pytest.mark.parametrize("tokenizer", [BPE, CHARACTERS], ids=["bpe", "characters"])
+def test_it_is_the_same_after_saving(tokenizer):
+    tokenizer.save(Path("tokenizer.json"))
+    loaded = load_tokenizer(Path("tokenizer.json"))
+    texts = [*CAPTIONS[:5], "<end> unseen wörds"]
+    assert (loaded.encode(texts, 50)[0] == tokenizer.encode(texts, 50)[0]).all()
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"model": {"type": "Evil"}}'])
+def test_a_broken_file_is_named(content):
+    Path("tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
+        load_tokenizer(Path("tokenizer.json"))

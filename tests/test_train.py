@@ -1,0 +1,265 @@
+"""The loop: it learns, its budgets hold, and stopping, killing and resuming lose nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, as_flags, command, environment, lapclip
+from PIL import Image
+from safetensors.torch import load_file
+
+import lapclip as library
+from lapclip import checkpoint
+from lapclip.errors import UserError
+from lapclip.events import Evaluated, Failed, Finished, Saved, Started, Step, Warned
+from lapclip.run import open_run
+from lapclip.train import prepare, train
+
+
+def trained(config, name="run"):
+    run = prepare(config, name)
+    return run, list(train(run.load_config(), run))
+
+
+def weights(run) -> dict[str, torch.Tensor]:
+    newest = checkpoint.latest(run.checkpoints)
+    return load_file(newest / "model.safetensors") | load_file(newest / "state" / "optimizer.safetensors")
+
+
+def assert_equal_to_the_bit(one, other):
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def of(kind, events):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def test_a_run_tells_its_story_in_events(small_config):
+    run, events = trained(small_config)
+    assert isinstance(events[0], Started) and isinstance(events[-1], Finished)
+    assert [e.step for e in of(Step, events)] == [1, 2, 3, 4, 5, 6]
+    assert of(Evaluated, events)[-1].step == of(Saved, events)[-1].step == events[-1].step == 6
+    assert events[-1].reason == "budget" and events[-1].num_pairs_seen == 48
+    written = list(run.events())
+    assert written[0] == events[0] and written[-1] == events[-1]
+
+
+def test_the_run_folder_is_alone_enough_to_repeat_the_run(small_config):
+    run, _ = trained(small_config)
+    for file in ("config.toml", "machine.json", "tokenizer.json", "events.jsonl", "learned.png"):
+        assert (run.path / file).stat().st_size > 0
+    again, _ = trained(library.load_config(run.path / "config.toml"), "again")
+    assert_equal_to_the_bit(run, again)
+    machine = json.loads((run.path / "machine.json").read_text())
+    assert machine["torch"] == torch.__version__ and machine["reasons"]["lr"] and machine["num_cores"] >= 1
+
+
+def test_another_seed_is_another_run(with_train):
+    one, _ = trained(with_train(seed=0), "a")
+    other, _ = trained(with_train(seed=1), "b")
+    assert not torch.equal(weights(one)["image.embed.weight"], weights(other)["image.embed.weight"])
+
+
+@pytest.mark.slow
+def test_a_hundred_steps_beat_chance_by_far(small_config):
+    config = replace(
+        small_config,
+        data=replace(small_config.data, source="synthetic:5000", num_validation=256),
+        model=replace(small_config.model, image_size=32),
+        train=replace(small_config.train, steps=100, batch_size=64, eval_every="100"),
+    )
+    _, events = trained(config)
+    words = events[-1].recall["text_to_image"]
+    assert words["recall@10"] > 5 * words["chance@10"] and words["chance@10"] == pytest.approx(10 / 256)
+
+
+def test_epochs_and_steps_are_kept_exactly(with_train):
+    _, events = trained(with_train(epochs=0.5))
+    assert events[-1].step == 12 and events[-1].epochs == pytest.approx(0.48), (
+        "half of 200 pairs in batches of 8"
+    )
+
+
+def test_minutes_count_training_and_the_schedule_ends_with_them(with_train):
+    _, events = trained(with_train(minutes=0.05, batch_size=16))
+    steps = of(Step, events)
+    assert 3.0 <= events[-1].seconds < 4.0
+    assert steps[-1].lr < 0.02 * max(s.lr for s in steps), "the last step is nearly still"
+    assert steps[-1].progress == 1.0
+
+
+def test_break_saves_and_a_resumed_run_equals_one_that_never_stopped(with_train):
+    config = with_train(steps=9, keep_patches=0.5, eval_every="4")
+    straight, _ = trained(config, "straight")
+    run = prepare(config, "broken")
+    for event in train(run.load_config(), run):
+        if isinstance(event, Step) and event.step == 5:
+            break
+    assert checkpoint.latest(run.checkpoints).name == "step-000005"
+    last = list(run.events())[-1]
+    assert isinstance(last, Finished) and last.reason == "stopped" and not (run.path / "lock").exists()
+    events = list(train(run.load_config(), run))
+    assert events[0].step == 5 and [e.step for e in of(Step, events)] == [6, 7, 8, 9]
+    assert_equal_to_the_bit(straight, run)
+
+
+@pytest.mark.slow
+def test_thirty_steps_equal_seventeen_a_kill_and_thirteen():
+    """A real process, killed with SIGKILL as it works, resumed from its last checkpoint: equal to the bit."""
+    flags = [*as_flags(SMALL | {"steps": 30, "workers": 1}), "--save-every", "17", "--eval-every", "30"]
+    assert lapclip("train", "--run", "straight", *flags).returncode == 0
+    with subprocess.Popen(
+        command("train", "--run", "killed", *flags), stderr=subprocess.DEVNULL, env=environment()
+    ) as process:
+        wait_for(lambda: Path("runs/killed/checkpoints/step-000017").exists())
+        process.kill()
+    run = open_run("killed")
+    step = int(checkpoint.latest(run.checkpoints).name.removeprefix("step-"))
+    assert step == 17 and run.owner() is None
+    done = lapclip("train", "--resume", "killed", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["steps"] == 30, done.stderr
+    assert_equal_to_the_bit(open_run("straight"), run)
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_save_and_exit_with_130(number):
+    flags = as_flags(SMALL | {"steps": 100_000, "workers": 1})
+    with subprocess.Popen(
+        command("train", "--run", "asked", "--json", *flags),
+        stdout=-1,
+        stderr=-1,
+        text=True,
+        env=environment(),
+    ) as process:
+        wait_for(lambda: steps_written("asked") >= 2)
+        os.kill(process.pid, number)
+        output, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    result = json.loads(output)
+    run = open_run("asked")
+    assert (
+        result["reason"] == "stopped"
+        and checkpoint.latest(run.checkpoints).name == f"step-{result['steps']:06d}"
+    )
+    assert "--resume asked" in said and "stopped and saved" in said and "Traceback" not in said
+    again = lapclip("train", "--resume", "asked", "--steps", str(result["steps"] + 3), "--json")
+    assert json.loads(again.stdout)["steps"] == result["steps"] + 3
+
+
+def steps_written(name: str) -> int:
+    path = Path("runs") / name / "events.jsonl"
+    return path.read_text().count('"event":"Step"') if path.exists() else 0
+
+
+def test_under_minutes_a_resume_keeps_clock_and_order(with_train):
+    run = prepare(with_train(minutes=0.05), "run")
+    before = []
+    for event in train(run.load_config(), run):
+        before += of(Step, [event])
+        if before and before[-1].progress > 0.5:
+            break
+    events = list(train(run.load_config(), run))
+    after = of(Step, events)
+    assert after[0].step == before[-1].step + 1 and after[0].seconds > before[-1].seconds
+    assert after[0].num_pairs_seen == before[-1].num_pairs_seen + 8
+    assert after[0].lr < before[-1].lr * 1.05, "the schedule goes on, it does not start again"
+    assert 3.0 <= events[-1].seconds < 4.0 and after[-1].lr < 0.05 * max(s.lr for s in before)
+
+
+def test_a_finished_run_can_be_extended_but_not_just_resumed(with_train):
+    run, _ = trained(with_train(steps=4))
+    with pytest.raises(UserError, match="has had its budget") as caught:
+        list(train(run.load_config(), run))
+    assert "--steps 8" in caught.value.hint
+    assert isinstance(list(run.events())[-1], Finished), "a refused resume does not spoil the story"
+    longer = replace(run.load_config(), train=replace(run.load_config().train, steps=7))
+    events = list(train(longer, run))
+    assert events[0].step == 4 and events[-1].step == 7
+    assert run.load_config() == longer
+
+
+def test_a_diverged_run_stops_keeps_the_last_good_checkpoint_and_says_what_to_try(with_train):
+    run = prepare(with_train(steps=40, lr=1e37, clip_norm=1e9, warmup=0.3, save_every="2"), "run")
+    with pytest.raises(UserError, match="diverged") as caught:
+        list(train(run.load_config(), run))
+    assert "--lr 3e+36" in caught.value.hint
+    last = list(run.events())[-1]
+    assert isinstance(last, Failed) and "diverged" in last.message
+    kept = load_file(checkpoint.latest(run.checkpoints) / "model.safetensors")
+    assert all(tensor.isfinite().all() for tensor in kept.values())
+
+
+def test_the_best_checkpoint_is_the_one_with_the_best_recall(with_train):
+    run, events = trained(with_train(steps=12, eval_every="2", lr=3e-3))
+    evaluated = of(Evaluated, events)
+    score = {
+        e.step: (e.recall["text_to_image"]["recall@1"], e.recall["text_to_image"]["recall@10"])
+        for e in evaluated
+    }
+    best = max(score, key=lambda step: (score[step], -step))
+    assert checkpoint.best(run.checkpoints).name == f"step-{best:06d}"
+    assert events[-1].best_step == best and events[-1].recall == next(
+        e.recall for e in evaluated if e.step == best
+    )
+
+
+def test_long_captions_are_warned_about(small_config):
+    config = replace(small_config, model=replace(small_config.model, text_length=8))
+    _, events = trained(config)
+    (warning,) = of(Warned, events)
+    assert "100% of the captions" in warning.message and "--text-length" in warning.hint
+
+
+def test_sigmoid_checkpointing_and_chunks_train_too(with_train):
+    config = with_train(loss="sigmoid", chunk=3)
+    _, events = trained(replace(config, model=replace(config.model, checkpointing=True)))
+    assert events[-1].num_parameters == events[0].num_parameters and of(Step, events)[0].loss > 0
+
+
+def test_the_chunk_changes_no_loss(with_train):
+    """Only the order of sums differs: promised to 1e-5."""
+    losses = []
+    for chunk in (8, 3):
+        _, events = trained(with_train(chunk=chunk, keep_patches=0.5), f"chunk-{chunk}")
+        losses.append([step.loss for step in of(Step, events)])
+    np.testing.assert_allclose(losses[0], losses[1], atol=1e-5)
+
+
+def test_a_batch_larger_than_the_data_is_refused(with_train):
+    with pytest.raises(UserError, match="cannot be filled") as caught:
+        prepare(with_train(batch_size=201))
+    assert "--batch-size 200" in caught.value.hint
+    assert not Path("runs").exists(), "nothing is left behind"
+
+
+def test_from_python_one_loads_and_embeds(small_config):
+    run = library.prepare(small_config, "mine")
+    for _ in library.train(run.load_config(), run):
+        pass
+    embedder = library.load("mine")
+    Image.new("RGB", (40, 90), "red").save("red.png")
+    Image.new("L", (90, 40)).save("grey.png")
+    images = embedder.images(["red.png", Path("grey.png"), Image.new("RGBA", (20, 20))])
+    texts = embedder.texts(["a red house", "nothing"])
+    assert images.shape == (3, 128) and texts.shape == (2, 128) and images.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(np.vstack([images, texts]), axis=1), 1, rtol=1e-5)
+    assert embedder.images([]).shape == (0, 128)
+    with pytest.raises(UserError, match=r"nowhere\.png"):
+        embedder.images(["nowhere.png"])
