@@ -24,6 +24,7 @@ LAYERS = [
     {"step", "checkpoint"},
     {"embedder"},
     {"evaluate", "settle"},
+    {"prepare"},
     {"train"},
     {"monitor"},
     {"cli", "__init__"},
@@ -75,6 +76,12 @@ def test_imports_point_down_the_layers(path):
 )
 def test_the_parts_without_torch_do_not_import_it(path):
     assert not any(name.split(".")[0] in ("torch", "safetensors") for name in imports(path))
+
+
+def test_the_monitor_reaches_nothing_that_has_torch():
+    for path in SOURCE.glob("monitor/*.py"):
+        ours = {name.split(".")[1] for name in imports(path) if name.startswith("lapclip.")}
+        assert ours <= {"errors", "config", "events", "run", "machine", "plot", "web", "monitor"}, path
 
 
 def test_every_module_has_a_layer():

@@ -142,8 +142,25 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path):
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
         process.kill()
-    gone, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert not alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_leaves_the_workers_alone(tmp_path, number):
+    """Ctrl-C, `timeout` and a closing terminal signal every process of the group; the parent here ignores it."""
+    script = tmp_path / "script.py"
+    ignoring = "import signal\nsignal.signal(signal.SIGINT, lambda *_: None); signal.signal(signal.SIGTERM, lambda *_: None)\n"
+    more = "    os.killpg(0, {number}); [next(loader) for _ in range(20)]; print('went on', flush=True)\n"
+    program = PROGRAM.format(guard="if __name__ == '__main__':").replace("import sys", "import os, sys")
+    program = program.replace("    next(loader)\n", "    os.killpg(0, %d); next(loader)\n" % number)
+    program = program.replace("    time.sleep(60)\n", more.format(number=int(number)))
+    script.write_text(ignoring + program)
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=60, env=environment(), start_new_session=True,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout == "ready\nwent on\n", done.stderr
 
 
 def test_a_script_without_a_guard_gets_a_hint_and_does_not_hang(tmp_path):

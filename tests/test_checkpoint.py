@@ -71,6 +71,12 @@ def test_a_step_past_a_million_is_still_the_latest(tmp_path):
     assert checkpoint.latest(tmp_path).name == "step-1000000"
 
 
+def test_a_folder_that_only_looks_like_a_checkpoint_is_passed_over(tmp_path):
+    save(tmp_path, 1)
+    (tmp_path / "step-000009 copy").mkdir()
+    assert checkpoint.latest(tmp_path).name == "step-000001"
+
+
 def test_weights_are_safetensors_that_others_can_read(tmp_path):
     from safetensors.torch import load_file
 
@@ -101,8 +107,9 @@ def test_a_damaged_file_is_named_with_a_way_back(tmp_path, damage):
         checkpoint.load_weights(path, model_and_optimizer()[0])
     assert "remove" in caught.value.hint
     (path / "state" / "progress.json").write_text("{")
-    with pytest.raises(UserError, match=r"progress\.json"):
+    with pytest.raises(UserError, match=r"progress\.json") as caught:
         checkpoint.load_progress(path)
+    assert f"remove `{path}`" in caught.value.hint, "the whole checkpoint, not a part of it"
 
 
 KILLED = """

@@ -7,6 +7,7 @@ import time
 import pytest
 from conftest import SMALL, as_flags, lapclip
 
+import lapclip as library
 from lapclip.cli import run_command
 from lapclip.config import SETTINGS
 
@@ -130,4 +131,4 @@ def test_help_answers_at_once():
 
 
 def test_version_is_said():
-    assert lapclip("--version").stdout.strip() == "0.1.0"
+    assert lapclip("--version").stdout.strip() == library.__version__

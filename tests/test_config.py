@@ -48,7 +48,7 @@ def test_all_five_mistakes_of_a_file_are_named():
     ("name", "value"),
     [("steps", 0), ("steps", 1.5), ("steps", True), ("minutes", -1.0), ("minutes", float("nan")), ("lr", "1e-3"),
      ("batch_size", 1), ("save_every", "soon"), ("save_every", "0"), ("save_every", "-5m"), ("save_every", ""),
-     ("loss", "mse"), ("device", "tpu"), ("keep_patches", 0.0), ("source", 3), ("checkpointing", "yes")],
+     ("loss", "mse"), ("device", "tpu"), ("keep_patches", 0.0), ("source", 3), ("recompute", "yes"), ("lr", 0.0)],
 )  # fmt: skip
 def test_a_wrong_value_is_refused_by_name(name, value):
     with pytest.raises(UserError, match=SETTINGS[name].flag):
@@ -88,9 +88,9 @@ def test_what_is_written_reads_back_equal():
         flags={
             "steps": 7,
             "lr": 1e-7,
-            "source": 'odd "name" \\ \u00e9\n',
+            "source": 'odd "name" \\ \u00e9 \U0001f984 \x7f \x01\n',
             "size": "vit-b-32",
-            "checkpointing": True,
+            "recompute": True,
         }
     )
     assert load_config(write(to_toml(config))) == config

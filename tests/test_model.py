@@ -204,11 +204,11 @@ def test_looking_at_all_patches_equals_looking_at_the_picture():
     )
 
 
-def test_checkpointing_changes_no_gradient():
+def test_recomputing_changes_no_gradient():
     gradients = []
     for enabled in (False, True):
         model = small_model()
-        model.use_checkpointing(enabled)
+        model.use_recompute(enabled)
         image, text = model(*some_inputs())
         (image * text).sum().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
@@ -249,6 +249,11 @@ def test_an_impossible_patch_size_is_refused():
 
 def test_the_scale_has_a_limit():
     model = small_model()
-    model.log_scale.data.fill_(50.0)
-    assert model.scale().item() == pytest.approx(100.0)
+    for beyond, limit in ((50.0, 100.0), (-3.0, 1.0)):
+        model.log_scale.data.fill_(beyond)
+        model.limit_scale()
+        assert model.scale().item() == pytest.approx(limit)
+        model.scale().backward()
+        assert model.log_scale.grad.item() != 0, "from the limit it can come back"
+        model.log_scale.grad = None
     assert model.log_scale.shape == (1,)

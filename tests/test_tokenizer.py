@@ -70,7 +70,7 @@ def test_frequent_words_become_one_token():
 
 @pytest.mark.parametrize("tokenizer", [BPE, CHARACTERS], ids=["bpe", "characters"])
 def test_it_is_the_same_after_saving(tokenizer):
-    tokenizer.save(Path("tokenizer.json"))
+    Path("tokenizer.json").write_text(tokenizer.to_json(), "utf-8")
     loaded = load_tokenizer(Path("tokenizer.json"))
     texts = [*CAPTIONS[:5], "<end> unseen wörds"]
     assert (loaded.encode(texts, 50)[0] == tokenizer.encode(texts, 50)[0]).all()

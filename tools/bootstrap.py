@@ -31,7 +31,7 @@ def main(extras):
         [*pip, "install", "--quiet", "--constraint", "constraints.txt", "--editable", target],
         "install lapclip",
     )
-    run([*pip, "check"], "agree on versions", quiet=True)
+    run([*pip, "--quiet", "check"], "agree on versions")
     STAMP.write_text("\n".join([fingerprint(python), *sorted(extras)]))
 
 

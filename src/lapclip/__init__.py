@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from lapclip.config import Config, load_config
     from lapclip.embedder import Embedder, load
     from lapclip.errors import UserError
-    from lapclip.train import prepare, train
+    from lapclip.prepare import prepare
+    from lapclip.train import train
 
 __version__ = "0.1.0"
 __all__ = ["Config", "Embedder", "UserError", "load", "load_config", "prepare", "train"]
@@ -21,7 +22,7 @@ HOMES = {
     "Embedder": "embedder",
     "load": "embedder",
     "UserError": "errors",
-    "prepare": "train",
+    "prepare": "prepare",
     "train": "train",
 }
 

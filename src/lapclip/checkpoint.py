@@ -50,8 +50,8 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progres
         (beside / PROGRESS).write_text(json.dumps(asdict(progress)), "utf-8")
         for file in (MODEL, OPTIMIZER, PROGRESS, "state", "."):
             sync(beside / file)
-        if target.exists():  # this step was saved by a process that was killed before it could say so
-            shutil.rmtree(target)
+        if target.exists():  # the end of a run may save a step again, with its recall
+            target.rename(folder / f".writing-{target.name}-old")
         beside.rename(target)
         sync(folder)
     except (OSError, SafetensorError) as error:
@@ -104,7 +104,8 @@ def prune(folder: Path) -> None:
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def pointed_at(folder: Path, pointer: str) -> Path | None:
@@ -128,8 +129,7 @@ def best(folder: Path) -> Path | None:
 
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
     """Reads a checkpoint's weights into a model of the same shape, one tensor at a time."""
-    own = model.state_dict()
-    copy_tensors(checkpoint / MODEL, own)
+    copy_tensors(checkpoint, MODEL, model.state_dict())
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
@@ -140,7 +140,7 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> 
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
-    copy_tensors(checkpoint / OPTIMIZER, optimizer_tensors(model, optimizer))
+    copy_tensors(checkpoint, OPTIMIZER, optimizer_tensors(model, optimizer))
 
 
 def load_progress(checkpoint: Path) -> Progress:
@@ -148,10 +148,11 @@ def load_progress(checkpoint: Path) -> Progress:
     try:
         return Progress(**json.loads((checkpoint / PROGRESS).read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise unreadable(checkpoint / PROGRESS, error) from None
+        raise unreadable(checkpoint, PROGRESS, error) from None
 
 
-def copy_tensors(file: Path, into: dict[str, Tensor]) -> None:
+def copy_tensors(checkpoint: Path, name_of_file: str, into: dict[str, Tensor]) -> None:
+    file = checkpoint / name_of_file
     try:
         with safe_open(file, framework="pt") as stored:
             names = list(stored.keys())
@@ -160,7 +161,7 @@ def copy_tensors(file: Path, into: dict[str, Tensor]) -> None:
                 for name, tensor in into.items():
                     tensor.copy_(stored.get_tensor(name))
     except (OSError, SafetensorError) as error:
-        raise unreadable(file, error) from None
+        raise unreadable(checkpoint, name_of_file, error) from None
 
 
 def check_shapes(file: Path, stored: dict[str, tuple[int, ...]], wanted: dict[str, Tensor]) -> None:
@@ -180,10 +181,10 @@ def check_shapes(file: Path, stored: dict[str, tuple[int, ...]], wanted: dict[st
         )
 
 
-def unreadable(file: Path, error: Exception) -> UserError:
+def unreadable(checkpoint: Path, file: str, error: Exception) -> UserError:
     return UserError(
-        f"cannot read `{file}`: {error}",
-        hint=f"remove `{file.parent}` to go back to the checkpoint before it",
+        f"cannot read `{checkpoint / file}`: {error}",
+        hint=f"remove `{checkpoint}` to go back to the checkpoint before it",
     )
 
 

@@ -5,6 +5,7 @@ stdout is data, stderr is for people. torch is imported by the commands that nee
 
 import inspect
 import json
+import os
 import signal
 import sys
 import traceback
@@ -23,6 +24,7 @@ from lapclip.errors import UserError
 
 if TYPE_CHECKING:
     from lapclip.config import Config
+    from lapclip.events import Finished
     from lapclip.run import Run
 
 app = App(
@@ -47,7 +49,7 @@ def run_command(arguments: list[str]) -> int:
         complain(problem.message, problem.hint)
         return 1
     except CycloptsError as problem:
-        command = next((f"{a} " for a in arguments[:1] if a in ("train", "eval")), "")
+        command = next((f"{a} " for a in arguments[:1] if a in app), "")
         complain(in_our_style(str(problem)), f"`lapclip {command}--help` lists what there is")
         return 2
     except KeyboardInterrupt:
@@ -130,32 +132,37 @@ def train(
     if resume is None:
         settings = load_config(config, flags)
         with working("setting up"):
-            from lapclip.train import prepare
+            from lapclip.prepare import prepare
 
-            folder = prepare(settings, run)
-        return follow(folder.load_config(), folder, as_json=json)
+            new = prepare(settings, run)
+        return follow(new.load_config(), new, as_json=json)
     if run is not None or config is not None:
         raise UserError(
             "`--resume` takes name and settings from the run itself", hint="leave `--run` and `--config` away"
         )
     from lapclip.run import open_run
 
-    folder = open_run(resume)
-    return follow(settings_to_resume(folder, flags), folder, as_json=json)
+    resumed = open_run(resume)
+    refuse_fixed(resumed, flags)
+    with working("setting up"):
+        from lapclip.prepare import refuse_if_finished, revise
+
+        settings = revise(resumed, flags)
+    refuse_if_finished(resumed, settings)
+    return follow(settings, resumed, as_json=json)
 
 
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
-RESUMABLE = {*BUDGETS, "chunk", "device", "threads", "workers", "save_every", "eval_every", "checkpointing"}
+RESUMABLE = {*BUDGETS, "chunk", "device", "threads", "workers", "save_every", "eval_every", "recompute"}
 
 
-def settings_to_resume(run: "Run", flags: dict[str, Any]) -> "Config":
+def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
     fixed = [SETTINGS[name].flag for name in flags if name not in RESUMABLE]
     if fixed:
         raise UserError(
             f"{' and '.join(f'`{flag}`' for flag in fixed)} cannot change when a run is resumed",
             hint=f"start a new run from its settings: `lapclip train --config {run.path}/config.toml {fixed[0]} ...`",
         )
-    return load_config(run.path / "config.toml", flags)
 
 
 def follow(config: "Config", run: "Run", *, as_json: bool) -> int:
@@ -166,14 +173,13 @@ def follow(config: "Config", run: "Run", *, as_json: bool) -> int:
         from lapclip.train import train as events_of
 
     show_settled(config, run)
-    stopped = False
     with stop_requests() as requests, Screen(people) as screen, closing(events_of(config, run)) as events:
         for event in events:
             screen.show(event)
             if requests:
-                stopped = True
                 break
     result = next(event for event in reversed(list(run.events())) if isinstance(event, Finished))
+    stopped = result.reason == "stopped"
     show_result(run, result, stopped=stopped)
     if as_json:
         print_json(
@@ -183,7 +189,7 @@ def follow(config: "Config", run: "Run", *, as_json: bool) -> int:
                 **{name: value for name, value in asdict(result).items() if name not in ("step", "time")},
                 "settled": {
                     name: {"value": value_of(config, name), "reason": reason}
-                    for name, reason in run.load_reasons().items()
+                    for name, reason in run.load_machine().get("reasons", {}).items()
                 },
             }
         )
@@ -199,7 +205,8 @@ def stop_requests() -> Iterator[list[int]]:
         if requests:
             raise KeyboardInterrupt
         requests.append(number)
-        people.print("stopping after this step and saving; once more stops at once", highlight=False)
+        # Straight to the terminal: a handler may interrupt rich while it holds its locks.
+        os.write(sys.stderr.fileno(), b"\nstopping after this step and saving; once more stops at once\n")
 
     before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -214,7 +221,7 @@ def show_settled(config: "Config", run: "Run") -> None:
 
     people.print(f"run: {run.path}", highlight=False)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for name, reason in run.load_reasons().items():
+    for name, reason in run.load_machine().get("reasons", {}).items():
         table.add_row(name, str(value_of(config, name)), reason)
     people.print(table, highlight=False, markup=False)
 
@@ -223,7 +230,7 @@ def value_of(config: "Config", name: str) -> Any:
     return getattr(getattr(config, SETTINGS[name].section), name)
 
 
-def show_result(run: "Run", result: Any, *, stopped: bool) -> None:
+def show_result(run: "Run", result: "Finished", *, stopped: bool) -> None:
     from lapclip.monitor.line import duration, recall_table
 
     what = "stopped and saved" if stopped else "done"
@@ -245,9 +252,20 @@ def show_result(run: "Run", result: Any, *, stopped: bool) -> None:
             f"what it finds for a few captions: {run.path}/learned.png", highlight=False, soft_wrap=True
         )
     people.print("next:", highlight=False)
-    people.print(f"  lapclip eval {run.name}", highlight=False)
-    more = f"--minutes {max(1, round(result.seconds / 30))}" if not stopped else ""
-    people.print(f"  lapclip train --resume {run.name} {more}".rstrip(), highlight=False)
+    if result.checkpoint is not None:
+        people.print(f"  lapclip eval {run.reference}", highlight=False)
+    people.print(
+        f"  lapclip train --resume {run.reference}{more_of(run, result) if not stopped else ''}",
+        highlight=False,
+    )
+
+
+def more_of(run: "Run", result: "Finished") -> str:
+    """The flag that gives a finished run as much again, in the kind of budget it had."""
+    budget = run.load_config().train
+    if budget.minutes is not None:
+        return f" --minutes {2 * budget.minutes:g}"
+    return f" --epochs {2 * budget.epochs:g}" if budget.epochs is not None else f" --steps {2 * result.step}"
 
 
 @app.command(name="eval")
@@ -267,14 +285,15 @@ def evaluate(
         raise UserError(f"`--num-validation` {problem}", hint="512 is what training uses")
     from lapclip.run import open_run
 
-    data = open_run(run).load_config().data
+    config = open_run(run).load_config()
     with working("evaluating"):
         from lapclip.data.source import open_source
         from lapclip.embedder import load
         from lapclip.evaluate import embed_pool, retrieval
 
-        _, held_out = open_source(source or data.source)
-        recall = retrieval(embed_pool(load(run), held_out, num_validation or data.num_validation))
+        _, held_out = open_source(source or config.data.source)
+        pool = embed_pool(load(run), held_out, num_validation or config.data.num_validation)
+        recall = retrieval(pool, config.train.batch_size or 12)
     if json:
         print_json(recall)
     else:

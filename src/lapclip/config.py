@@ -56,7 +56,7 @@ class ModelConfig:
     image_size: int | None = opt(None, "pixels of each side of a picture", at_least=8)
     patch_size: int | None = opt(None, "pixels of each side of a patch", at_least=1)
     text_length: int | None = opt(None, "most tokens of a caption; the rest is cut", at_least=4)
-    checkpointing: bool = opt(
+    recompute: bool = opt(
         False, "compute activations twice instead of keeping them: less memory, a third more time"
     )
 
@@ -73,7 +73,7 @@ class TrainConfig:
     batch_size: int | None = opt(None, "pairs contrasted with one another in one step", at_least=2)
     chunk: int | None = opt(None, "pairs in memory at once; any chunk gives the same gradients", at_least=1)
     loss: Literal["softmax", "sigmoid"] = opt("softmax", "softmax as in CLIP, or sigmoid as in SigLIP")
-    lr: float | None = opt(None, "highest learning rate", at_least=0.0)
+    lr: float | None = opt(None, "highest learning rate", at_least=1e-12)
     warmup: float = opt(0.1, "share of the run in which the learning rate rises", at_least=0.0, at_most=0.9)
     weight_decay: float = opt(0.1, "AdamW's weight decay; matrices only", at_least=0.0)
     beta1: float = opt(0.9, "AdamW's memory of the gradient", at_least=0.0, at_most=0.9999)
@@ -81,6 +81,9 @@ class TrainConfig:
     clip_norm: float = opt(1.0, "longest gradient that is not shortened", at_least=1e-6)
     keep_patches: float | None = opt(
         None, "share of each picture's patches looked at while training", at_least=0.05, at_most=1.0
+    )
+    whole_from: float = opt(
+        0.8, "share of the run after which whole pictures are looked at", at_least=0.0, at_most=1.0
     )
     seed: int = opt(0, "decides weights, order and which patches are kept", at_least=0, at_most=2**31)
     save_every: str = opt("5m", "between checkpoints: steps (`500`) or training time (`90s`, `5m`, `1h`)")
@@ -143,8 +146,11 @@ class Setting:
             return f"is {value}, less than {low}"
         if high is not None and value > high:
             return f"is {value}, more than {high}"
-        if self.name in ("save_every", "eval_every"):
-            return problem_with_every(str(value))
+        if self.name.endswith("_every"):
+            try:
+                parse_every(str(value))
+            except ValueError:
+                return f"is `{value}`, neither steps (`500`) nor a time (`90s`, `5m`, `1h`)"
         return None
 
 
@@ -262,20 +268,19 @@ def contradictions(config: Config) -> list[str]:
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
-def problem_with_every(text: str) -> str | None:
-    number = text[:-1] if text[-1:] in SECONDS else text
-    try:
-        amount = float(number) if number is not text else int(number)
-    except ValueError:
-        return f"is `{text}`, neither steps (`500`) nor a time (`90s`, `5m`, `1h`)"
-    return None if 0 < amount < math.inf else f"is `{text}`, but must be more than nothing"
+def parse_every(text: str) -> tuple[float, float]:
+    """Steps and seconds of `500`, `90s`, `5m` or `1h`, the other one endless; ValueError for anything else."""
+    unit = SECONDS.get(text[-1:])
+    amount = int(text) if unit is None else float(text[:-1]) * unit
+    if not 0 < amount < math.inf:
+        raise ValueError
+    return (amount, math.inf) if unit is None else (math.inf, amount)
 
 
 def is_due(every: str, steps: int, seconds: float) -> bool:
     """Whether so many steps or seconds since the last time are enough."""
-    if every[-1] in SECONDS:
-        return seconds >= float(every[:-1]) * SECONDS[every[-1]]
-    return steps >= int(every)
+    least_steps, least_seconds = parse_every(every)
+    return steps >= least_steps or seconds >= least_seconds
 
 
 def to_toml(config: Config) -> str:
@@ -286,7 +291,7 @@ def to_toml(config: Config) -> str:
         for f in fields(getattr(config, section.name)):
             value = getattr(getattr(config, section.name), f.name)
             if value is not None:
-                # A JSON string is a TOML string too, once the control characters TOML lacks are escaped as JSON does.
-                lines.append(f"{f.name} = {json.dumps(value)}")
+                # A JSON string is a TOML string too, but for surrogate pairs and the one control JSON leaves as it is.
+                lines.append(f"{f.name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
         lines.append("")
     return "\n".join(lines)

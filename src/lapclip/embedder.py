@@ -13,6 +13,7 @@ from lapclip.config import DeviceName
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.device import Device, pick_device
 from lapclip.errors import UserError
+from lapclip.loss import NEEDS_BIAS
 from lapclip.model.clip import CLIP, build_model
 from lapclip.run import open_run
 
@@ -57,7 +58,9 @@ def to_pixels(picture: Picture, image_size: int) -> np.ndarray:
         try:
             with Image.open(picture) as opened:
                 picture = ImageOps.exif_transpose(opened).convert("RGB")
-        except (OSError, Image.DecompressionBombError) as error:
+        except (
+            Exception
+        ) as error:  # a broken file can raise nearly anything: OSError, SyntaxError, struct.error
             raise UserError(
                 f"cannot read `{picture}` as a picture: {error}", hint="leave it out, or convert it to JPEG"
             ) from None
@@ -76,7 +79,7 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
     tokenizer = load_tokenizer(run.tokenizer_file)
     place, _ = pick_device(device)
     model = build_model(
-        config.model, vocab_size=tokenizer.vocab_size, has_bias=config.train.loss == "sigmoid"
+        config.model, vocab_size=tokenizer.vocab_size, has_bias=config.train.loss in NEEDS_BIAS
     )
     load_weights(checkpoint, model)
     return Embedder(model.to(place.torch).eval(), tokenizer, place)

@@ -39,30 +39,61 @@ def embed_pool(embedder: Embedder, source: Source, num_images: int) -> Pool:
     return Pool(np.concatenate(rows), embedder.texts(captions), image_of_caption, captions)
 
 
-def retrieval(pool: Pool) -> dict[str, Any]:
-    """Recall both ways, as `lapclip eval --json` prints it; a picture with several captions is found by any of them."""
+def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:
+    """Recall both ways and accuracy in batches, as `lapclip eval --json` prints it.
+
+    A picture is found by any of its captions, and a caption that several pictures share finds any of them.
+    """
     cosine_MN = pool.text_ME @ pool.image_NE.T
-    is_pair_MN = pool.image_of_caption[:, None] == np.arange(len(pool.image_NE))
+    is_pair_MN = belong_together(pool)
     return {
         "num_images": len(pool.image_NE),
         "num_captions": len(pool.text_ME),
         "text_to_image": recall(cosine_MN, is_pair_MN),
         "image_to_text": recall(cosine_MN.T, is_pair_MN.T),
+        "in_batch": in_batch(cosine_MN, is_pair_MN, pool.image_of_caption, batch_size),
     }
 
 
-def recall(cosine_QA: np.ndarray, is_pair_QA: np.ndarray) -> dict[str, Any]:
-    """How often a right answer is among the first k, over all queries; among equals a right answer comes last."""
+def belong_together(pool: Pool) -> np.ndarray:
+    """True where a caption is said of a picture, be it by another pair with the same words."""
+    words, number_M = np.unique([caption.casefold() for caption in pool.captions], return_inverse=True)
+    said_WN = np.zeros((len(words), len(pool.image_NE)), dtype=bool)
+    said_WN[number_M, pool.image_of_caption] = True
+    return said_WN[number_M]
+
+
+def in_batch(
+    cosine_MN: np.ndarray, is_pair_MN: np.ndarray, image_of_caption: np.ndarray, batch_size: int
+) -> dict[str, Any]:
+    """The documents' accuracy, on held-out pairs: the nearest in a batch of shuffled pairs is right, both ways."""
+    _, first_caption_N = np.unique(image_of_caption, return_index=True)
+    order = np.random.default_rng(0).permutation(len(first_caption_N))
+    size = min(batch_size, len(order))
+    right = []
+    for start in range(0, len(order) - size + 1, size):
+        images = order[start : start + size]
+        cosine = cosine_MN[np.ix_(first_caption_N[images], images)]
+        is_pair = is_pair_MN[np.ix_(first_caption_N[images], images)]
+        right += [
+            recall(cosine, is_pair, ks=(1,))["recall@1"],
+            recall(cosine.T, is_pair.T, ks=(1,))["recall@1"],
+        ]
+    return {"accuracy": float(np.mean(right)), "chance": 1 / size, "batch_size": size}
+
+
+def recall(cosine_QA: np.ndarray, is_pair_QA: np.ndarray, ks: tuple[int, ...] = KS) -> dict[str, Any]:
+    """How often a right answer is among the first k, over all queries; among equals, and for NaN, it comes last."""
     best_right_Q = np.where(is_pair_QA, cosine_QA, -np.inf).max(axis=1, keepdims=True)
-    ranks_Q = 1 + ((cosine_QA >= best_right_Q) & ~is_pair_QA).sum(axis=1)
+    ranks_Q = 1 + (~(cosine_QA < best_right_Q) & ~is_pair_QA).sum(axis=1)
     num_queries, num_answers = cosine_QA.shape
-    found = {k: int((ranks_Q <= k).sum()) for k in KS}
+    found = {k: int((ranks_Q <= k).sum()) for k in ks}
     right_Q = is_pair_QA.sum(axis=1)
     return {
-        **{f"recall@{k}": found[k] / num_queries for k in KS},
+        **{f"recall@{k}": found[k] / num_queries for k in ks},
         "median_rank": float(np.median(ranks_Q)),
-        **{f"chance@{k}": chance(right_Q, num_answers, k) for k in KS},
-        "interval@10": wilson_interval(found[10], num_queries),
+        **{f"chance@{k}": chance(right_Q, num_answers, k) for k in ks},
+        f"interval@{max(ks)}": wilson_interval(found[max(ks)], num_queries),
     }
 
 

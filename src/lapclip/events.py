@@ -97,7 +97,7 @@ class Finished(Event):
     num_parameters: int
     recall: dict[str, Any] | None  # of the best checkpoint
     best_step: int | None
-    checkpoint: str
+    checkpoint: str | None  # the best one
 
 
 @dataclass(frozen=True)

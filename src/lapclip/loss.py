@@ -1,7 +1,7 @@
 """Embeddings of a batch in, loss out; pairs that show or say the same are never each other's negatives.
 
-Shapes: B pairs in the batch, E embedding. `same_BB` is true where two pairs share a picture or a caption; its
-diagonal is true.
+Shapes: B pairs in the batch, E embedding. `same_BB` is true where the row's picture and the column's caption belong
+together; its diagonal is true.
 """
 
 from collections.abc import Callable
@@ -38,3 +38,4 @@ def off_diagonal(same_BB: Tensor) -> Tensor:
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], Tensor]
 LOSSES: dict[str, Loss] = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
+NEEDS_BIAS = {"sigmoid"}

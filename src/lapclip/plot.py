@@ -4,6 +4,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+NUM_FOUND = 6  # pictures shown for a query
 TILE = 128  # pixels of each side of a found picture
 GAP, TEXT_HEIGHT, MARK = 8, 40, 4
 PAPER, INK, RIGHT = "#ffffff", "#222222", "#1a7f37"

@@ -1,6 +1,7 @@
 """The run folder: settings, machine, tokenizer, events, checkpoints, and the lock of the process that owns it."""
 
 import contextlib
+import fcntl
 import json
 import os
 import sys
@@ -8,12 +9,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from lapclip.config import Config, load_config, to_toml
 from lapclip.errors import UserError, suggest
-from lapclip.events import Event, Failed, Step, read_events, to_line
+from lapclip.events import Event, Failed, Finished, Step, read_events, to_line
 
 RUNS = Path("runs")
 SECONDS_BETWEEN_STEPS = (
@@ -33,6 +35,11 @@ class Run:
         return self.path.name
 
     @property
+    def reference(self) -> str:
+        """What a command calls it: its name when it lies in `runs/` here, else its path."""
+        return self.name if self.path == RUNS / self.name else str(self.path)
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -40,18 +47,34 @@ class Run:
     def tokenizer_file(self) -> Path:
         return self.path / "tokenizer.json"
 
+    def make_folders(self) -> None:
+        try:
+            self.checkpoints.mkdir()
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+
     def load_config(self) -> Config:
         return load_config(self.path / "config.toml")
 
     def write_config(self, config: Config) -> None:
         write_atomically(self.path / "config.toml", to_toml(config))
 
-    def load_reasons(self) -> dict[str, str]:
-        """Why each automatic choice was made, by setting."""
+    def load_machine(self) -> dict[str, Any]:
+        """What the run was prepared on, and under `reasons` why each automatic choice was made."""
         try:
-            return json.loads((self.path / "machine.json").read_text("utf-8"))["reasons"]
-        except (OSError, ValueError, KeyError):
+            return json.loads((self.path / "machine.json").read_text("utf-8"))
+        except (OSError, ValueError):
             return {}
+
+    def write_machine(self, facts: dict[str, Any]) -> None:
+        write_atomically(self.path / "machine.json", json.dumps(facts, indent=2))
+
+    def is_finished(self) -> bool:
+        """Whether the last thing that happened is that its budget was used up."""
+        last = None
+        for last in self.events():  # noqa: B007  # the loop is for its end
+            pass
+        return isinstance(last, Finished) and last.reason == "budget"
 
     def events(self) -> Iterator[Event]:
         return read_events(self.path / "events.jsonl")
@@ -72,14 +95,58 @@ class Run:
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
         """Holds the run's lock; what ends the block badly is written down as `Failed` on its way."""
-        self.take_lock()
+        with self.lock():
+            self.end_torn_line()
+            try:
+                yield
+            finally:
+                problem = sys.exception()
+                if problem is not None and not isinstance(problem, (GeneratorExit, KeyboardInterrupt)):
+                    self.write_failure(problem)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """The system holds the lock, so that it ends with the process; the file tells people whose it is."""
         try:
-            yield
-        finally:
-            problem = sys.exception()
-            if problem is not None and not isinstance(problem, (GeneratorExit, KeyboardInterrupt)):
-                self.write_failure(problem)
-            (self.path / "lock").unlink(missing_ok=True)
+            file = (self.path / "lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = self.owner() or "another one"
+                raise UserError(
+                    f"run `{self.name}` is being trained by process {owner}",
+                    hint=f"wait for it, or stop it with `kill {owner}`: it saves and ends",
+                ) from None
+            file.truncate(0)
+            json.dump({"pid": os.getpid(), "started": psutil.Process().create_time()}, file)
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def owner(self) -> int | None:
+        """The process that is training the run now; what a killed one left in the file does not count."""
+        try:
+            with (self.path / "lock").open(encoding="utf-8") as file:
+                content = file.read()
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return json.loads(content)["pid"]
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return None
+
+    def end_torn_line(self) -> None:
+        """Ends the line a killed process left half written, so that the next event does not stand behind it."""
+        events = self.path / "events.jsonl"
+        if events.exists() and events.stat().st_size and not read_end(events).endswith(b"\n"):
+            with events.open("a", encoding="utf-8") as file:
+                file.write("\n")
 
     def write_failure(self, problem: BaseException) -> None:
         hint = (
@@ -88,35 +155,11 @@ class Run:
         with contextlib.suppress(UserError):  # on a full disk the problem itself matters more than its record
             self.write(Failed(message=str(problem) or type(problem).__name__, hint=hint))
 
-    def take_lock(self) -> None:
-        owner = self.owner()
-        if owner is not None:
-            raise UserError(
-                f"run `{self.name}` is being trained by process {owner}",
-                hint=f"wait for it, or stop it with `kill {owner}`: it saves and ends",
-            )
-        lock = self.path / "lock"
-        lock.unlink(missing_ok=True)  # of a process that was killed
-        process = psutil.Process()
-        content = json.dumps({"pid": process.pid, "started": process.create_time()})
-        try:
-            with lock.open("x", encoding="utf-8") as file:
-                file.write(content)
-        except FileExistsError:
-            raise UserError(
-                f"run `{self.name}` was taken by another process just now", hint="try again"
-            ) from None
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
 
-    def owner(self) -> int | None:
-        """The process that is training the run now; a lock left behind by a killed one does not count."""
-        try:
-            lock = json.loads((self.path / "lock").read_text("utf-8"))
-            alive = psutil.Process(lock["pid"]).create_time() == lock["started"]
-        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
-            return None
-        return lock["pid"] if alive else None
+def read_end(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read()
 
 
 def new_run(name: str | None, *, prefix: str) -> Run:
@@ -173,7 +216,9 @@ def open_run(name: str) -> Run:
 
 def write_atomically(path: Path, content: str) -> None:
     """A reader sees the old content or the new one, also after a crash."""
-    beside = path.with_name(f".{path.name}.writing")  # one name, so that a killed writer leaves no heap behind
+    beside = path.with_name(
+        f".{path.name}.writing"
+    )  # one name, so that a killed writer leaves no heap behind
     try:
         with beside.open("w", encoding="utf-8") as file:
             file.write(content)

@@ -24,27 +24,29 @@ class Recipe:
     batch_size: int
     lr: float
     keep_patches: float
+    why: str
 
 
 RECIPES = {
-    "nano": Recipe(128, 1e-3, 1.0),
-    "tiny": Recipe(128, 1e-3, 0.5),
-    "small": Recipe(12, 3e-4, 1.0),  # the documents' own
-    "base": Recipe(12, 3e-4, 1.0),
+    "nano": Recipe(128, 1e-3, 1.0, "as for `tiny`, at a quarter of its patches"),
+    "tiny": Recipe(128, 1e-3, 0.5, "the best of what was tried, see docs/log.md"),
+    "small": Recipe(12, 3e-4, 1.0, "as in the documents"),
+    "base": Recipe(12, 3e-4, 1.0, "as in the documents"),
 }
-OTHER_SIZES = Recipe(32, 3e-4, 0.5)
+OTHER_SIZES = Recipe(32, 3e-4, 0.5, "assumed for this size, not measured")
 CHARACTER_SIZES = ("small", "base")  # the documents' tokenizer; their parameter counts include its 33 symbols
 DEFAULT_MINUTES = 3.0
 SHARE_OF_MEMORY = 0.6  # of what is free, so that the machine stays usable
 
 Reasons = dict[str, str]
+ASKED = "asked for"
 T = TypeVar("T")
 
 
 def settle_tokenizer(config: Config) -> tuple[TokenizerName, str]:
     """The kind of tokenizer, which must be there before the rest can be settled."""
     if config.data.tokenizer is not None:
-        return config.data.tokenizer, "asked for"
+        return config.data.tokenizer, ASKED
     if config.model.size in CHARACTER_SIZES:
         return "characters", f"`{config.model.size}` is the documents' model and counts their 33 symbols"
     return "bpe", "words of your captions become tokens, in any language"
@@ -60,7 +62,7 @@ def settle(
     reasons: Reasons = {"tokenizer": why_tokenizer}
 
     def choose(name: str, asked: T | None, value: T, why: str) -> T:
-        reasons[name] = "asked for" if asked is not None else why
+        reasons[name] = ASKED if asked is not None else why
         return value if asked is None else asked
 
     train = config.train
@@ -71,24 +73,20 @@ def settle(
         "batch_size",
         train.batch_size,
         min(recipe.batch_size, data.num_train),
-        f"what `{config.model.size}` learns well with",
+        recipe.why,
     )
     if batch_size > data.num_train:
         raise UserError(
             f"a batch of {batch_size} pairs cannot be filled: `{config.data.source}` has {data.num_train}",
             hint=f"pass `--batch-size {data.num_train}` or less",
         )
-    chunk, why_chunk = settle_chunk(size, batch_size, num_parameters, machine, config.model.checkpointing)
+    chunk, why_chunk = settle_chunk(size, batch_size, num_parameters, machine, config.model.recompute)
     settled_train = replace(
         train,
         batch_size=batch_size,
         chunk=min(batch_size, choose("chunk", train.chunk, chunk, why_chunk)),
-        lr=choose(
-            "lr", train.lr, recipe.lr, f"measured for `{config.model.size}` at batch {recipe.batch_size}"
-        ),
-        keep_patches=choose(
-            "keep_patches", train.keep_patches, recipe.keep_patches, "what is left out costs no time"
-        ),
+        lr=choose("lr", train.lr, recipe.lr, recipe.why),
+        keep_patches=choose("keep_patches", train.keep_patches, recipe.keep_patches, recipe.why),
         eval_every=choose(
             "eval_every",
             train.eval_every,
@@ -109,26 +107,28 @@ def settle(
         config.device,
         threads=choose("threads", config.device.threads, threads, "what torch chose for this machine"),
     )
+    if settled_data.num_validation < config.data.num_validation:
+        reasons["num_validation"] = f"all that `{config.data.source}` holds out"
     return Config(data=settled_data, model=settled_model, train=settled_train, device=settled_device), reasons
 
 
 def settle_chunk(
-    size: Size, batch_size: int, num_parameters: int, machine: Machine, checkpointing: bool
+    size: Size, batch_size: int, num_parameters: int, machine: Machine, recompute: bool
 ) -> tuple[int, str]:
     """The largest chunk whose activations fit beside weights, gradients and AdamW's two moments."""
     fixed = 16 * num_parameters + 400_000_000
     room = machine.available_bytes * SHARE_OF_MEMORY - fixed
     chunk = batch_size
-    while chunk > 1 and chunk * activation_bytes(size, checkpointing) > room:
+    while chunk > 1 and chunk * activation_bytes(size, recompute) > room:
         chunk = (chunk + 1) // 2
     if chunk == batch_size:
         return chunk, "the whole batch fits into memory"
     return chunk, f"more would not fit into {machine.available_bytes / 1e9:.1f} GB of free memory"
 
 
-def activation_bytes(size: Size, checkpointing: bool) -> int:
-    """What one pair leaves for the backward pass, about: 18 vectors a token and layer, or one with checkpointing."""
-    kept = 1 if checkpointing else 18
+def activation_bytes(size: Size, recompute: bool) -> int:
+    """What one pair leaves for the backward pass, about: 18 vectors a token and layer, or one with recompute."""
+    kept = 1 if recompute else 18
     patches = (size.image_size // size.patch_size) ** 2 + 1
     return (
         4
@@ -153,3 +153,11 @@ def total_steps(train: TrainConfig, num_train: int, batch_size: int) -> int | No
     if train.epochs is not None:
         return max(1, round(train.epochs * num_train / batch_size))
     return train.steps
+
+
+def share_done(train: TrainConfig, total: int | None, step: int, seconds: float) -> float:
+    """How much of the budget is used: 1 at its end."""
+    if total is not None:
+        return step / total
+    assert train.minutes is not None, "one of them is the budget"
+    return seconds / (train.minutes * 60)

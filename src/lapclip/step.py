@@ -34,7 +34,8 @@ class Inputs:
 def move(batch: Batch, device: Device, keep_BK: Tensor | None) -> Inputs:
     """The batch as tensors on the device; pictures travel as bytes."""
     images, captions = torch.from_numpy(batch.image_ids), torch.from_numpy(batch.caption_ids)
-    same_BB = (images[:, None] == images) | (captions[:, None] == captions)
+    # A picture and a caption belong together when some pair of the batch has that picture and that caption.
+    same_BB = (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
     return Inputs(
         images=torch.from_numpy(batch.images).to(device.torch),
         tokens_BT=torch.from_numpy(batch.tokens).to(device.torch),
@@ -94,5 +95,6 @@ def in_batch_accuracy(image_BE: Tensor, text_BE: Tensor, same_BB: Tensor) -> Ten
     """How often the nearest caption of a picture is its own, and the other way round: the documents' accuracy."""
     cosine_BB = image_BE @ text_BE.T
     pairs_B = torch.arange(len(cosine_BB), device=cosine_BB.device)
-    right = [same_BB[pairs_B, similar.argmax(dim=1)].float().mean() for similar in (cosine_BB, cosine_BB.T)]
-    return (right[0] + right[1]) / 2
+    captions_right = same_BB[pairs_B, cosine_BB.argmax(dim=1)].float().mean()
+    images_right = same_BB[cosine_BB.argmax(dim=0), pairs_B].float().mean()
+    return (captions_right + images_right) / 2

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,6 +22,7 @@ from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError
 
+STOPPING = {signal.SIGINT, signal.SIGTERM}
 PIECE = 64  # pairs a worker prepares at once: small, so that a large batch is shared and never held twice
 
 
@@ -60,11 +61,12 @@ def load_batches(
 ) -> Generator[Batch]:
     """Batches without end, from some step on; with workers, the next one is prepared while this one is used."""
     fetched = fetch_ahead(source, batch_size, image_size, seed, first_step, workers)
-    for indices, images, captions in fetched:
-        tokens, ends = tokenizer.encode(captions, text_length)
-        numbers: dict[str, int] = {}
-        caption_ids = np.array([numbers.setdefault(caption, len(numbers)) for caption in captions])
-        yield Batch(images, tokens, ends, indices, caption_ids)
+    with closing(fetched):
+        for indices, images, captions in fetched:
+            tokens, ends = tokenizer.encode(captions, text_length)
+            # By tokens, not by letters: what the model cannot tell apart is the same caption.
+            _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
+            yield Batch(images, tokens, ends, indices, caption_ids)
 
 
 Fetched = tuple[np.ndarray, np.ndarray, list[str]]  # pair numbers, pictures, one caption each
@@ -72,7 +74,7 @@ Fetched = tuple[np.ndarray, np.ndarray, list[str]]  # pair numbers, pictures, on
 
 def fetch_ahead(
     source: Source, batch_size: int, image_size: int, seed: int, first_step: int, workers: int
-) -> Iterator[Fetched]:
+) -> Generator[Fetched]:
     step = first_step
     if workers == 0:
         while True:
@@ -128,6 +130,11 @@ def worker_pool(source: Source, workers: int) -> Iterator[ProcessPoolExecutor]:
     )  # the only way on macOS, and safe beside torch's threads everywhere
     pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=start_worker, initargs=(source,))
     try:
+        # Workers are born deaf to what stops the parent, until they have left its group.
+        heard = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        for _ in range(workers):
+            pool.submit(os.getpid)
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         yield pool
     except BrokenProcessPool:
         raise UserError(
@@ -144,8 +151,8 @@ worker_source: Source  # of this worker process, set as it starts
 def start_worker(source: Source) -> None:
     global worker_source
     worker_source = source
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; only the parent decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setpgid(0, 0)  # Ctrl-C and the like go to a whole group of processes; only the parent decides to stop
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=die_with, args=(parent,), daemon=True).start()

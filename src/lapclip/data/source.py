@@ -8,6 +8,7 @@ from lapclip.data.synthetic import DocumentsSource, HeldOutScenes, SceneSource
 from lapclip.errors import UserError, suggest
 
 DEFAULT_NUM_SCENES = 100_000
+MOST_SCENES = 100_000_000  # their order is held in memory
 
 
 class Source(Protocol):
@@ -38,5 +39,10 @@ def open_source(name: str) -> tuple[Source, Source]:
         raise UserError(
             f"`{name}` should end in a number of pairs, at least 2, or in `documents`{suggest(rest, ['documents'])}",
             hint="write `synthetic:50000` or `synthetic:documents`",
+        )
+    if int(rest or 0) > MOST_SCENES:
+        raise UserError(
+            f"`{name}` asks for more than {MOST_SCENES:,} pairs",
+            hint="nobody has that many minutes; ask for fewer",
         )
     return SceneSource(num_pairs=int(rest or DEFAULT_NUM_SCENES)), HeldOutScenes()

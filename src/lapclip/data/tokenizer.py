@@ -51,8 +51,8 @@ class Tokenizer:
     def ids(self, captions: list[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self.pipeline.encode_batch(captions, add_special_tokens=False)]
 
-    def save(self, path: Path) -> None:
-        self.pipeline.save(str(path))
+    def to_json(self) -> str:
+        return self.pipeline.to_str(pretty=True)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

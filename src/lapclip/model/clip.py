@@ -50,8 +50,8 @@ def openai(image: Shape, text: Shape, patch_size: int, embedding: int) -> Size:
 
 # All the sizes there are. `small` and `base` count 76,736,001 and 105,426,689 parameters with 33 symbols.
 SIZES = {
-    "nano": Size(Shape(128, 4, 4), Shape(128, 2, 4), 32, 8, 32, 128),
-    "tiny": Size(Shape(192, 4, 6), Shape(192, 2, 6), 64, 8, 48, 192),
+    "nano": Size(Shape(128, 3, 4), Shape(128, 2, 4), 32, 8, 32, 128),
+    "tiny": Size(Shape(160, 3, 5), Shape(128, 2, 4), 64, 8, 48, 128),
     "small": Size(Shape(512, 12, 8), Shape(512, 12, 8), 224, 16, 77, 512),
     "base": Size(Shape(768, 12, 12), Shape(512, 6, 8), 224, 16, 77, 512),
     "medium": Size(Shape(1024, 12, 16), Shape(640, 10, 10), 224, 16, 77, 640),
@@ -112,15 +112,20 @@ class CLIP(nn.Module):
 
     def scale(self) -> Tensor:
         """How much a difference of cosines counts: 1 / temperature."""
-        return self.log_scale.clamp(0.0, math.log(MAX_SCALE)).exp()
+        return self.log_scale.exp()
+
+    def limit_scale(self) -> None:
+        """Keeps the scale within its limits, to be called after each update: from there it can still come back."""
+        with torch.no_grad():
+            self.log_scale.clamp_(0.0, math.log(MAX_SCALE))
 
     @property
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
-    def use_checkpointing(self, enabled: bool) -> None:
+    def use_recompute(self, enabled: bool) -> None:
         """Whether activations are computed again in the backward pass instead of kept: less memory, more work."""
-        self.image.transformer.checkpointing = self.text.transformer.checkpointing = enabled
+        self.image.transformer.recompute = self.text.transformer.recompute = enabled
 
 
 def initialise(module: nn.Module) -> None:
@@ -154,7 +159,7 @@ def build_model(config: ModelConfig, *, vocab_size: int, has_bias: bool, seed: i
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = CLIP(shape_of(config), vocab_size=vocab_size, has_bias=has_bias)
-    model.use_checkpointing(config.checkpointing)
+    model.use_recompute(config.recompute)
     return model
 
 

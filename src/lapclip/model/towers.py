@@ -32,7 +32,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList(Block(shape.width, shape.heads, activation) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(shape.width)
-        self.checkpointing = False
+        self.recompute = False
 
     def forward(self, x_BTD: Tensor, at_B: Tensor, causal: bool) -> Tensor:
         T = x_BTD.shape[1]
@@ -45,7 +45,7 @@ class Transformer(nn.Module):
         return self.norm(self.run(last, x_BTD, mask_last, at_B)).squeeze(1)
 
     def run(self, block: nn.Module, x_BTD: Tensor, mask: Tensor | None, at_B: Tensor | None) -> Tensor:
-        if self.checkpointing and torch.is_grad_enabled():
+        if self.recompute and torch.is_grad_enabled():
             # Nothing in a block is random, so there is no random state to keep for the second pass.
             return checkpoint(block, x_BTD, mask, at_B, use_reentrant=False, preserve_rng_state=False)
         return block(x_BTD, mask, at_B)

@@ -104,16 +104,14 @@ def recall_table(recall: dict[str, Any]) -> Table:
     )
     for heading in ("", "recall@1", "@5", "@10", "@10, 95% sure", "median rank"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    chances = []
     for direction, words in (("text_to_image", "words -> picture"), ("image_to_text", "picture -> words")):
         found = recall[direction]
         low, high = found["interval@10"]
         shares = [f"{found[f'recall@{k}']:.1%}" for k in (1, 5, 10)]
         table.add_row(words, *shares, f"{low:.0%} to {high:.0%}", f"{found['median_rank']:g}")
-    guessed = recall["text_to_image"]
-    table.add_row(
-        "chance",
-        *(f"{guessed[f'chance@{k}']:.1%}" for k in (1, 5, 10)),
-        "",
-        f"{(recall['num_images'] + 1) / 2:g}",
-    )
+        chances.append([f"{found[f'chance@{k}']:.1%}" for k in (1, 5, 10)])
+    table.add_row("chance", *chances[0])
+    if chances[1] != chances[0]:
+        table.add_row("chance, -> words", *chances[1])
     return table

@@ -1,0 +1,84 @@
+"""The documents: every console block of README and guides runs, and the reference pages equal the code."""
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, SMALL, as_flags, environment
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("guide-*.md"))]
+BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
+
+# Commands that would take minutes run with a small training instead; the words that people type stay the same.
+SMALLER = " ".join(as_flags(SMALL | {"steps": 4}))
+
+
+def commands(page) -> list[str]:
+    return [
+        line[2:]
+        for block in BLOCK.findall(page.read_text())
+        for line in block.splitlines()
+        if line.startswith("$ ")
+    ]
+
+
+def runnable(line: str) -> str | None:
+    """The command as it is run here, or None for what a test cannot do (clone, or run itself)."""
+    line = line.partition("  #")[0].strip()
+    if line.startswith(
+        ("git clone", "cd ", "make test", "make check", "make prove", "pip install", "source ")
+    ):
+        return None
+    if line.startswith("make train"):
+        return f"make --no-print-directory -C {shlex.quote(str(ROOT))} -n train >/dev/null && lapclip train {SMALLER}"
+    if line.startswith("lapclip train") and "--resume" not in line:
+        return re.sub(r"--(minutes|epochs|steps|size|batch-size) \S+", "", line) + " " + SMALLER
+    if line.startswith("lapclip train --resume"):
+        return re.sub(r"--minutes \S+", "--steps 6", line)
+    return line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_command_a_page_shows_runs(page, tmp_path):
+    found = commands(page)
+    assert found, "a page without a command teaches nothing"
+    path = f"{ROOT / '.venv' / 'bin'}:{environment()['PATH']}"
+    for line in filter(None, map(runnable, found)):
+        done = subprocess.run(
+            line,
+            shell=True,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            env=environment(PATH=path),
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def test_the_first_screen_of_the_readme_is_the_two_commands():
+    screen = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    assert "$ make train" in screen and "$ make test" in screen
+
+
+@pytest.mark.parametrize("name", ["cli", "config"])
+def test_reference_pages_equal_what_the_code_says(name):
+    sys.path.insert(0, str(ROOT / "tools"))
+    import reference
+
+    made = getattr(reference, f"{name}_page")()
+    assert (ROOT / "docs" / f"{name}.md").read_text("utf-8") == made, "run `make docs`"
+
+
+def test_links_between_pages_lead_somewhere():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_no_page_knows_the_machine_it_was_written_on():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.py")]:
+        assert not re.search(r"/(root|home|work)/", page.read_text()), page.name

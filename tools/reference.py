@@ -1,0 +1,68 @@
+"""Writes docs/cli.md and docs/config.md from the code; `make docs` runs it, and a test compares."""
+
+import os
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+from lapclip.config import SETTINGS, Config
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTE = "<!-- Made from the code by `make docs`. -->\n"
+
+
+def main() -> None:
+    (ROOT / "docs" / "cli.md").write_text(cli_page(), "utf-8")
+    (ROOT / "docs" / "config.md").write_text(config_page(), "utf-8")
+
+
+def cli_page() -> str:
+    parts = [NOTE, "# Commands\n"]
+    for command in ([], ["train"], ["eval"]):
+        name = " ".join(["lapclip", *command])
+        parts.append(f"## {name}\n\n```\n{help_of(command)}\n```\n")
+    return "\n".join(parts)
+
+
+def help_of(command: list[str]) -> str:
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
+    arguments = [sys.executable, "-m", "lapclip", *command, "--help"]
+    done = subprocess.run(
+        arguments, capture_output=True, text=True, check=True, env=environment, encoding="utf-8"
+    )
+    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+
+
+def config_page() -> str:
+    lines = [
+        NOTE,
+        "# Settings\n",
+        "Each is a flag of `lapclip train` and a key of a TOML file (`--config`). Order: defaults, file, flags.",
+        "What has no default is decided by size, data and machine, and printed with its reason.\n",
+    ]
+    for section, description in (
+        (s, type(getattr(Config(), s)).__doc__) for s in ("data", "model", "train", "device")
+    ):
+        lines += [
+            f"## [{section}]\n",
+            f"{description}\n",
+            "| setting | type | default | meaning |",
+            "|---|---|---|---|",
+        ]
+        for setting in SETTINGS.values():
+            if setting.section == section:
+                default = "" if setting.field.default is None else f"`{setting.field.default}`"
+                lines.append(f"| `{setting.name}` | {type_name(setting.type)} | {default} | {setting.help} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def type_name(kind: typing.Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
+    return {int: "whole number", float: "number", str: "text", bool: "true or false"}[kind]
+
+
+if __name__ == "__main__":
+    main()
