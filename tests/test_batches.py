@@ -153,7 +153,7 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_alone(tmp_path, number):
     ignoring = "import signal\nsignal.signal(signal.SIGINT, lambda *_: None); signal.signal(signal.SIGTERM, lambda *_: None)\n"
     more = "    os.killpg(0, {number}); [next(loader) for _ in range(20)]; print('went on', flush=True)\n"
     program = PROGRAM.format(guard="if __name__ == '__main__':").replace("import sys", "import os, sys")
-    program = program.replace("    next(loader)\n", "    os.killpg(0, %d); next(loader)\n" % number)
+    program = program.replace("    next(loader)\n", f"    os.killpg(0, {int(number)}); next(loader)\n")
     program = program.replace("    time.sleep(60)\n", more.format(number=int(number)))
     script.write_text(ignoring + program)
     done = subprocess.run(

@@ -4,8 +4,10 @@ import os
 import subprocess
 import sys
 import typing
+from dataclasses import fields
 from pathlib import Path
 
+from lapclip.cli import app
 from lapclip.config import SETTINGS, Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,7 +21,7 @@ def main() -> None:
 
 def cli_page() -> str:
     parts = [NOTE, "# Commands\n"]
-    for command in ([], ["train"], ["eval"]):
+    for command in ([], *([name] for name in app if not name.startswith("-"))):
         name = " ".join(["lapclip", *command])
         parts.append(f"## {name}\n\n```\n{help_of(command)}\n```\n")
     return "\n".join(parts)
@@ -41,9 +43,8 @@ def config_page() -> str:
         "Each is a flag of `lapclip train` and a key of a TOML file (`--config`). Order: defaults, file, flags.",
         "What has no default is decided by size, data and machine, and printed with its reason.\n",
     ]
-    for section, description in (
-        (s, type(getattr(Config(), s)).__doc__) for s in ("data", "model", "train", "device")
-    ):
+    for section in (f.name for f in fields(Config)):
+        description = type(getattr(Config(), section)).__doc__
         lines += [
             f"## [{section}]\n",
             f"{description}\n",

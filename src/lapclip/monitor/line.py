@@ -114,4 +114,10 @@ def recall_table(recall: dict[str, Any]) -> Table:
     table.add_row("chance", *chances[0])
     if chances[1] != chances[0]:
         table.add_row("chance, -> words", *chances[1])
+    batches = recall["in_batch"]
+    table.caption = (
+        f"in batches of {batches['batch_size']}, {batches['accuracy']:.1%} are matched rightly"
+        f" (chance {batches['chance']:.1%})"
+    )
+    table.caption_justify = "left"
     return table
