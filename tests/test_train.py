@@ -309,9 +309,7 @@ def test_a_batch_larger_than_the_data_is_refused(with_train):
 
 
 def test_from_python_one_loads_and_embeds(small_config):
-    run = library.prepare(small_config, "mine")
-    for _ in library.train(run.load_config(), run):
-        pass
+    trained(small_config, "mine")
     embedder = library.load("mine")
     Image.new("RGB", (40, 90), "red").save("red.png")
     Image.new("L", (90, 40)).save("grey.png")

@@ -1,6 +1,7 @@
 """Train your own CLIP on the laptop you have, and search your pictures with it.
 
-Everything below is imported when first used, so that `import lapclip` costs nothing.
+`lapclip.load("my-run")` gives an `Embedder`; it is imported when first used, so that `import lapclip` costs nothing.
+To train from Python: `lapclip.prepare.prepare` makes a run, `lapclip.train.train` goes through it.
 """
 
 import importlib
@@ -10,11 +11,9 @@ if TYPE_CHECKING:
     from lapclip.config import Config, load_config
     from lapclip.embedder import Embedder, load
     from lapclip.errors import UserError
-    from lapclip.prepare import prepare
-    from lapclip.train import train
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Embedder", "UserError", "load", "load_config", "prepare", "train"]
+__all__ = ["Config", "Embedder", "UserError", "load", "load_config"]
 
 HOMES = {
     "Config": "config",
@@ -22,15 +21,10 @@ HOMES = {
     "Embedder": "embedder",
     "load": "embedder",
     "UserError": "errors",
-    "prepare": "prepare",
-    "train": "train",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module `lapclip` has no attribute `{name}`")
-    module = importlib.import_module(f"lapclip.{HOMES[name]}")
-    # All names of that module at once: importing `lapclip.train` has just put the module where the function belongs.
-    globals().update({other: getattr(module, other) for other, home in HOMES.items() if home == HOMES[name]})
-    return globals()[name]
+    return getattr(importlib.import_module(f"lapclip.{HOMES[name]}"), name)

@@ -133,13 +133,7 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Reads the optimizer's memory into a new optimizer of the same model."""
-    for parameter in model.parameters():
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+    """Reads the optimizer's memory."""
     copy_tensors(checkpoint, OPTIMIZER, optimizer_tensors(model, optimizer))
 
 

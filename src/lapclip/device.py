@@ -59,6 +59,12 @@ def set_up_process(threads: int) -> None:
         libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
+def release_memory() -> None:
+    """Gives back to the system what was freed, which the allocator otherwise keeps for the next step."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def default_threads() -> int:
     """What torch chose: the performance cores on a Mac, the cores this process may use elsewhere."""
     return torch.get_num_threads()

@@ -1,5 +1,6 @@
 """What this machine is, read without torch: cores, memory, operating system."""
 
+import contextlib
 import os
 import platform
 import resource
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,19 @@ def read_chip() -> str:
 
 
 def peak_memory_bytes() -> int:
-    """Most memory this process and the largest of its finished children have held."""
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux kilobytes
-    return sum(
-        resource.getrusage(who).ru_maxrss * unit for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    """Most memory this process has held, and what its children hold now."""
+    children = 0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it may end while we look
+            children += child.memory_info().rss
+    return own_peak_bytes() + children
+
+
+def own_peak_bytes() -> int:
+    # Linux first: what getrusage says there includes the peak of whoever started this process.
+    if STATUS.exists():
+        for line in STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others kilobytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

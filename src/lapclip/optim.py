@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from torch import nn
 from torch.optim import AdamW
 
@@ -17,7 +18,15 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
         {"params": vectors, "weight_decay": 0.0},
     ]
     assert config.lr is not None, "settled"
-    return AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+    optimizer = AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
+    # Its memory before the first activations: what stays must not lie scattered among what comes and goes.
+    for parameter in model.parameters():
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
 
 
 def schedule(progress: float, warmup: float) -> float:

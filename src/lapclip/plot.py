@@ -20,9 +20,10 @@ def draw_found(path: Path, rows: list[tuple[str, list[tuple[Image.Image, bool]]]
     font = ImageFont.load_default(size=14)
     for number, (query, found) in enumerate(rows):
         top = GAP + number * (TEXT_HEIGHT + TILE + GAP)
-        draw.multiline_text(
-            (GAP, top), wrapped(query, font, sheet.width - 2 * GAP), fill=INK, font=font, spacing=2
-        )
+        words = wrapped(query, font, sheet.width - 2 * GAP)
+        # Close to its own pictures, not to the row before.
+        above = (GAP, top + TEXT_HEIGHT - GAP // 2)
+        draw.multiline_text(above, words, fill=INK, font=font, spacing=2, anchor="ld")
         for place, (picture, is_right) in enumerate(found):
             corner = (GAP + place * (TILE + GAP), top + TEXT_HEIGHT)
             sheet.paste(picture.resize((TILE, TILE)), corner)

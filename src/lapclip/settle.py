@@ -6,7 +6,7 @@ from typing import TypeVar
 from lapclip.config import BUDGETS, Config, TokenizerName, TrainConfig
 from lapclip.errors import UserError
 from lapclip.machine import Machine
-from lapclip.model.clip import Size, shape_of
+from lapclip.model.clip import Size, flops_per_pair, shape_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ RECIPES = {
 OTHER_SIZES = Recipe(32, 3e-4, 0.5, "assumed for this size, not measured")
 CHARACTER_SIZES = ("small", "base")  # the documents' tokenizer; their parameter counts include its 33 symbols
 DEFAULT_MINUTES = 3.0
+MANY_FLOPS = 2e9  # a pair; drawing one takes as long as 0.1 GFLOP on the same core
 SHARE_OF_MEMORY = 0.6  # of what is free, so that the machine stays usable
 
 Reasons = dict[str, str]
@@ -101,7 +102,7 @@ def settle(
         config.data,
         tokenizer=tokenizer,
         num_validation=min(config.data.num_validation, data.num_held_out),
-        workers=choose("workers", config.data.workers, 1, "one process draws ahead while the others train"),
+        workers=choose("workers", config.data.workers, *settle_workers(size)),
     )
     settled_device = replace(
         config.device,
@@ -127,8 +128,8 @@ def settle_chunk(
 
 
 def activation_bytes(size: Size, recompute: bool) -> int:
-    """What one pair leaves for the backward pass, about: 18 vectors a token and layer, or one with recompute."""
-    kept = 1 if recompute else 18
+    """What one pair leaves for the backward pass, about: 14 vectors a token and layer, or one with `recompute`."""
+    kept = 1 if recompute else 14
     patches = (size.image_size // size.patch_size) ** 2 + 1
     return (
         4
@@ -138,6 +139,13 @@ def activation_bytes(size: Size, recompute: bool) -> int:
             + size.text_length * size.text.width * size.text.depth
         )
     )
+
+
+def settle_workers(size: Size) -> tuple[int, str]:
+    """One process that draws ahead, where drawing is a notable part of a step."""
+    if flops_per_pair(size, num_tokens=size.text_length) < MANY_FLOPS:
+        return 1, "one process prepares the next batch during a step"
+    return 0, "preparing a batch between steps takes far less than a step, and no memory"
 
 
 def settle_eval_every(train: TrainConfig, num_train: int, batch_size: int) -> str:

@@ -19,7 +19,7 @@ from lapclip.config import Config, is_due
 from lapclip.data.batches import load_batches
 from lapclip.data.source import Source, open_source
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
-from lapclip.device import default_threads, pick_device, set_up_process
+from lapclip.device import default_threads, pick_device, release_memory, set_up_process
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
 from lapclip.evaluate import Pool, embed_pool, retrieval
@@ -82,7 +82,7 @@ def train(config: Config, run: Run) -> Generator[Event]:
             elapsed_seconds = time.perf_counter() - started
             return report(Saved(now.step, str(path), checkpoint.num_bytes(path), elapsed_seconds))
 
-        def finish(reason: str) -> Event:
+        def finish(reason: str, peak: int) -> Event:
             nonlocal is_over
             is_over = True
             best = checkpoint.best(run.checkpoints)
@@ -94,7 +94,7 @@ def train(config: Config, run: Run) -> Generator[Event]:
                     seconds=now.seconds,
                     num_pairs_seen=now.num_pairs_seen,
                     pairs_per_second=now.num_pairs_seen / max(now.seconds, 1e-9),
-                    peak_memory_bytes=peak_memory_bytes(),
+                    peak_memory_bytes=peak,
                     num_parameters=model.num_parameters,
                     recall=now.best_recall,
                     best_step=now.best_step,
@@ -149,7 +149,8 @@ def train(config: Config, run: Run) -> Generator[Event]:
                     share=cfg.keep_patches if share < cfg.whole_from else 1.0,
                 )
                 set_lr(optimizer, lr := cfg.lr * schedule(share, cfg.warmup))
-                optimizer.zero_grad()
+                # In one chunk, gradients take the room of activations as these go; over several they stay, side by side.
+                optimizer.zero_grad(set_to_none=cfg.chunk >= batch_size)
                 outcome = contrastive_step(model, move(batch, device, keep_BK), LOSSES[cfg.loss], cfg.chunk)
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_norm).item()
                 loss = outcome.loss.item()
@@ -201,19 +202,22 @@ def train(config: Config, run: Run) -> Generator[Event]:
                 yield evaluate()
             if saved_step != now.step or now.best_step == now.step:
                 yield save()
-            batches.close()  # its processes end here, so that their memory is counted
+            peak = peak_memory_bytes()
+            batches.close()
             if now.best_step != now.step or pool is None:
+                optimizer.zero_grad()
+                optimizer.state.clear()
+                release_memory()  # reading a checkpoint would otherwise come on top of what training held
                 checkpoint.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
                 pool = embed_pool(embedder, held_out, config.data.num_validation)
             if warning := draw_learned(run.path / "learned.png", held_out, pool, now.step):
                 yield report(warning)
-            yield finish("budget")
+            yield finish("budget", peak)
         except GeneratorExit:
-            batches.close()
             if now.step > 0 and not checkpoint.is_saved(run.checkpoints, now.step):
                 save()
             if not is_over:
-                finish("stopped")
+                finish("stopped", peak_memory_bytes())
             raise
         finally:
             batches.close()

@@ -3,6 +3,8 @@
 Shapes: B pairs, T tokens (or patches), Q queries, D width, H heads.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -43,6 +45,45 @@ class Attention(nn.Module):
         return self.out(y_BHQD.transpose(1, 2).reshape(B, -1, D))
 
 
+class Perceptron(nn.Module):
+    """Widens four times, bends, narrows again."""
+
+    def __init__(self, width: int, activation: str):
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.activation = ACTIVATIONS[activation]()
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        wide = self.up(x_BTD)
+        if wide.requires_grad and not torch.is_autocast_enabled(wide.device.type):
+            return BendAndNarrow.apply(wide, self.down.weight, self.down.bias, self.activation)
+        return self.down(self.activation(wide))
+
+
+class BendAndNarrow(torch.autograd.Function):
+    """`linear(activation(wide))` that keeps `wide` alone for the backward pass, and bends it again there.
+
+    Plain autograd keeps both sides of the activation: eight of the seventeen vectors a block keeps for each token.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, wide: Tensor, weight: Tensor, bias: Tensor, activation: nn.Module) -> Tensor:
+        ctx.save_for_backward(wide, weight)
+        ctx.activation = activation
+        return F.linear(activation(wide), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        wide, weight = ctx.saved_tensors
+        with torch.enable_grad():
+            wide = wide.detach().requires_grad_()
+            bent = ctx.activation(wide)
+        rows = gradient.flatten(0, -2)
+        (of_wide,) = torch.autograd.grad(bent, wide, gradient @ weight)
+        return of_wide, rows.T @ bent.detach().flatten(0, -2), rows.sum(0), None
+
+
 class Block(nn.Module):
     """Attention, then a perceptron, each after a norm and added to what came in."""
 
@@ -51,9 +92,7 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), ACTIVATIONS[activation](), nn.Linear(4 * width, width)
-        )
+        self.mlp = Perceptron(width, activation)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None = None, at_B: Tensor | None = None) -> Tensor:
         """All tokens, or with `at_B` the one at that place of each row, as [B, 1, D]: the same numbers, less work."""

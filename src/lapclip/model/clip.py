@@ -93,7 +93,7 @@ class CLIP(nn.Module):
             # Keeps the sum over all blocks at the size of one: the initialisation of arXiv 2103.00020.
             spread = width**-0.5 * (2 * len(tower.transformer.blocks)) ** -0.5
             for name, weight in tower.transformer.named_parameters():
-                if name.endswith(("attention.out.weight", "mlp.2.weight")):
+                if name.endswith(("attention.out.weight", "mlp.down.weight")):
                     nn.init.normal_(weight, std=spread)
         nn.init.normal_(self.image.class_token, std=0.02)
 
