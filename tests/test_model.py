@@ -9,13 +9,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lapclip.config import ModelConfig
 from lapclip.errors import UserError
-from lapclip.model.clip import CLIP, SIZES, build_model, flops_per_pair, shape_of
+from lapclip.model.clip import CLIP, SIZES, build_model, count_parameters, flops_per_pair, shape_of
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
 
 
 def count(name: str, *, vocab_size: int = 33, has_bias: bool = False) -> int:
     with torch.device("meta"):
         return CLIP(SIZES[name], vocab_size=vocab_size, has_bias=has_bias).num_parameters
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_counting_without_building_agrees_with_building(name, has_bias):
+    counted = count_parameters(SIZES[name], vocab_size=123, has_bias=has_bias)
+    assert counted == count(name, vocab_size=123, has_bias=has_bias)
 
 
 def test_the_documents_sizes_count_exactly():

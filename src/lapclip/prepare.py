@@ -18,7 +18,7 @@ from lapclip.device import default_threads, pick_device
 from lapclip.errors import UserError
 from lapclip.loss import NEEDS_BIAS
 from lapclip.machine import read_machine
-from lapclip.model.clip import build_model
+from lapclip.model.clip import count_parameters, shape_of
 from lapclip.run import Run, new_run, write_atomically
 from lapclip.settle import ASKED, DataSummary, Reasons, settle, settle_tokenizer, share_done, total_steps
 
@@ -65,11 +65,10 @@ def settle_here(config: Config, tokenizer: Tokenizer) -> tuple[Config, Reasons, 
     """Settles on this machine; also counts the parameters."""
     device, why_device = pick_device(config.device.device)
     training, held_out = open_source(config.data.source)
-    with torch.device("meta"):  # counts without filling a gigabyte
-        has_bias = config.train.loss in NEEDS_BIAS
-        num_parameters = build_model(
-            config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias
-        ).num_parameters
+    has_bias = config.train.loss in NEEDS_BIAS
+    num_parameters = count_parameters(
+        shape_of(config.model), vocab_size=tokenizer.vocab_size, has_bias=has_bias
+    )
     settled, reasons = settle(
         replace(config, device=replace(config.device, device=device.name)),
         DataSummary(training.num_pairs, held_out.num_pairs),

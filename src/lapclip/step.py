@@ -84,10 +84,10 @@ def contrastive_step(model: CLIP, inputs: Inputs, loss_fn: Loss, chunk: int) -> 
     loss.backward()
     assert image_BE.grad is not None and text_BE.grad is not None
     for start in starts:
-        parts = model(*inputs.chunk(start, chunk))
-        torch.autograd.backward(
-            parts, (image_BE.grad[start : start + chunk], text_BE.grad[start : start + chunk])
-        )
+        # One tower after the other, so that never both towers' activations are held.
+        images, tokens_CT, ends_C, keep_CK = inputs.chunk(start, chunk)
+        model.embed_images(images, keep_CK).backward(image_BE.grad[start : start + chunk])
+        model.embed_texts(tokens_CT, ends_C).backward(text_BE.grad[start : start + chunk])
     return Outcome(loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB))
 
 

@@ -46,6 +46,7 @@ def train(config: Config, run: Run) -> Generator[Event]:
         now = checkpoint.load_progress(newest) if newest else Progress()
         device, _ = pick_device(config.device.device)
         set_up_process(config.device.threads or default_threads())
+        release_memory()  # of whatever was done before, such as training a tokenizer
         tokenizer = load_tokenizer(run.tokenizer_file)
         has_bias = cfg.loss in NEEDS_BIAS
         model = build_model(config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias, seed=cfg.seed)
@@ -149,7 +150,7 @@ def train(config: Config, run: Run) -> Generator[Event]:
                     share=cfg.keep_patches if share < cfg.whole_from else 1.0,
                 )
                 set_lr(optimizer, lr := cfg.lr * schedule(share, cfg.warmup))
-                # In one chunk, gradients take the room of activations as these go; over several they stay, side by side.
+                # In one chunk gradients take the room of activations as these go; over several chunks they stay.
                 optimizer.zero_grad(set_to_none=cfg.chunk >= batch_size)
                 outcome = contrastive_step(model, move(batch, device, keep_BK), LOSSES[cfg.loss], cfg.chunk)
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_norm).item()

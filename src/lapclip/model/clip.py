@@ -163,6 +163,18 @@ def build_model(config: ModelConfig, *, vocab_size: int, has_bias: bool, seed: i
     return model
 
 
+def count_parameters(size: Size, *, vocab_size: int, has_bias: bool) -> int:
+    """What `CLIP(...).num_parameters` would say, without building it."""
+    num_patches = (size.image_size // size.patch_size) ** 2
+    image, text = size.image.width, size.text.width
+    patches = 3 * size.patch_size**2 * image + (image if size.patch_bias else 0)
+    positions = (1 + num_patches) * image + size.text_length * text
+    projections = (image + text + (2 if size.projection_bias else 0)) * size.embedding
+    blocks = sum(s.depth * (12 * s.width**2 + 13 * s.width) + 2 * s.width for s in (size.image, size.text))
+    norm = 2 * image if size.pre_norm else 0
+    return patches + image + positions + vocab_size * text + norm + blocks + projections + 1 + has_bias
+
+
 def flops_per_pair(size: Size, *, num_tokens: int, num_patches: int | None = None) -> int:
     """Floating-point operations of the matrix products in a forward pass of one pair; training takes three times that.
 
