@@ -1,0 +1,75 @@
+"""What a person sees while it trains: one live line on a terminal, plain lines on a pipe."""
+
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from fcntl import ioctl
+
+import pytest
+from conftest import SMALL, as_flags, command, environment
+
+from lapclip.monitor.line import Average, duration
+
+
+def in_a_terminal(*arguments: str, columns: int, rows: int = 24) -> str:
+    """Everything a command writes to a real pseudo-terminal of that size."""
+    ours, theirs = pty.openpty()
+    ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    clean = {name: value for name, value in environment().items() if name not in ("COLUMNS", "NO_COLOR")}
+    process = subprocess.Popen(
+        command(*arguments), stdout=theirs, stderr=theirs, env=clean | {"TERM": "xterm-256color"}
+    )
+    os.close(theirs)
+    output, deadline = b"", time.monotonic() + 90
+    while time.monotonic() < deadline:
+        ready, _, _ = select.select([ours], [], [], 0.2)
+        if ready:
+            try:
+                output += os.read(ours, 65536)
+            except OSError:  # Linux says so when the other end is closed
+                break
+        elif process.poll() is not None:
+            break
+    os.close(ours)
+    assert process.wait(timeout=30) == 0, output.decode(errors="replace")
+    return output.decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_live_line_is_one_line_that_is_drawn_again(columns):
+    output = in_a_terminal("train", *as_flags(SMALL | {"steps": 60}), columns=columns)
+    assert "\x1b" in output, "a terminal gets colours and a moving line"
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output)
+    live = [line for line in re.split(r"[\r\n]+", plain) if re.match(r"\s*\d+%  loss", line)]
+    assert len(live) >= 2 and all(len(line.rstrip()) <= columns for line in live)
+    for part in ("loss", "acc", "chance", "pairs/s", "tau", "left"):
+        assert part in live[-1]
+    assert "words -> picture" in plain and "next:" in plain
+
+
+def test_a_live_line_fits_into_80_columns_at_its_longest(capsys):
+    from rich.console import Console
+
+    from lapclip.events import Started, Step
+    from lapclip.monitor.line import Screen
+
+    screen = Screen(Console(file=sys.stderr, width=80))
+    screen.show(Started(0, 0.0, 1, 2, 3, 512, 5, "cpu", 2, None, 10))
+    screen.show(Step(99999, 1.5, 10**9, 12.345, 1.0, 1e-3, 0.0701, 1.0, 123456.0, 0.0, 9e4, 1.0, 35999.0))
+    line = capsys.readouterr().err.partition(": ")[2].rstrip()
+    assert len(line) <= 80, line
+
+
+def test_durations_and_averages_read_well():
+    assert [duration(s) for s in (0, 59.6, 61, 3600, 9000)] == ["0m00s", "1m00s", "1m01s", "1h00m", "2h30m"]
+    average = Average()
+    for value in [10.0] * 3 + [20.0] * 40:
+        average.add(value)
+    assert 19 < average.value <= 20
