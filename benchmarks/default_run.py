@@ -1,4 +1,4 @@
-"""What the default run learns: recall over the held-out pool for several seeds, beside the colour baseline of the tests.
+"""What the default run learns: recall over the held-out pool for several seeds; the tests hold the colour baseline.
 
     python benchmarks/default_run.py --seeds 3     # three minutes of training a seed, and a little for evaluation
 
