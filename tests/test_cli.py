@@ -2,10 +2,12 @@
 
 import json
 import re
+import subprocess
+import sys
 import time
 
 import pytest
-from conftest import SMALL, as_flags, lapclip
+from conftest import SMALL, as_flags, environment, lapclip
 
 import lapclip as library
 from lapclip.cli import run_command
@@ -120,14 +122,18 @@ def test_every_setting_is_a_flag_with_its_sentence(capsys):
         assert " ".join(setting.help.split()[:2]) in help, setting.name
 
 
-def test_help_answers_at_once():
-    """The promise is 0.3 s; the best of five, because this machine may be busy with something else."""
-    took = []
+def test_help_costs_little_more_than_the_libraries_that_print_it():
+    """The promise is 0.3 s on a quiet machine (`benchmarks/start.py`); this ratio holds on a busy one too."""
+    ours, theirs = [], []
     for _ in range(5):
-        started = time.perf_counter()
-        assert lapclip("--help").returncode == 0
-        took.append(time.perf_counter() - started)
-    assert min(took) < 0.3
+        for took, arguments in (
+            (ours, ["-m", "lapclip", "--help"]),
+            (theirs, ["-c", "import cyclopts.help, rich.table"]),
+        ):
+            started = time.perf_counter()
+            subprocess.run([sys.executable, *arguments], capture_output=True, check=True, env=environment())
+            took.append(time.perf_counter() - started)
+    assert min(ours) < 2 * min(theirs)
 
 
 def test_version_is_said():
