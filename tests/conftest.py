@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 
 from lapclip.config import Config, load_config
+from lapclip.machine import wait_calmly
+
+wait_calmly()  # before torch is imported, as the command line does
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -28,6 +28,7 @@ def said(capsys) -> str:
         (["train", "--minuts", "3"], 2, "did you mean --minutes"),
         (["train", "--size", "tinny"], 2, "`tinny`.*did you mean `tiny`"),
         (["train", "--steps", "many"], 2, "--steps"),
+        (["train", "--steps", "1.5"], 2, "--steps"),
         (["train", "--steps", "0"], 1, "`--steps` is 0, less than 1"),
         (["train", "--minutes", "-3"], 1, "--minutes"),
         (["train", "--minutes", "1", "--steps", "5"], 1, "both budgets"),

@@ -30,7 +30,7 @@ def test_a_taken_name_is_refused_with_both_ways_out():
     assert "--resume cats" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["../up", "a/b", "", "..", "-x", "nul\0"])
+@pytest.mark.parametrize("name", ["../up", "a/b", "", "..", "-x", "nul\0", "two words"])
 def test_a_name_that_leaves_the_folder_is_refused(name):
     with pytest.raises(UserError, match="name of a run"):
         new_run(name, prefix="x")

@@ -7,7 +7,7 @@ import pytest
 from lapclip.config import Config, load_config
 from lapclip.errors import UserError
 from lapclip.machine import Machine
-from lapclip.settle import DataSummary, activation_bytes, settle, share_done, total_steps
+from lapclip.settle import DataSummary, activation_bytes, half_a_step, settle, share_done, total_steps
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
 DATA = DataSummary(num_train=1000, num_held_out=512)
@@ -87,3 +87,15 @@ def test_budgets_in_steps_and_in_time():
     assert share_done(timed, None, step=10**6, seconds=90.0) == 0.75
     assert settled({"minutes": 2.0})[0].train.eval_every == "12s"
     assert settled({"steps": 5})[0].train.eval_every == "1"
+
+
+def test_the_schedule_is_read_in_the_middle_of_a_step():
+    assert half_a_step(0.0, step=0, total=1) == 0.5
+    assert [0.25 * step + half_a_step(0.25 * step, step, total=4) for step in range(4)] == [
+        0.125,
+        0.375,
+        0.625,
+        0.875,
+    ]
+    assert half_a_step(0.6, step=3, total=None) == pytest.approx(0.1), "three steps took 0.6 of the time"
+    assert half_a_step(0.0, step=0, total=None) > 0

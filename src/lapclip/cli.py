@@ -6,10 +6,11 @@ stdout is data, stderr is for people. torch is imported by the commands that nee
 import inspect
 import json
 import os
+import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from rich.console import Console
 from lapclip import __version__
 from lapclip.config import BUDGETS, SETTINGS, Setting, load_config
 from lapclip.errors import UserError
+from lapclip.machine import wait_calmly
 
 if TYPE_CHECKING:
     from lapclip.config import Config
@@ -43,6 +45,7 @@ def main() -> None:
 
 
 def run_command(arguments: list[str]) -> int:
+    wait_calmly()
     try:
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except UserError as problem:
@@ -93,12 +96,21 @@ def with_settings(command: Callable[..., int]) -> Callable[..., int]:
     return parse
 
 
+def whole_number(kind: Any, tokens: Sequence[Any]) -> int:
+    """Refuses 1.5, which cyclopts would round."""
+    return int(tokens[0].value)
+
+
 def flag_of(setting: Setting) -> inspect.Parameter:
     default = setting.field.default
     is_budget = setting.name in BUDGETS
+    converter = whole_number if setting.type is int else None
     shown = "decided" if default is None else str(default)
     help = Parameter(
-        help=setting.help, show_default=False if is_budget else shown, group=setting.section.capitalize()
+        help=setting.help,
+        converter=converter,
+        show_default=False if is_budget else shown,
+        group=setting.section.capitalize(),
     )
     kind = (
         inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -129,27 +141,40 @@ def train(
 
     Say how long: `lapclip train --minutes 10`. Ctrl-C saves and stops; `--resume NAME` goes on from there.
     """
-    if resume is None:
-        settings = load_config(config, flags)
-        with working("setting up"):
-            from lapclip.prepare import prepare
-
-            new = prepare(settings, run)
-        return follow(new.load_config(), new, as_json=json)
-    if run is not None or config is not None:
+    if resume is not None and (run is not None or config is not None):
         raise UserError(
             "`--resume` takes name and settings from the run itself", hint="leave `--run` and `--config` away"
         )
+    with stop_requests() as requests:
+        folder, settings = begin(config, run, flags) if resume is None else go_on(resume, flags)
+        if requests:
+            complain(
+                "stopped before training began", f"`lapclip train --resume {folder.reference}` begins it"
+            )
+            return 130
+        return follow(settings, folder, requests, as_json=json)
+
+
+def begin(config: Path | None, name: str | None, flags: dict[str, Any]) -> "tuple[Run, Config]":
+    settings = load_config(config, flags)
+    with working("setting up"):
+        from lapclip.prepare import prepare
+
+        run = prepare(settings, name)
+    return run, run.load_config()
+
+
+def go_on(name: str, flags: dict[str, Any]) -> "tuple[Run, Config]":
     from lapclip.run import open_run
 
-    resumed = open_run(resume)
-    refuse_fixed(resumed, flags)
+    run = open_run(name)
+    refuse_fixed(run, flags)
     with working("setting up"):
         from lapclip.prepare import refuse_if_finished, revise
 
-        settings = revise(resumed, flags)
-    refuse_if_finished(resumed, settings)
-    return follow(settings, resumed, as_json=json)
+        settings = revise(run, flags)
+    refuse_if_finished(run, settings)
+    return run, settings
 
 
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
@@ -165,19 +190,22 @@ def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
         )
 
 
-def follow(config: "Config", run: "Run", *, as_json: bool) -> int:
+def follow(config: "Config", run: "Run", requests: list[int], *, as_json: bool) -> int:
     """Trains and shows it, until the budget is used up or somebody asks to stop."""
     with working("starting"):
         from lapclip.events import Finished
         from lapclip.monitor.line import Screen
         from lapclip.train import train as events_of
 
-    show_settled(config, run)
-    with stop_requests() as requests, Screen(people) as screen, closing(events_of(config, run)) as events:
-        for event in events:
-            screen.show(event)
-            if requests:
-                break
+    with closing(events_of(config, run)) as events:
+        first = next(events)  # before anything is said: the run may belong to another process
+        show_settled(config, run)
+        with Screen(people) as screen:
+            screen.show(first)
+            for event in () if requests else events:
+                screen.show(event)
+                if requests:
+                    break
     result = next(event for event in reversed(list(run.events())) if isinstance(event, Finished))
     stopped = result.reason == "stopped"
     show_result(run, result, stopped=stopped)
@@ -233,12 +261,12 @@ def value_of(config: "Config", name: str) -> Any:
 def show_result(run: "Run", result: "Finished", *, stopped: bool) -> None:
     from lapclip.monitor.line import duration, recall_table
 
-    what = "stopped and saved" if stopped else "done"
+    what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
     people.print(
         f"{what}: {result.step:,} steps, {result.num_pairs_seen:,} pairs in {duration(result.seconds)} of training"
         f" ({result.pairs_per_second:,.0f} pairs/s), at most {result.peak_memory_bytes / 1e9:.2f} GB of memory",
         highlight=False,
-        soft_wrap=True,
+        soft_wrap=not people.is_terminal,
     )
     if result.recall is not None:
         people.print(recall_table(result.recall), highlight=False)
@@ -253,11 +281,18 @@ def show_result(run: "Run", result: "Finished", *, stopped: bool) -> None:
         )
     people.print("next:", highlight=False)
     if result.checkpoint is not None:
-        people.print(f"  lapclip eval {run.reference}", highlight=False)
+        people.print(f"  {own_name()} eval {run.reference}", highlight=False)
     people.print(
-        f"  lapclip train --resume {run.reference}{more_of(run, result) if not stopped else ''}",
+        f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}",
         highlight=False,
     )
+
+
+def own_name() -> str:
+    """What to type to get this command again, also where it is not on the path."""
+    if shutil.which("lapclip") or not sys.argv[0].endswith("lapclip"):
+        return "lapclip"
+    return os.path.relpath(sys.argv[0])
 
 
 def more_of(run: "Run", result: "Finished") -> str:

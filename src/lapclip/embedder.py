@@ -28,12 +28,14 @@ class Embedder:
 
     def images(self, pictures: Sequence[Picture]) -> np.ndarray:
         """Float32 unit rows, one a picture, given as paths or PIL images."""
+        refuse_one(pictures)
         return self.embed(
             self.embed_pixels(pictures[i : i + self.chunk]) for i in range(0, len(pictures), self.chunk)
         )
 
     def texts(self, texts: Sequence[str]) -> np.ndarray:
         """Float32 unit rows, one a text."""
+        refuse_one(texts)
         return self.embed(
             self.embed_words(texts[i : i + self.chunk]) for i in range(0, len(texts), self.chunk)
         )
@@ -50,6 +52,14 @@ class Embedder:
     def embed_words(self, texts: Sequence[str]) -> Tensor:
         tokens, ends = self.tokenizer.encode(list(texts), self.model.size.text_length)
         return self.model.embed_texts(*(torch.from_numpy(a).to(self.device.torch) for a in (tokens, ends)))
+
+
+def refuse_one(several: object) -> None:
+    if isinstance(several, str | Path | Image.Image):
+        raise UserError(
+            "a list is wanted, and this is one thing",
+            hint="put it into brackets: `[...]`",
+        )
 
 
 def to_pixels(picture: Picture, image_size: int) -> np.ndarray:
@@ -74,7 +84,10 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
     run = open_run(str(path))
     checkpoint = best(run.checkpoints)
     if checkpoint is None:
-        raise UserError(f"run `{run.name}` has no checkpoint yet", hint="wait until `train` has saved one")
+        raise UserError(
+            f"run `{run.name}` has no checkpoint yet",
+            hint=f"go on with it: `lapclip train --resume {run.reference}`",
+        )
     config = run.load_config()
     tokenizer = load_tokenizer(run.tokenizer_file)
     place, _ = pick_device(device)

@@ -11,6 +11,7 @@ class UserError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.add_note(f"hint: {hint}")  # for those who call from Python
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

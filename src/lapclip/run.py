@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -164,7 +165,7 @@ def read_end(path: Path) -> bytes:
 
 def new_run(name: str | None, *, prefix: str) -> Run:
     """Makes `runs/NAME` here; without a name, the next free `runs/PREFIX-1`, `-2` and so on."""
-    if name is not None and (not name.strip(".") or any(c in name for c in "/\\\0") or name.startswith("-")):
+    if name is not None and (not name.strip(".") or name.startswith("-") or re.search(r"[\s/\\\0]", name)):
         raise UserError(
             f"`{name}` cannot be the name of a run",
             hint="use a plain word: `--run cats`; it becomes `runs/cats`",
@@ -202,14 +203,16 @@ def open_run(name: str) -> Run:
     for path in (Path(name), RUNS / name):
         if (path / "config.toml").is_file():
             return Run(path)
-    known = sorted(p.parent.name for p in RUNS.glob("*/config.toml"))
-    listed = (
-        f"; here are {', '.join(f'`{k}`' for k in known[-5:])}"
+    newest = sorted(RUNS.glob("*/config.toml"), key=lambda path: path.stat().st_mtime, reverse=True)
+    known = [path.parent.name for path in newest]
+    more = f" and {len(known) - 5} more" if len(known) > 5 else ""
+    here = (
+        f"; there are {', '.join(f'`{k}`' for k in known[:5])}{more}"
         if known
-        else f"; `{RUNS.absolute()}` holds no run"
+        else f"; `{RUNS.absolute()}` holds none"
     )
     raise UserError(
-        f"there is no run `{name}`{suggest(name, known) or listed}",
+        f"there is no run `{name}`{suggest(name, known) or here}",
         hint="name a run, or the path of its folder, as `train` printed it",
     )
 

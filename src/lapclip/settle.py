@@ -36,6 +36,7 @@ RECIPES = {
 OTHER_SIZES = Recipe(32, 3e-4, 0.5, "assumed for this size, not measured")
 CHARACTER_SIZES = ("small", "base")  # the documents' tokenizer; their parameter counts include its 33 symbols
 DEFAULT_MINUTES = 3.0
+LEAST_SECONDS = 15  # between evaluations, so that a short run does not consist of them
 MANY_FLOPS = 2e9  # a pair; drawing one takes as long as 0.1 GFLOP on the same core
 SHARE_OF_MEMORY = 0.6  # of what is free, so that the machine stays usable
 
@@ -74,7 +75,7 @@ def settle(
         "batch_size",
         train.batch_size,
         min(recipe.batch_size, data.num_train),
-        recipe.why,
+        recipe.why if recipe.batch_size <= data.num_train else "all the pairs there are",
     )
     if batch_size > data.num_train:
         raise UserError(
@@ -92,9 +93,11 @@ def settle(
             "eval_every",
             train.eval_every,
             settle_eval_every(train, data.num_train, batch_size),
-            "ten times in the run",
+            "ten times in the run, or fewer in a short one",
         ),
     )
+    if train.chunk is not None and train.chunk > batch_size:
+        reasons["chunk"] = f"the whole batch; {train.chunk} would be more than there is"
     settled_model = replace(
         config.model, image_size=size.image_size, patch_size=size.patch_size, text_length=size.text_length
     )
@@ -153,7 +156,7 @@ def settle_eval_every(train: TrainConfig, num_train: int, batch_size: int) -> st
     if total is not None:
         return str(max(1, total // 10))
     assert train.minutes is not None
-    return f"{train.minutes * 6:g}s"
+    return f"{max(train.minutes * 6, LEAST_SECONDS):g}s"
 
 
 def total_steps(train: TrainConfig, num_train: int, batch_size: int) -> int | None:
@@ -169,3 +172,10 @@ def share_done(train: TrainConfig, total: int | None, step: int, seconds: float)
         return step / total
     assert train.minutes is not None, "one of them is the budget"
     return seconds / (train.minutes * 60)
+
+
+def half_a_step(share: float, step: int, total: int | None) -> float:
+    """From the start of a step to its middle, where the schedule is read: otherwise the first step would not learn."""
+    if total is not None:
+        return 0.5 / total
+    return 0.5 * share / step if step else 0.005  # of a timed run's first step nobody knows the length

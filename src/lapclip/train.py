@@ -22,7 +22,7 @@ from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.device import default_threads, pick_device, release_memory, set_up_process
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
-from lapclip.evaluate import Pool, embed_pool, retrieval
+from lapclip.evaluate import KS, Pool, embed_pool, retrieval
 from lapclip.events import Evaluated, Event, Finished, Saved, Started, Step, Warned
 from lapclip.loss import LOSSES, NEEDS_BIAS
 from lapclip.machine import peak_memory_bytes
@@ -30,7 +30,7 @@ from lapclip.model.clip import build_model
 from lapclip.optim import build_optimizer, schedule, set_lr
 from lapclip.prepare import first_captions
 from lapclip.run import Run
-from lapclip.settle import share_done, total_steps
+from lapclip.settle import half_a_step, share_done, total_steps
 from lapclip.step import choose_patches, contrastive_step, move
 
 
@@ -149,7 +149,10 @@ def train(config: Config, run: Run) -> Generator[Event]:
                     num_patches=model.image.num_patches,
                     share=cfg.keep_patches if share < cfg.whole_from else 1.0,
                 )
-                set_lr(optimizer, lr := cfg.lr * schedule(share, cfg.warmup))
+                set_lr(
+                    optimizer,
+                    lr := cfg.lr * schedule(share + half_a_step(share, now.step, steps), cfg.warmup),
+                )
                 # In one chunk gradients take the room of activations as these go; over several chunks they stay.
                 optimizer.zero_grad(set_to_none=cfg.chunk >= batch_size)
                 outcome = contrastive_step(model, move(batch, device, keep_BK), LOSSES[cfg.loss], cfg.chunk)
@@ -224,9 +227,11 @@ def train(config: Config, run: Run) -> Generator[Event]:
             batches.close()
 
 
-def goodness(recall: dict[str, Any]) -> tuple[float, float]:
-    """What makes one evaluation better than another."""
-    return recall["text_to_image"]["recall@1"], recall["text_to_image"]["recall@10"]
+def goodness(recall: dict[str, Any]) -> float:
+    """What makes one evaluation better than another: all six recalls together, steadier than any one of them."""
+    return sum(
+        recall[direction][f"recall@{k}"] for direction in ("text_to_image", "image_to_text") for k in KS
+    )
 
 
 def is_finite(model: nn.Module) -> bool:
@@ -250,7 +255,7 @@ def diverged(step: int, what: str, lr: float, *, newest: Path | None) -> UserErr
     kept = f"; `{newest}` is from before" if newest else "; no checkpoint had been saved yet"
     return UserError(
         f"training diverged at step {step + 1}: {what}{kept}",
-        hint=f"start again with a lower learning rate: `--lr {lr / 3:.1g}`",
+        hint=f"start again with a lower learning rate: `--lr {min(lr / 3, 1e-3):.1g}`",
     )
 
 

@@ -31,7 +31,7 @@ def open_source(name: str) -> tuple[Source, Source]:
     if kind != "synthetic":
         raise UserError(
             f"`{name}` is not a source{suggest(kind, ['synthetic'])}",
-            hint="use `synthetic`, `synthetic:50000` for so many pairs, or `synthetic:documents`",
+            hint="for now lapclip trains on what it draws: `synthetic`, `synthetic:50000` or `synthetic:documents`",
         )
     if rest == "documents":
         return DocumentsSource(first=0, num_pairs=216), DocumentsSource(first=216, num_pairs=24)

@@ -49,8 +49,7 @@ class Screen:
                 words = event.recall["text_to_image"]
                 self.say(
                     f"step {event.step:,}: recall@1 {words['recall@1']:.1%}, recall@10 {words['recall@10']:.1%}"
-                    f" over {event.recall['num_images']:,} held-out pictures"
-                    f" (chance {words['chance@1']:.1%} and {words['chance@10']:.1%})"
+                    f" (chance {words['chance@1']:.1%}, {words['chance@10']:.1%})"
                     + (", best so far" if event.is_best else "")
                 )
             case Warned():
