@@ -85,7 +85,10 @@ def test_budgets_in_steps_and_in_time():
     timed = load_config(flags={"minutes": 2.0}).train
     assert total_steps(timed, 1000, 10) is None
     assert share_done(timed, None, step=10**6, seconds=90.0) == 0.75
-    assert settled({"minutes": 2.0})[0].train.eval_every == "12s"
+    assert settled({"minutes": 5.0})[0].train.eval_every == "30s"
+    assert settled({"minutes": 0.5})[0].train.eval_every == "15s", (
+        "a short run does not consist of evaluations"
+    )
     assert settled({"steps": 5})[0].train.eval_every == "1"
 
 

@@ -212,9 +212,10 @@ def test_a_finished_run_can_be_extended_but_not_just_resumed(with_train):
 
 def test_what_is_asked_for_on_resume_is_settled_and_said(with_train):
     run, _ = trained(with_train(steps=4, eval_every="2"))
-    config = revise(run, {"steps": 8, "chunk": 9999, "device": "auto"})
+    config = revise(run, {"steps": 8, "chunk": 9999, "device": "auto", "workers": 1})
     assert (config.train.chunk, config.train.eval_every, config.device.device) == (8, "2", "cpu")
-    assert run.load_machine()["reasons"]["chunk"] == "asked for"
+    reasons = run.load_machine()["reasons"]
+    assert reasons["workers"] == "asked for" and "9999" in reasons["chunk"]
 
 
 @pytest.mark.parametrize("moment", ["started", "last step", "last evaluation", "last save"])
@@ -241,12 +242,16 @@ def test_a_stop_at_any_moment_can_be_resumed_to_a_finished_run(with_train, momen
 
 
 def test_a_diverged_run_stops_keeps_the_last_good_checkpoint_and_says_what_to_try(with_train):
-    run = prepare(with_train(steps=40, lr=1e37, clip_norm=1e9, warmup=0.3, save_every="2"), "run")
+    run, _ = trained(with_train(steps=4))
+    wild = replace(
+        run.load_config(), train=replace(run.load_config().train, steps=40, lr=1e38, clip_norm=1e9)
+    )
     with pytest.raises(UserError, match="diverged") as caught:
-        list(train(run.load_config(), run))
+        list(train(wild, run))
     assert "--lr 0.001" in caught.value.hint
     last = list(run.events())[-1]
     assert isinstance(last, Failed) and "diverged" in last.message
+    assert checkpoint.latest(run.checkpoints).name == "step-000004" and "step-000004" in caught.value.message
     kept = load_file(checkpoint.latest(run.checkpoints) / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in kept.values())
 
