@@ -136,7 +136,7 @@ def worker_pool(source: Source, workers: int) -> Iterator[ProcessPoolExecutor]:
             pool.submit(os.getpid)
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         yield pool
-    except BrokenProcessPool:
+    except (BrokenProcessPool, BrokenPipeError):  # the second when it dies while work is handed to it
         raise UserError(
             "a process that prepares batches died",
             hint="in a script of your own, train under `if __name__ == '__main__':`; otherwise try `--workers 0`",
