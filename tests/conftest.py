@@ -6,7 +6,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from lapclip.config import Config, load_config
 from lapclip.machine import wait_calmly
@@ -29,8 +31,9 @@ SMALL = {
 
 
 @pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
+def in_a_folder_of_its_own(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -48,6 +51,18 @@ def with_train(small_config):
         return replace(small_config, train=replace(small_config.train, **settings))
 
     return change
+
+
+def picture_folder(path: Path, count: int, *, first: int = 0, side: int = 40) -> Path:
+    """Different pictures, each with a caption beside it."""
+    path.mkdir(parents=True, exist_ok=True)
+    for number in range(first, first + count):
+        random = np.random.default_rng(number)
+        coarse = random.integers(0, 255, (6, 8, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize((side * 4 // 3, side)).save(path / f"{number:02}.jpg", quality=95)
+        words = random.choice(["red", "green", "blue", "old", "new", "cat", "dog", "tree"], 3)
+        (path / f"{number:02}.txt").write_text(f"{' '.join(words)} number {number}")
+    return path
 
 
 def as_flags(settings: dict) -> list[str]:

@@ -20,11 +20,12 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     {"errors"},
     {"config", "events", "run", "machine", "plot", "device"},
-    {"data", "model", "loss", "optim"},
+    {"data", "model", "loss", "optim", "augment"},
     {"step", "checkpoint"},
     {"embedder"},
     {"evaluate", "settle"},
     {"prepare"},
+    {"checkup"},
     {"train"},
     {"monitor"},
     {"cli", "__init__"},

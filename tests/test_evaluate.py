@@ -1,5 +1,7 @@
 """Recall as it is defined, with chance beside it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,12 +16,18 @@ def unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
+def different(image, text, image_of_caption, captions) -> Pool:
+    """A pool of pictures of which no two are equal."""
+    numbers = np.arange(len(image))
+    return Pool(image, text, image_of_caption, captions, indices=numbers, groups=numbers)
+
+
 def pool(num_images: int, captions_each: int, seed: int = 0) -> Pool:
     random = np.random.default_rng(seed)
     image_of_caption = np.repeat(np.arange(num_images), captions_each)
     image = unit(random.normal(size=(num_images, 16)))
     text = unit(image[image_of_caption] + 0.6 * random.normal(size=(num_images * captions_each, 16)))
-    return Pool(image, text, image_of_caption, names(len(text)))
+    return different(image, text, image_of_caption, names(len(text)))
 
 
 def test_recall_is_what_counting_by_hand_gives():
@@ -37,13 +45,13 @@ def test_recall_is_what_counting_by_hand_gives():
 def test_a_collapsed_model_finds_nothing():
     """When everything looks the same, the right answer must not count as first."""
     same = np.ones((50, 8)) / np.sqrt(8)
-    result = retrieval(Pool(same, same, np.arange(50), names(50)), 12)
+    result = retrieval(different(same, same, np.arange(50), names(50)), 12)
     assert result["text_to_image"]["recall@1"] == 0 and result["text_to_image"]["recall@10"] == 0
 
 
 def test_weights_that_are_no_numbers_find_nothing():
     broken = np.full((50, 8), np.nan)
-    result = retrieval(Pool(broken, broken, np.arange(50), names(50)), 12)
+    result = retrieval(different(broken, broken, np.arange(50), names(50)), 12)
     assert result["text_to_image"]["recall@10"] == 0 and result["in_batch"]["accuracy"] == 0
 
 
@@ -51,7 +59,7 @@ def test_a_caption_that_two_pictures_share_finds_either():
     """As in the documents' data: twelve captions for 24 pictures. A model that knows them all must score 100%."""
     known = np.eye(12)
     result = retrieval(
-        Pool(np.tile(known, (2, 1)), np.tile(known, (2, 1)), np.arange(24), names(12) + names(12)), 12
+        different(np.tile(known, (2, 1)), np.tile(known, (2, 1)), np.arange(24), names(12) + names(12)), 12
     )
     assert result["text_to_image"]["recall@1"] == result["image_to_text"]["recall@1"] == 1.0
     assert result["text_to_image"]["chance@1"] == pytest.approx(2 / 24)
@@ -87,3 +95,10 @@ def test_the_interval_holds_the_truth_about_19_times_in_20():
         intervals = [wilson_interval(int(random.binomial(200, truth)), 200) for _ in range(1000)]
         assert 0.90 < np.mean([low <= truth <= high for low, high in intervals]) < 0.99
     assert wilson_interval(0, 50)[0] == 0 and wilson_interval(0, 50)[1] > 0.05
+
+
+def test_the_caption_of_one_picture_may_find_an_equal_one():
+    known = unit(np.random.default_rng(0).normal(size=(12, 16)))
+    twice = replace(different(np.tile(known, (2, 1)), known, np.arange(12), names(12)), groups=np.arange(24) % 12)
+    assert retrieval(twice, 12)["text_to_image"]["recall@1"] == 1
+    assert retrieval(replace(twice, groups=np.arange(24)), 12)["text_to_image"]["recall@1"] == 0

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from lapclip.data.scenes import ALL_KINDS, BACKGROUNDS, COLOURS, HELD_OUT_COLOUR, KINDS, SIZE_WORDS, Scene
-from lapclip.data.source import open_source
+from lapclip.config import DataConfig
+from lapclip.data.opening import finished, open_source
 from lapclip.data.synthetic import DocumentsSource, HeldOutScenes, SceneSource
 from lapclip.errors import UserError
 
@@ -137,8 +138,13 @@ def test_colours_alone_find_fewer_than_one_picture_in_ten():
     assert found / POOL.num_pairs < 0.10, f"colours alone find {found / POOL.num_pairs:.1%}"
 
 
+def opened(name: str):
+    return finished(open_source(DataConfig(source=name), 32))
+
+
 def test_the_documents_pairs_are_216_and_24_with_fixed_captions():
-    training, held_out = open_source("synthetic:documents")
+    data = opened("synthetic:documents")
+    training, held_out = data.training, data.held_out
     assert (training.num_pairs, held_out.num_pairs) == (216, 24)
     captions = Counter(training.captions(index) for index in range(216))
     assert len(captions) == 12 and set(captions.values()) == {18}
@@ -152,8 +158,8 @@ def test_the_documents_pairs_are_216_and_24_with_fixed_captions():
 )
 def test_what_is_not_a_source_is_an_error_with_a_hint(name):
     if name == "synthetic:":
-        assert open_source(name)[0].num_pairs == 100_000
+        assert opened(name).training.num_pairs == 100_000
         return
     with pytest.raises(UserError) as caught:
-        open_source(name)
+        opened(name)
     assert "synthetic" in caught.value.hint

@@ -199,10 +199,10 @@ def test_under_minutes_a_resume_keeps_clock_and_order(with_train):
 def test_a_finished_run_can_be_extended_but_not_just_resumed(with_train):
     run, _ = trained(with_train(steps=4))
     with pytest.raises(UserError, match="has had its budget") as caught:
-        refuse_if_finished(run, revise(run, {}))
+        refuse_if_finished(run, revise(run, {}), 200)
     assert "--steps 8" in caught.value.hint
     longer = revise(run, {"steps": 40})
-    refuse_if_finished(run, longer)
+    refuse_if_finished(run, longer, 200)
     assert longer.train.eval_every == "4", "ten times in the new budget, not in the old one"
     for event in train(longer, run):
         if isinstance(event, Step) and event.step == 7:
@@ -234,7 +234,7 @@ def test_a_stop_at_any_moment_can_be_resumed_to_a_finished_run(with_train, momen
     last = list(run.events())[-1]
     assert isinstance(last, Finished) and last.reason == "stopped"
     config = revise(run, {})
-    refuse_if_finished(run, config)
+    refuse_if_finished(run, config, 200)
     events = list(train(config, run))
     assert events[-1].reason == "budget" and events[-1].step == 4 and events[-1].recall is not None
     assert (run.path / "learned.png").exists()

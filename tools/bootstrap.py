@@ -18,13 +18,14 @@ OLDEST = (3, 11)
 
 def main(extras):
     python = new_enough_python()
-    known = installed_extras(fingerprint(python))
-    if known is not None and extras <= known:
+    stamped, known = read_stamp()
+    is_current = stamped == fingerprint(python)
+    if is_current and extras <= known:
         return
-    extras |= known or set()
+    extras |= known  # whoever tested once wants to test again
     say(f"setting up {VENV.relative_to(ROOT)} with {version_of(python)} (once; about a minute and 1 GB)")
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-    if known is None:
+    if not is_current:
         make_venv(python)
     target = "." if not extras else ".[{}]".format(",".join(sorted(extras)))
     run(
@@ -61,12 +62,12 @@ def fingerprint(python):
     return hashlib.sha256(text).hexdigest()
 
 
-def installed_extras(wanted):
-    """The extras already in `.venv`, or None when it is missing or out of date."""
+def read_stamp():
+    """What `.venv` was made for, and the extras in it; nothing when it is missing."""
     if not STAMP.exists():
-        return None
-    found, *extras = STAMP.read_text().split()
-    return set(extras) if found == wanted else None
+        return None, set()
+    stamped, *extras = STAMP.read_text().split()
+    return stamped, set(extras)
 
 
 def make_venv(python):

@@ -23,6 +23,9 @@ SizeName = Literal[
 
 TokenizerName = Literal["bpe", "characters"]
 DeviceName = Literal["auto", "cpu", "mps", "cuda"]
+FormatName = Literal[
+    "txt", "metadata", "classes", "names", "csv", "tsv", "jsonl", "parquet", "flickr", "coco", "karpathy", "tar", "hf"
+]  # fmt: skip
 
 
 def opt(default: Any, sentence: str, *, at_least: float | None = None, at_most: float | None = None) -> Any:
@@ -36,7 +39,37 @@ class DataConfig:
 
     source: str = opt(
         "synthetic",
-        "where pairs come from: `synthetic`, `synthetic:50000` (so many pairs), `synthetic:documents`",
+        "where pairs come from: a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `emoji`,"
+        " `synthetic`; several as `photos + emoji@2`, with a weight",
+    )
+    format: FormatName | None = opt(None, "what the source is, when lapclip takes it for something else")
+    images: str | None = opt(None, "folder of the pictures that a table or annotation file names")
+    image_column: str | None = opt(None, "column of a table that holds the pictures")
+    caption_column: str | None = opt(None, "column of a table that holds the captions")
+    captions: Literal["one", "all"] = opt(
+        "one", "an epoch shows each picture with one of its captions, in turn, or with all of them"
+    )
+    validation_share: float = opt(
+        0.05,
+        "share of the pictures held out, where a dataset has no split of its own",
+        at_least=0.001,
+        at_most=0.5,
+    )
+    max_unreadable: float = opt(
+        0.1, "share of broken pictures that is put up with", at_least=0.0, at_most=1.0
+    )
+    pack: bool | None = opt(
+        None, "keep a decoded copy of the pictures on the disk; without, they are decoded in every epoch"
+    )
+    crop: float | None = opt(
+        None,
+        "least share of a picture that a random crop shows; 1 shows all of it",
+        at_least=0.05,
+        at_most=1.0,
+    )
+    flip: bool | None = opt(None, "mirror every second picture")
+    colour: float | None = opt(
+        None, "how far brightness, contrast and saturation are changed at random", at_least=0.0, at_most=1.0
     )
     tokenizer: TokenizerName | None = opt(
         None, "how captions become tokens: a BPE trained on them, or 33 characters"
@@ -72,7 +105,7 @@ class TrainConfig:
     steps: int | None = opt(None, "budget: optimizer updates", at_least=1)
     batch_size: int | None = opt(None, "pairs contrasted with one another in one step", at_least=2)
     chunk: int | None = opt(None, "pairs in memory at once; any chunk gives the same gradients", at_least=1)
-    loss: Literal["softmax", "sigmoid"] = opt("softmax", "softmax as in CLIP, or sigmoid as in SigLIP")
+    loss: Literal["softmax", "sigmoid"] | None = opt(None, "softmax as in CLIP, or sigmoid as in SigLIP")
     lr: float | None = opt(None, "highest learning rate", at_least=1e-12)
     warmup: float = opt(0.1, "share of the run in which the learning rate rises", at_least=0.0, at_most=0.9)
     weight_decay: float = opt(0.1, "AdamW's weight decay; matrices only", at_least=0.0)

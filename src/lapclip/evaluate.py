@@ -6,7 +6,9 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
+from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.embedder import Embedder
 
@@ -21,22 +23,42 @@ class Pool:
     text_ME: np.ndarray
     image_of_caption: np.ndarray  # [M], which picture a caption belongs to
     captions: list[str]
+    indices: np.ndarray  # [N], the pictures' numbers in their source
+    groups: np.ndarray  # [N], equal for equal pictures
 
 
 def embed_pool(embedder: Embedder, source: Source, num_images: int) -> Pool:
-    """The first pictures of a source with all their captions; the pictures are never all in memory."""
-    num_images = min(num_images, source.num_pairs)
-    size, chunk = embedder.model.size.image_size, embedder.chunk
-    rows = [
-        embedder.images(
-            [source.picture(index, size) for index in range(start, min(start + chunk, num_images))]
-        )
-        for start in range(0, num_images, chunk)
-    ]
-    wordings = [source.captions(index) for index in range(num_images)]
+    """A sample of a source's pictures with all their captions; the pictures are never all in memory."""
+    asked, size, chunk = source.sample(num_images), embedder.model.size.image_size, embedder.chunk
+    rows, kept = [], []
+    for start in range(0, len(asked), chunk):
+        found = [
+            (index, picture)
+            for index in asked[start : start + chunk]
+            if (picture := try_picture(source, index, size))
+        ]
+        rows.append(embedder.images([picture for _, picture in found]))
+        kept += [index for index, _ in found]
+    indices = np.array(kept, dtype=np.int64)
+    wordings = [source.captions(int(index)) for index in indices]
     captions = [caption for words in wordings for caption in words]
-    image_of_caption = np.repeat(np.arange(num_images), [len(words) for words in wordings])
-    return Pool(np.concatenate(rows), embedder.texts(captions), image_of_caption, captions)
+    image_of_caption = np.repeat(np.arange(len(indices)), [len(words) for words in wordings])
+    return Pool(
+        np.concatenate(rows),
+        embedder.texts(captions),
+        image_of_caption,
+        captions,
+        indices,
+        source.groups(indices),
+    )
+
+
+def try_picture(source: Source, index: int, size: int) -> Image.Image | None:
+    """A streamed picture may be broken; then nothing is searched for it."""
+    try:
+        return source.picture(int(index), size)
+    except Unreadable:
+        return None
 
 
 def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:
@@ -56,11 +78,12 @@ def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:
 
 
 def belong_together(pool: Pool) -> np.ndarray:
-    """True where a caption is said of a picture, be it by another pair with the same words."""
+    """True where a caption is said of a picture, be it by another pair with the same words or an equal picture."""
     words, number_M = np.unique([caption.casefold() for caption in pool.captions], return_inverse=True)
-    said_WN = np.zeros((len(words), len(pool.image_NE)), dtype=bool)
-    said_WN[number_M, pool.image_of_caption] = True
-    return said_WN[number_M]
+    groups, group_N = np.unique(pool.groups, return_inverse=True)
+    said_WG = np.zeros((len(words), len(groups)), dtype=bool)
+    said_WG[number_M, group_N[pool.image_of_caption]] = True
+    return said_WG[number_M][:, group_N]
 
 
 def in_batch(

@@ -87,3 +87,12 @@ def own_peak_bytes() -> int:
                 return int(line.split()[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others kilobytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def cache_folder() -> Path:
+    """Where what can be made again is kept: `$LAPCLIP_CACHE`, or lapclip's place in the user's cache folder."""
+    if asked := os.environ.get("LAPCLIP_CACHE"):
+        return Path(asked)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "lapclip"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapclip"

@@ -1,18 +1,23 @@
 """Makes a run folder that is alone enough to train from, and changes what may change when a run goes on."""
 
 import math
+import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from lapclip import checkpoint
 from lapclip.config import BUDGETS, Config, load_config
-from lapclip.data.source import Source, open_source
+from lapclip.data.opening import Data, Part, finished, open_source
+from lapclip.data.pack import Progress
+from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from lapclip.device import default_threads, pick_device
 from lapclip.errors import UserError
@@ -20,30 +25,73 @@ from lapclip.loss import NEEDS_BIAS
 from lapclip.machine import read_machine
 from lapclip.model.clip import count_parameters, shape_of
 from lapclip.run import Run, new_run, write_atomically
-from lapclip.settle import ASKED, DataSummary, Reasons, settle, settle_tokenizer, share_done, total_steps
+from lapclip.settle import (
+    ASKED,
+    DataSummary,
+    Reasons,
+    settle,
+    settle_text_length,
+    settle_tokenizer,
+    share_done,
+    total_steps,
+)
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
+SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
+PLAIN_STEMS = ("captions", "results", "metadata", "train", "data", "*", "images")  # that name no dataset
 
 
-def prepare(config: Config, name: str | None = None) -> Run:
+def open_here(config: Config) -> Generator[Progress, None, Data]:
+    """Opens the data of a run, and says how far packing is; too many broken pictures are an error."""
+    data = yield from open_source(config.data, shape_of(config.model).image_size)
+    for part in data.parts:
+        refuse_if_broken(part, config.data.max_unreadable)
+    return data
+
+
+def refuse_if_broken(part: Part, most: float) -> None:
+    if part.files is None or not part.files.pack.unreadable:
+        return
+    num_pictures, broken = len(part.files.catalogue.names), part.files.pack.unreadable
+    if (share := len(broken) / num_pictures) > most:
+        named = ", ".join(f"`{part.files.catalogue.names[n]}` {why}" for n, why in list(broken.items())[:3])
+        raise UserError(
+            f"{len(broken):,} of {num_pictures:,} pictures cannot be used: {named}",
+            hint=f"mend or remove them, or put up with them: `--max-unreadable {share + 0.01:.2f}`",
+        )
+
+
+def prepare(config: Config, name: str | None = None, data: Data | None = None) -> Run:
     """Trains the tokenizer, settles what is undecided, and writes the run folder, whole or not at all."""
-    training, _ = open_source(config.data.source)
+    data = data or finished(open_here(config))
     kind, _ = settle_tokenizer(config)
-    tokenizer = train_tokenizer(kind, first_captions(training, NUM_CAPTIONS_READ), config.data.max_vocab)
-    settled, reasons, num_parameters = settle_here(config, tokenizer)
+    captions = sample_captions(data.training, NUM_CAPTIONS_READ)
+    tokenizer = train_tokenizer(kind, captions, config.data.max_vocab)
+    settled, reasons, num_parameters = settle_here(config, tokenizer, data)
     checkpoint.check_space(Path(), num_parameters)
-    run = new_run(name, prefix=f"{config.data.source.replace(':', '-')}-{config.model.size}")
+    run = new_run(name, prefix=f"{plain_name(config.data.source)}-{config.model.size}")
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, run.path, ignore_errors=True)
         run.make_folders()
         write_atomically(run.tokenizer_file, tokenizer.to_json())
-        run.write_machine(asdict(read_machine()) | {"torch": torch.__version__, "reasons": reasons})
+        facts = {"torch": torch.__version__, "data": data.fingerprint, "reasons": reasons}
+        run.write_machine(asdict(read_machine()) | facts)
         run.write_config(settled)
         undo.pop_all()
     return run
 
 
-def revise(run: Run, flags: Mapping[str, object]) -> Config:
+def plain_name(source: str) -> str:
+    """What a run over a source is called: `flickr8k` for `/home/me/flickr8k/captions.txt`."""
+    first = source.partition(" + ")[0]
+    if first.partition(":")[0] in ("synthetic", "emoji", "hf"):
+        first = first.replace("/", "-")
+    path = Path(first)
+    named = path.parent.name if path.stem in PLAIN_STEMS and path.parent.name else path.stem
+    return re.sub(r"[^\w.-]+", "-", named.replace(":", "-")).strip("-.") or "run"
+
+
+def revise(run: Run, flags: Mapping[str, object], data: Data | None = None) -> Config:
     """A run's settings with some changed, to go on with; what followed from them is settled again."""
     before = run.load_config()
     machine = run.load_machine()
@@ -52,7 +100,8 @@ def revise(run: Run, flags: Mapping[str, object]) -> Config:
     follows_budget = any(budget in flags for budget in BUDGETS) and reasons.get("eval_every") != ASKED
     if follows_budget and "eval_every" not in flags:
         config = replace(config, train=replace(config.train, eval_every=None))
-    settled, new_reasons, _ = settle_here(config, load_tokenizer(run.tokenizer_file))
+    data = data or finished(open_here(config))
+    settled, new_reasons, _ = settle_here(config, load_tokenizer(run.tokenizer_file), data)
     if settled != before:
         if any(budget in flags for budget in BUDGETS):
             reasons = {name: reason for name, reason in reasons.items() if name not in BUDGETS}
@@ -61,37 +110,65 @@ def revise(run: Run, flags: Mapping[str, object]) -> Config:
     return settled
 
 
-def settle_here(config: Config, tokenizer: Tokenizer) -> tuple[Config, Reasons, int]:
+def settle_here(config: Config, tokenizer: Tokenizer, data: Data) -> tuple[Config, Reasons, int]:
     """Settles on this machine; also counts the parameters."""
     device, why_device = pick_device(config.device.device)
-    training, held_out = open_source(config.data.source)
-    has_bias = config.train.loss in NEEDS_BIAS
+    summary = summarise(data, tokenizer)
+    text_length, why_text_length = settle_text_length(config, summary)
+    config = replace(
+        config,
+        data=replace(config.data, source=data.source, images=absolute(config.data.images)),
+        model=replace(config.model, text_length=text_length),
+        device=replace(config.device, device=device.name),
+    )
     num_parameters = count_parameters(
-        shape_of(config.model), vocab_size=tokenizer.vocab_size, has_bias=has_bias
+        shape_of(config.model),
+        vocab_size=tokenizer.vocab_size,
+        has_bias=(config.train.loss or "softmax") in NEEDS_BIAS,
     )
     settled, reasons = settle(
-        replace(config, device=replace(config.device, device=device.name)),
-        DataSummary(training.num_pairs, held_out.num_pairs),
-        read_machine(),
-        threads=default_threads(),
-        num_parameters=num_parameters,
+        config, summary, read_machine(), threads=default_threads(), num_parameters=num_parameters
     )
-    return settled, reasons | {"device": why_device}, num_parameters
+    return settled, reasons | why_text_length | {"device": why_device}, num_parameters
 
 
-def first_captions(source: Source, most: int) -> Iterator[str]:
-    return islice((caption for index in range(source.num_pairs) for caption in source.captions(index)), most)
+def summarise(data: Data, tokenizer: Tokenizer) -> DataSummary:
+    """What choices need to know, from a sample of the captions."""
+    captions = sample_captions(data.training, NUM_CAPTIONS_READ)
+    files = [part.files for part in data.parts if part.files]
+    says_sides = np.mean([bool(SIDE_WORDS.search(caption)) for caption in captions])
+    _, counts = np.unique([caption.casefold() for caption in captions], return_counts=True)
+    return DataSummary(
+        num_train=data.training.num_pairs,
+        num_held_out=data.held_out.num_pairs,
+        tokens_kept=int(np.percentile(tokenizer.lengths(captions), 99, method="higher")),
+        share_of_shared=float(counts[counts > 1].sum() / len(captions)),
+        is_drawn=not files,
+        says_sides=float(says_sides),
+        is_packed=data.training.only_copies,
+        is_remote=any("://" in part.name for part in data.parts),
+    )
 
 
-def refuse_if_finished(run: Run, config: Config) -> None:
+def absolute(path: str | None) -> str | None:
+    return None if path is None else os.path.abspath(path)
+
+
+def sample_captions(source: Source, most: int) -> list[str]:
+    """Captions from all over a source, all wordings of each pair."""
+    num_pairs = min(source.num_pairs, most)
+    indices = np.unique(np.linspace(0, source.num_pairs - 1, num_pairs).astype(int))
+    return list(islice((c for index in indices for c in source.captions(int(index))), most))
+
+
+def refuse_if_finished(run: Run, config: Config, num_pairs: int) -> None:
     """Refuses to go on with a run that ended with its budget and was given no larger one."""
     newest = checkpoint.latest(run.checkpoints)
     if newest is None or not run.is_finished():
         return
     now, cfg = checkpoint.load_progress(newest), config.train
-    training, _ = open_source(config.data.source)
     assert cfg.batch_size is not None, "settled"
-    steps = total_steps(cfg, training.num_pairs, cfg.batch_size)
+    steps = total_steps(cfg, num_pairs, cfg.batch_size)
     if share_done(cfg, steps, now.step, now.seconds) < 1:
         return
     done = f"{now.seconds / 60:.1f} minutes" if steps is None else f"{now.step} steps"

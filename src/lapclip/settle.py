@@ -1,7 +1,7 @@
 """Pure: config + machine + a summary of the data in, complete config and the reason of each choice out."""
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lapclip.config import BUDGETS, Config, TokenizerName, TrainConfig
 from lapclip.errors import UserError
@@ -15,6 +15,12 @@ class DataSummary:
 
     num_train: int
     num_held_out: int
+    tokens_kept: int = 0  # tokens that keep 99 of 100 captions whole
+    share_of_shared: float = 0.0  # captions that are said of several pictures
+    is_drawn: bool = True  # by lapclip itself: always new, and its captions say left and right
+    says_sides: float = 1.0  # share of captions with `left` or `right`
+    is_packed: bool = False  # or drawn or decoded as it is needed
+    is_remote: bool = False
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ RECIPES = {
 OTHER_SIZES = Recipe(32, 3e-4, 0.5, "assumed for this size, not measured")
 CHARACTER_SIZES = ("small", "base")  # the documents' tokenizer; their parameter counts include its 33 symbols
 DEFAULT_MINUTES = 3.0
+MOST_TOKENS = 77  # of a caption, unless asked for: CLIP's own limit
 LEAST_SECONDS = 15  # between evaluations, so that a short run does not consist of them
 MANY_FLOPS = 2e9  # a pair; drawing one takes as long as 0.1 GFLOP on the same core
 SHARE_OF_MEMORY = 0.6  # of what is free, so that the machine stays usable
@@ -54,10 +61,23 @@ def settle_tokenizer(config: Config) -> tuple[TokenizerName, str]:
     return "bpe", "words of your captions become tokens, in any language"
 
 
+def settle_text_length(config: Config, data: DataSummary) -> tuple[int, Reasons]:
+    """As long as the size has it, or longer when captions would lose their end."""
+    default = shape_of(config.model).text_length
+    if (
+        config.model.text_length is not None
+        or config.model.size in CHARACTER_SIZES
+        or data.tokens_kept <= default
+    ):
+        return default, {}
+    length = min(MOST_TOKENS, -(-data.tokens_kept // 8) * 8)
+    return length, {"text_length": f"{default} would cut more than 1% of the captions"}
+
+
 def settle(
     config: Config, data: DataSummary, machine: Machine, *, threads: int, num_parameters: int
 ) -> tuple[Config, Reasons]:
-    """Replaces every `None`; what was asked for stays as it is."""
+    """Replaces every `None` but those that mean "look at the source"; what was asked for stays as it is."""
     size = shape_of(config.model)
     recipe = RECIPES.get(config.model.size, OTHER_SIZES)
     tokenizer, why_tokenizer = settle_tokenizer(config)
@@ -87,6 +107,7 @@ def settle(
         train,
         batch_size=batch_size,
         chunk=min(batch_size, choose("chunk", train.chunk, chunk, why_chunk)),
+        loss=choose("loss", train.loss, "softmax", why_softmax(data)),
         lr=choose("lr", train.lr, recipe.lr, recipe.why),
         keep_patches=choose("keep_patches", train.keep_patches, recipe.keep_patches, recipe.why),
         eval_every=choose(
@@ -105,8 +126,14 @@ def settle(
         config.data,
         tokenizer=tokenizer,
         num_validation=min(config.data.num_validation, data.num_held_out),
-        workers=choose("workers", config.data.workers, *settle_workers(size)),
+        workers=choose("workers", config.data.workers, *settle_workers(size, data, machine)),
+        **{
+            name: choose(name, getattr(config.data, name), *value)
+            for name, value in settle_looks(data).items()
+        },
     )
+    if data.is_drawn:
+        reasons = {name: why for name, why in reasons.items() if name not in LOOKS or why == ASKED}
     settled_device = replace(
         config.device,
         threads=choose("threads", config.device.threads, threads, "what torch chose for this machine"),
@@ -144,11 +171,45 @@ def activation_bytes(size: Size, recompute: bool) -> int:
     )
 
 
-def settle_workers(size: Size) -> tuple[int, str]:
-    """One process that draws ahead, where drawing is a notable part of a step."""
+def why_softmax(data: DataSummary) -> str:
+    if data.share_of_shared < 0.1:
+        return "CLIP's own"
+    return f"equal captions are never each other's negatives ({data.share_of_shared:.0%} are said of several pictures)"
+
+
+def settle_workers(size: Size, data: DataSummary, machine: Machine) -> tuple[int, str]:
+    """Processes that draw or decode ahead, where that is a notable part of a step."""
+    if data.is_packed:
+        return 0, "a thread copies the next batch from the pack during a step"
+    if data.is_remote:
+        return 1, "one process reads ahead, so that nothing is fetched twice"
+    if not data.is_drawn:
+        return max(1, machine.num_cores // 2), "half the cores decode the next batches during a step"
     if flops_per_pair(size, num_tokens=size.text_length) < MANY_FLOPS:
         return 1, "one process prepares the next batch during a step"
     return 0, "preparing a batch between steps takes far less than a step, and no memory"
+
+
+def settle_looks(data: DataSummary) -> dict[str, tuple[Any, str]]:
+    """How pictures are kept and varied, with reasons; what is drawn anew each time needs none of it."""
+    says_sides = data.says_sides > 0.02
+    return {
+        "pack": (data.is_packed, "there is room for it" if data.is_packed else "there is no room for it"),
+        "crop": (
+            1.0 if data.is_drawn else 0.6,
+            "the same pictures come again and again; crops keep them new",
+        ),
+        "flip": (
+            not says_sides,
+            f"{data.says_sides:.0%} of the captions say left or right"
+            if says_sides
+            else "hardly a caption says left or right",
+        ),
+        "colour": (0.0, "captions name colours"),
+    }
+
+
+LOOKS = ("pack", "crop", "flip", "colour")
 
 
 def settle_eval_every(train: TrainConfig, num_train: int, batch_size: int) -> str:

@@ -6,7 +6,8 @@ It goes on from wherever the run folder stands. Leaving the generator early (`br
 import math
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 from torch import nn
 
 from lapclip import checkpoint, plot
+from lapclip.augment import augment
 from lapclip.checkpoint import Progress
 from lapclip.config import Config, is_due
 from lapclip.data.batches import load_batches
-from lapclip.data.source import Source, open_source
+from lapclip.data.opening import Data, finished, first_unreadable
+from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.device import default_threads, pick_device, release_memory, set_up_process
 from lapclip.embedder import Embedder
@@ -28,18 +31,21 @@ from lapclip.loss import LOSSES, NEEDS_BIAS
 from lapclip.machine import peak_memory_bytes
 from lapclip.model.clip import build_model
 from lapclip.optim import build_optimizer, schedule, set_lr
-from lapclip.prepare import first_captions
+from lapclip.prepare import open_here, sample_captions
 from lapclip.run import Run
 from lapclip.settle import half_a_step, share_done, total_steps
 from lapclip.step import choose_patches, contrastive_step, move
 
 
-def train(config: Config, run: Run) -> Generator[Event]:
+def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event]:
     """Trains a prepared run to the end of its budget; writes each event to the run, then yields it."""
+    data = data or finished(open_here(config))
+    training, held_out = data.training, data.held_out
     cfg = config.train
-    assert cfg.batch_size and cfg.chunk and cfg.lr and cfg.keep_patches and cfg.eval_every, "settled"
+    assert cfg.batch_size and cfg.chunk and cfg.lr and cfg.keep_patches and cfg.eval_every and cfg.loss, (
+        "settled"
+    )
     batch_size = cfg.batch_size
-    training, held_out = open_source(config.data.source)
     steps = total_steps(cfg, training.num_pairs, batch_size)
     with run.owned():
         newest = checkpoint.latest(run.checkpoints)
@@ -59,6 +65,7 @@ def train(config: Config, run: Run) -> Generator[Event]:
         run.write_config(config)  # a resumed run may have been given more time
         saved_step, saved_seconds, is_over = now.step, now.seconds, False
         pool: Pool | None = None
+        faults: set[str] = set()
 
         def report(event: Event) -> Event:
             run.write(event)
@@ -129,7 +136,7 @@ def train(config: Config, run: Run) -> Generator[Event]:
                     total_steps=steps,
                 )
             )
-            if warning := captions_cut(training, tokenizer, model.size.text_length, now.step):
+            for warning in warnings_of(data, run, tokenizer, model.size.text_length, now.step):
                 yield report(warning)
 
             while (share := share_done(cfg, steps, now.step, now.seconds)) < 1:
@@ -142,6 +149,12 @@ def train(config: Config, run: Run) -> Generator[Event]:
                         save()
                     raise
                 data_seconds = time.perf_counter() - started
+                for fault in [fault for fault in batch.faults if fault not in faults]:
+                    faults.add(fault)
+                    yield report(
+                        Warned(now.step, f"{fault}; another pair took its place", "mend or remove it")
+                    )
+                refuse_if_too_many(faults, training.num_pairs, config.data.max_unreadable)
                 keep_BK = choose_patches(
                     now.step,
                     seed=cfg.seed,
@@ -155,7 +168,12 @@ def train(config: Config, run: Run) -> Generator[Event]:
                 )
                 # In one chunk gradients take the room of activations as these go; over several chunks they stay.
                 optimizer.zero_grad(set_to_none=cfg.chunk >= batch_size)
-                outcome = contrastive_step(model, move(batch, device, keep_BK), LOSSES[cfg.loss], cfg.chunk)
+                inputs = move(batch, device, keep_BK)
+                images = augment(
+                    inputs.images, model.size.image_size, step=now.step, seed=cfg.seed,
+                    crop=config.data.crop or 1.0, flip=bool(config.data.flip), colour=config.data.colour or 0.0,
+                )  # fmt: skip
+                outcome = contrastive_step(model, replace(inputs, images=images), LOSSES[cfg.loss], cfg.chunk)
                 norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_norm).item()
                 loss = outcome.loss.item()
                 if not math.isfinite(loss + norm):
@@ -214,8 +232,8 @@ def train(config: Config, run: Run) -> Generator[Event]:
                 release_memory()  # reading a checkpoint would otherwise come on top of what training held
                 checkpoint.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
                 pool = embed_pool(embedder, held_out, config.data.num_validation)
-            if warning := draw_learned(run.path / "learned.png", held_out, pool, now.step):
-                yield report(warning)
+            if problem := draw_learned(run.path / "learned.png", held_out, pool, now.step):
+                yield report(problem)
             yield finish("budget", peak)
         except GeneratorExit:
             if now.step > 0 and not checkpoint.is_saved(run.checkpoints, now.step):
@@ -238,9 +256,46 @@ def is_finite(model: nn.Module) -> bool:
     return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
+def warnings_of(data: Data, run: Run, tokenizer: Tokenizer, text_length: int, step: int) -> Iterator[Warned]:
+    """What should be known of the data before it is trained on."""
+    before = run.load_machine().get("data")
+    if step and before not in (None, data.fingerprint):
+        yield Warned(
+            step,
+            message="the source has changed since the run began",
+            hint="training goes on with what is there now; for a fresh start, begin a new run",
+        )
+    for part in data.parts:
+        if part.files is None:
+            continue
+        if part.files.is_streamed:
+            yield Warned(
+                step,
+                message=f"`{part.name}` is not packed: its pictures are decoded anew in every epoch",
+                hint="`lapclip data pack` says how much room a pack needs",
+            )
+        if broken := part.files.pack.unreadable:
+            yield Warned(
+                step,
+                message=f"{len(broken):,} of {len(part.files.catalogue.names):,} pictures are left out: "
+                f"{first_unreadable(part.files.catalogue, part.files.pack)}",
+                hint=f"`lapclip data check {part.name}` names them all",
+            )
+    if cut := captions_cut(data.training, tokenizer, text_length, step):
+        yield cut
+
+
+def refuse_if_too_many(faults: set[str], num_pairs: int, most: float) -> None:
+    if len(faults) > max(10, most * num_pairs):
+        raise UserError(
+            f"{len(faults):,} pictures could not be read while training, the last one {max(faults)}",
+            hint="look whether the source is still there; `--max-unreadable` puts up with more",
+        )
+
+
 def captions_cut(source: Source, tokenizer: Tokenizer, text_length: int, step: int) -> Warned | None:
     """A warning when many captions lose their end."""
-    lengths = tokenizer.lengths(list(first_captions(source, 1000)))
+    lengths = tokenizer.lengths(sample_captions(source, 1000))
     share = float((lengths > text_length).mean())
     if share < 0.01:
         return None
@@ -266,7 +321,7 @@ def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries:
     for query in range(0, num_captions, -(-num_captions // num_queries)):
         found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: plot.NUM_FOUND]
         right = int(pool.image_of_caption[query])
-        pictures = [(source.picture(int(index), plot.TILE), int(index) == right) for index in found]
+        pictures = [(source.picture(int(pool.indices[n]), plot.TILE), int(n) == right) for n in found]
         rows.append((pool.captions[query], pictures))
     try:
         plot.draw_found(path, rows)

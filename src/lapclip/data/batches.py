@@ -1,29 +1,26 @@
-"""Pairs in, batches out: shuffled anew each epoch, every pair once, and prepared ahead by other processes.
+"""Pairs in, batches out: shuffled anew each epoch, every pair once, and prepared ahead of the step that uses them.
 
-Which pairs a batch holds is a pure function of seed and step, so the position in the data is the step itself.
-Workers are spawned, import no torch, and die with their parent.
+Which pairs a batch holds is a pure function of seed and step, so the position in the data is the step itself. What is
+merely copied is fetched by a thread; what must be drawn or decoded, by other processes.
 """
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
+from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
+from lapclip.data.workers import held, worker_pool
 from lapclip.errors import UserError
 
-STOPPING = {signal.SIGINT, signal.SIGTERM}
 PIECE = 64  # pairs a worker prepares at once: small, so that a large batch is shared and never held twice
+MOST_TRIES = 100  # pairs tried in place of one whose picture is broken
 
 
 @dataclass(frozen=True)
@@ -35,17 +32,35 @@ class Batch:
     ends: np.ndarray  # [B], where each caption ends
     image_ids: np.ndarray  # [B], equal for equal pictures
     caption_ids: np.ndarray  # [B], equal for equal captions
+    faults: tuple[str, ...] = ()  # pictures that could not be had; others took their places
 
 
-def pairs_of_step(step: int, *, num_pairs: int, batch_size: int, seed: int) -> np.ndarray:
-    """The pairs of one step, counted from 0. A batch may hold the end of one epoch and the start of the next."""
+@dataclass(frozen=True)
+class Fetched:
+    """Some pairs: their pictures, and one caption each."""
+
+    indices: np.ndarray
+    images: np.ndarray
+    captions: list[str]
+    faults: tuple[str, ...] = ()
+
+
+def places_of_step(step: int, *, num_pairs: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Epoch and place in it of each pair of a step. A batch may hold the end of one epoch and the start of the next."""
     places = np.arange(step * batch_size, (step + 1) * batch_size)
-    return np.array([epoch_order(int(p // num_pairs), num_pairs, seed)[p % num_pairs] for p in places])
+    return places // num_pairs, places % num_pairs
+
+
+def pairs_of_step(source: Source, step: int, *, batch_size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of one step, counted from 0, and the epoch that each belongs to."""
+    epochs, places = places_of_step(step, num_pairs=source.num_pairs, batch_size=batch_size)
+    pairs = [epoch_order(source, int(e), seed)[p] for e, p in zip(epochs, places, strict=True)]
+    return np.array(pairs), epochs
 
 
 @lru_cache(maxsize=2)
-def epoch_order(epoch: int, num_pairs: int, seed: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(num_pairs)
+def epoch_order(source: Source, epoch: int, seed: int) -> np.ndarray:
+    return source.order(epoch, seed)
 
 
 def load_batches(
@@ -59,109 +74,102 @@ def load_batches(
     first_step: int,
     workers: int,
 ) -> Generator[Batch]:
-    """Batches without end, from some step on; with workers, the next one is prepared while this one is used."""
-    fetched = fetch_ahead(source, batch_size, image_size, seed, first_step, workers)
+    """Batches without end, from some step on, in the size the source keeps its pictures in."""
+    fetched = fetch_ahead(source, batch_size, source.stored_size(image_size), seed, first_step, workers)
     with closing(fetched):
-        for indices, images, captions in fetched:
-            tokens, ends = tokenizer.encode(captions, text_length)
+        for some in fetched:
+            tokens, ends = tokenizer.encode(some.captions, text_length)
             # By tokens, not by letters: what the model cannot tell apart is the same caption.
             _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
-            yield Batch(images, tokens, ends, indices, caption_ids)
-
-
-Fetched = tuple[np.ndarray, np.ndarray, list[str]]  # pair numbers, pictures, one caption each
+            yield Batch(some.images, tokens, ends, source.groups(some.indices), caption_ids, some.faults)
 
 
 def fetch_ahead(
-    source: Source, batch_size: int, image_size: int, seed: int, first_step: int, workers: int
+    source: Source, batch_size: int, size: int, seed: int, first_step: int, workers: int
 ) -> Generator[Fetched]:
+    """The pairs of each step; the next ones are fetched while these are used, unless nobody is there to do it."""
     step = first_step
-    if workers == 0:
+    if workers == 0 and not source.only_copies:
         while True:
-            indices = pairs_of_step(step, num_pairs=source.num_pairs, batch_size=batch_size, seed=seed)
-            yield indices, *fetch(source, indices, image_size, seed + step)
+            indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
+            yield fetch(source, indices, epochs, size, seed)
             step += 1
-    with worker_pool(source, workers) as pool:
-        waiting: deque[tuple[np.ndarray, list[Future]]] = deque()
+    pool_of: AbstractContextManager[Executor] = (
+        worker_pool(source, workers) if workers else ThreadPoolExecutor(1)
+    )
+    work: Callable[..., Fetched] = fetch_held if workers else partial(fetch, source)
+    piece_size = PIECE if workers else batch_size
+    with pool_of as pool:
+        waiting: deque[list[Future]] = deque()
         while True:
             while len(waiting) < 2:
-                indices = pairs_of_step(step, num_pairs=source.num_pairs, batch_size=batch_size, seed=seed)
-                pieces = [indices[i : i + PIECE] for i in range(0, batch_size, PIECE)]
+                indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
                 waiting.append(
-                    (indices, [pool.submit(fetch_piece, piece, image_size, seed + step) for piece in pieces])
+                    [
+                        pool.submit(work, indices[i : i + piece_size], epochs[i : i + piece_size], size, seed)
+                        for i in range(0, batch_size, piece_size)
+                    ]
                 )
                 step += 1
-            yield collect(*waiting.popleft(), image_size)
+            yield collect(waiting.popleft(), batch_size, size)
 
 
-def collect(indices: np.ndarray, pieces: list[Future], image_size: int) -> Fetched:
-    """Puts what the workers made into one batch, and lets go of each piece at once."""
-    images = np.empty((len(indices), 3, image_size, image_size), dtype=np.uint8)
+def collect(pieces: list[Future], batch_size: int, size: int) -> Fetched:
+    """Puts what was fetched into one batch, and lets go of each piece at once."""
+    if len(pieces) == 1:
+        return pieces.pop().result()
+    indices = np.empty(batch_size, dtype=np.int64)
+    images = np.empty((batch_size, 3, size, size), dtype=np.uint8)
     captions: list[str] = []
+    faults: tuple[str, ...] = ()
     while pieces:
-        piece_images, piece_captions = pieces.pop(0).result()
-        images[len(captions) : len(captions) + len(piece_captions)] = piece_images
-        captions += piece_captions
-    return indices, images, captions
+        piece: Fetched = pieces.pop(0).result()
+        place = slice(len(captions), len(captions) + len(piece.captions))
+        indices[place], images[place] = piece.indices, piece.images
+        captions += piece.captions
+        faults += piece.faults
+    return Fetched(indices, images, captions, faults)
 
 
-def fetch(
-    source: Source, indices: np.ndarray, image_size: int, caption_seed: int
-) -> tuple[np.ndarray, list[str]]:
-    """Pictures [n, 3, H, W] and one caption each; which of several captions is drawn by the seed."""
-    images = np.empty((len(indices), 3, image_size, image_size), dtype=np.uint8)
-    captions = []
-    for place, index in enumerate(indices):
-        images[place] = np.asarray(source.picture(int(index), image_size)).transpose(2, 0, 1)
-        wordings = source.captions(int(index))
-        captions.append(
-            wordings[np.random.default_rng([caption_seed, int(index)]).integers(len(wordings))]
-            if len(wordings) > 1
-            else wordings[0]
-        )
-    return images, captions
-
-
-@contextmanager
-def worker_pool(source: Source, workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Spawned processes that hold the source; a dead one is an error, never a wait without end."""
-    spawn = multiprocessing.get_context(
-        "spawn"
-    )  # the only way on macOS, and safe beside torch's threads everywhere
-    pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=start_worker, initargs=(source,))
+def fetch(source: Source, indices: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> Fetched:
+    """Pictures [n, 3, H, W] and one caption each: the wordings of a picture take turns, epoch after epoch."""
+    faults: tuple[str, ...] = ()
     try:
-        # Workers are born deaf to what stops the parent, until they have left its group.
-        heard = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        for _ in range(workers):
-            pool.submit(os.getpid)
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
-        yield pool
-    except (BrokenProcessPool, BrokenPipeError):  # the second when it dies while work is handed to it
-        raise UserError(
-            "a process that prepares batches died",
-            hint="in a script of your own, train under `if __name__ == '__main__':`; otherwise try `--workers 0`",
-        ) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        images = source.pixels(indices, size)
+    except Unreadable:
+        indices, images, faults = fetch_singly(source, indices, size)
+    captions = []
+    for index, epoch in zip(indices.tolist(), epochs.tolist(), strict=True):
+        wordings = source.captions(index)
+        captions.append(wordings[(scattered(index, seed) + epoch) % len(wordings)])
+    return Fetched(indices, images, captions, faults)
 
 
-worker_source: Source  # of this worker process, set as it starts
+def scattered(index: int, seed: int) -> int:
+    """A number that neighbours do not share, so that not all pictures begin with their first caption."""
+    return ((index + 1) * 0x9E3779B97F4A7C15 + seed * 0x2545F4914F6CDD1D) >> 32 & 0xFFFF
 
 
-def start_worker(source: Source) -> None:
-    global worker_source
-    worker_source = source
-    os.setpgid(0, 0)  # Ctrl-C and the like go to a whole group of processes; only the parent decides to stop
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=die_with, args=(parent,), daemon=True).start()
+def fetch_singly(
+    source: Source, indices: np.ndarray, size: int
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Picture by picture; the next pair takes the place of one whose picture is broken."""
+    taken, images, faults = indices.copy(), [], []
+    for place in range(len(taken)):
+        for _ in range(MOST_TRIES):
+            try:
+                images.append(source.pixels(taken[place : place + 1], size)[0])
+                break
+            except Unreadable as problem:
+                faults.append(f"`{source.name(int(taken[place]))}` {problem}")
+                taken[place] = (taken[place] + 1) % source.num_pairs
+        else:
+            raise UserError(
+                f"{MOST_TRIES} pictures in a row cannot be read, the last one {faults[-1]}",
+                hint="look whether the source is still there: `lapclip data check` names what is wrong with it",
+            )
+    return taken, np.stack(images), tuple(faults)
 
 
-def die_with(parent: multiprocessing.process.BaseProcess) -> None:
-    parent.join()
-    os._exit(1)
-
-
-def fetch_piece(indices: np.ndarray, image_size: int, caption_seed: int) -> tuple[np.ndarray, list[str]]:
-    return fetch(worker_source, indices, image_size, caption_seed)
+def fetch_held(indices: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> Fetched:
+    return fetch(held(), indices, epochs, size, seed)

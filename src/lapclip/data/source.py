@@ -1,48 +1,246 @@
-"""Where pairs come from: one way to open whatever a person names."""
+"""Pairs by number, wherever they come from: what training and evaluation see of the data."""
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
-from lapclip.data.synthetic import DocumentsSource, HeldOutScenes, SceneSource
-from lapclip.errors import UserError, suggest
+from lapclip.data.catalogue import Reader
+from lapclip.data.decode import Unreadable, decode
+from lapclip.data.view import VALIDATION, View
 
-DEFAULT_NUM_SCENES = 100_000
-MOST_SCENES = 100_000_000  # their order is held in memory
+BUFFER_BYTES = 48 * 2**20  # of encoded pictures that a streamed source shuffles among
 
 
-class Source(Protocol):
+class Source(ABC):
     """Pairs by number. It can be sent to another process, and opening it does no work."""
 
-    @property
-    def num_pairs(self) -> int:
-        """Pairs in an epoch."""
+    num_pairs: int  # in an epoch
+    only_copies = False  # whether a picture costs nothing but a copy, so that a thread can fetch it
 
-    def picture(self, index: int, image_size: int) -> Image.Image:
-        """The picture, RGB, square, of that size."""
+    @abstractmethod
+    def picture(self, index: int, size: int) -> Image.Image:
+        """The picture, RGB, square, of about that size; Unreadable when it cannot be had."""
 
+    @abstractmethod
     def captions(self, index: int) -> tuple[str, ...]:
         """What is said of it, one wording or several."""
 
+    def name(self, index: int) -> str:
+        return f"picture {index}"
 
-def open_source(name: str) -> tuple[Source, Source]:
-    """The training pairs and the held-out pairs of a source."""
-    kind, _, rest = name.partition(":")
-    if kind != "synthetic":
-        raise UserError(
-            f"`{name}` is not a source{suggest(kind, ['synthetic'])}",
-            hint="for now lapclip trains on what it draws: `synthetic`, `synthetic:50000` or `synthetic:documents`",
-        )
-    if rest == "documents":
-        return DocumentsSource(first=0, num_pairs=216), DocumentsSource(first=216, num_pairs=24)
-    if rest and not (rest.isascii() and rest.isdigit() and int(rest) >= 2):
-        raise UserError(
-            f"`{name}` should end in a number of pairs, at least 2, or in `documents`{suggest(rest, ['documents'])}",
-            hint="write `synthetic:50000` or `synthetic:documents`",
-        )
-    if int(rest or 0) > MOST_SCENES:
-        raise UserError(
-            f"`{name}` asks for more than {MOST_SCENES:,} pairs",
-            hint="nobody has that many minutes; ask for fewer",
-        )
-    return SceneSource(num_pairs=int(rest or DEFAULT_NUM_SCENES)), HeldOutScenes()
+    def stored_size(self, image_size: int) -> int:
+        """The size its pictures come in when a model looks at `image_size`."""
+        return image_size
+
+    def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
+        """Bytes [n, 3, size, size]."""
+        images = np.empty((len(indices), 3, size, size), dtype=np.uint8)
+        for place, index in enumerate(indices):
+            images[place] = np.asarray(self.picture(int(index), size)).transpose(2, 0, 1)
+        return images
+
+    def groups(self, indices: np.ndarray) -> np.ndarray:
+        """Numbers that are equal for equal pictures."""
+        return indices
+
+    def order(self, epoch: int, seed: int) -> np.ndarray:
+        """Which pairs an epoch shows, one after the other."""
+        return np.random.default_rng([seed, epoch]).permutation(self.num_pairs)
+
+    def sample(self, count: int) -> np.ndarray:
+        """Some pairs that stand for all, always the same ones."""
+        return np.arange(min(count, self.num_pairs))
+
+
+@dataclass(frozen=True, eq=False)
+class Viewed(Source):
+    """One side of a view: pictures with their captions, or with `each_caption`, captions with their picture."""
+
+    view: View
+    size: int
+    side: int
+    each_caption: bool = False
+
+    @cached_property
+    def pictures(self) -> np.ndarray:
+        """Those of this side; held-out ones in a random order, so that the first ones are a fair sample."""
+        pictures = np.flatnonzero(self.view.sides == self.side)
+        if self.side == VALIDATION:
+            pictures = pictures[np.argsort(self.view.ranks[pictures], kind="stable")]
+        return pictures
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The numbers of the captions, with `each_caption`."""
+        first = self.view.first
+        counts = first[self.pictures + 1] - first[self.pictures]
+        starts = np.repeat(first[self.pictures] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        return starts + np.arange(counts.sum())
+
+    @property
+    def num_pairs(self) -> int:  # type: ignore[override]
+        return len(self.numbers) if self.each_caption else len(self.pictures)
+
+    def picture_number(self, indices: np.ndarray) -> np.ndarray:
+        """Numbers of pictures in the view."""
+        if not self.each_caption:
+            return self.pictures[indices]
+        return np.searchsorted(self.view.first, self.numbers[indices], side="right") - 1
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        if self.each_caption:
+            return (self.view.caption(int(self.numbers[index])),)
+        return self.view.captions(int(self.pictures[index]))
+
+    def name(self, index: int) -> str:
+        return self.view.name(int(self.picture_number(np.array([index]))[0]))
+
+    def groups(self, indices: np.ndarray) -> np.ndarray:
+        return np.asarray(self.view.groups[self.picture_number(indices)])
+
+    def stored_size(self, image_size: int) -> int:
+        return self.size
+
+    def picture(self, index: int, size: int) -> Image.Image:
+        return Image.fromarray(self.pixels(np.array([index]), self.size)[0].transpose(1, 2, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Packed(Viewed):
+    """Pairs from a pack."""
+
+    only_copies = True
+    pixels_file: Path = field(kw_only=True)
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        return np.memmap(self.pixels_file, dtype=np.uint8, mode="r").reshape(-1, 3, self.size, self.size)
+
+    def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
+        return self.rows[self.view.rows[self.picture_number(indices)]]
+
+    def __reduce__(self) -> tuple:
+        return rebuild_packed, (self.view, self.size, self.side, self.each_caption, self.pixels_file)
+
+
+def rebuild_packed(view: View, size: int, side: int, each_caption: bool, pixels_file: Path) -> Packed:
+    """In another process, without what was mapped in this one."""
+    return Packed(view, size, side, each_caption, pixels_file=pixels_file)
+
+
+@dataclass(frozen=True, eq=False)
+class Streamed(Viewed):
+    """Pairs decoded as they are needed, where there is no room for a pack; neighbours are read together."""
+
+    reader: Reader = field(kw_only=True)
+    mean_bytes: float = field(kw_only=True)  # of an encoded picture
+
+    def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
+        images = np.empty((len(indices), 3, self.size, self.size), dtype=np.uint8)
+        for place, picture in enumerate(self.picture_number(indices)):
+            try:
+                data = self.reader.read(int(self.view.numbers[picture]))
+            except (OSError, ValueError) as error:
+                raise Unreadable(f"cannot be read: {error}") from None
+            images[place] = decode(data, self.size).pixels
+        return images
+
+    def order(self, epoch: int, seed: int) -> np.ndarray:
+        return local_order(self.num_pairs, max(64, int(BUFFER_BYTES / self.mean_bytes)), epoch, seed)
+
+
+def local_order(num_pairs: int, window: int, epoch: int, seed: int, runs: int = 8) -> np.ndarray:
+    """Shuffled in a window of a few runs of neighbours, taken from all over: what a bounded buffer can hold."""
+    rng = np.random.default_rng([seed, epoch])
+    run = max(1, window // runs)
+    starts = rng.permutation(-(-num_pairs // run)) * run
+    windows = [starts[i : i + runs] for i in range(0, len(starts), runs)]
+    places = [np.concatenate([np.arange(s, min(s + run, num_pairs)) for s in some]) for some in windows]
+    return np.concatenate([rng.permutation(some) for some in places])
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed(Source):
+    """Several sources as one; a pair of a source with weight 2 comes twice as often."""
+
+    parts: Sequence[Source]
+    weights: Sequence[float]
+
+    @property
+    def only_copies(self) -> bool:  # type: ignore[override]
+        return all(part.only_copies for part in self.parts)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        return np.concatenate([[0], np.cumsum([part.num_pairs for part in self.parts])])
+
+    @property
+    def num_pairs(self) -> int:  # type: ignore[override]
+        return sum(self.counts)
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """Pairs of each part in an epoch."""
+        return [
+            max(1, round(part.num_pairs * weight))
+            for part, weight in zip(self.parts, self.weights, strict=True)
+        ]
+
+    def order(self, epoch: int, seed: int) -> np.ndarray:
+        """Each part in its own order, and by chance whose turn it is: a streamed part stays one."""
+        turns = np.repeat(np.arange(len(self.parts)), self.counts)
+        turns = np.random.default_rng([seed, epoch]).permutation(turns)
+        order = np.empty(len(turns), dtype=np.int64)
+        for number, (part, count) in enumerate(zip(self.parts, self.counts, strict=True)):
+            rounds = -(-count // part.num_pairs)
+            own = [part.order(epoch * rounds + r, seed + number) for r in range(rounds)]
+            order[turns == number] = np.concatenate(own)[:count] + self.starts[number]
+        return order
+
+    def sample(self, count: int) -> np.ndarray:
+        """As many of each part as its share."""
+        places = np.concatenate([(np.arange(p.num_pairs) + 0.5) / p.num_pairs for p in self.parts])
+        return np.sort(np.argsort(places, kind="stable")[:count])
+
+    def part_of(self, index: int) -> tuple[Source, int]:
+        number = int(np.searchsorted(self.starts, index, side="right")) - 1
+        return self.parts[number], index - int(self.starts[number])
+
+    def picture(self, index: int, size: int) -> Image.Image:
+        part, own = self.part_of(index)
+        return part.picture(own, size)
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        part, own = self.part_of(index)
+        return part.captions(own)
+
+    def name(self, index: int) -> str:
+        part, own = self.part_of(index)
+        return part.name(own)
+
+    def stored_size(self, image_size: int) -> int:
+        return max(part.stored_size(image_size) for part in self.parts)
+
+    def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
+        images = np.empty((len(indices), 3, size, size), dtype=np.uint8)
+        for number, part in enumerate(self.parts):
+            own = self.is_of(number, indices)
+            if own.any():
+                images[own] = part.pixels(indices[own] - self.starts[number], size)
+        return images
+
+    def groups(self, indices: np.ndarray) -> np.ndarray:
+        """No picture of one part equals one of another, as far as is known."""
+        groups = np.empty(len(indices), dtype=np.int64)
+        for number, part in enumerate(self.parts):
+            own = self.is_of(number, indices)
+            groups[own] = part.groups(indices[own] - self.starts[number]) * len(self.parts) + number
+        return groups
+
+    def is_of(self, number: int, indices: np.ndarray) -> np.ndarray:
+        return (indices >= self.starts[number]) & (indices < self.starts[number + 1])

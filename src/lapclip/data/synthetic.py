@@ -11,27 +11,28 @@ from PIL import Image
 
 from lapclip.data.drawing import draw_picture
 from lapclip.data.scenes import CATEGORIES, FAMILY_SIZE, Scene, describe, draw_family, draw_scene
+from lapclip.data.source import Source
 
 
 @dataclass(frozen=True)
-class SceneSource:
+class SceneSource(Source):
     """Scenes of seen combinations: as many as asked for, and there are always more."""
 
-    num_pairs: int
+    num_pairs: int = 100_000
     seed: int = 0
 
     def scene(self, index: int) -> Scene:
         return draw_scene(Random(f"{self.seed} scene {index}"))
 
-    def picture(self, index: int, image_size: int) -> Image.Image:
-        return draw_picture(self.scene(index), image_size, Random(f"{self.seed} drawing {index}"))
+    def picture(self, index: int, size: int) -> Image.Image:
+        return draw_picture(self.scene(index), size, Random(f"{self.seed} drawing {index}"))
 
     def captions(self, index: int) -> tuple[str, ...]:
         return (describe(self.scene(index), Random(f"{self.seed} words {index}")),)
 
 
 @dataclass(frozen=True)
-class HeldOutScenes:
+class HeldOutScenes(Source):
     """Scenes of combinations that `SceneSource` never shows, in families of near neighbours, to measure recall on."""
 
     num_pairs: int = 512
@@ -41,8 +42,8 @@ class HeldOutScenes:
         family, member = divmod(index, FAMILY_SIZE)
         return draw_family(Random(f"{self.seed} family {family}"), layout=family)[member]
 
-    def picture(self, index: int, image_size: int) -> Image.Image:
-        return draw_picture(self.scene(index), image_size, Random(f"{self.seed} held-out drawing {index}"))
+    def picture(self, index: int, size: int) -> Image.Image:
+        return draw_picture(self.scene(index), size, Random(f"{self.seed} held-out drawing {index}"))
 
     def captions(self, index: int) -> tuple[str, ...]:
         return (describe(self.scene(index), Random(f"{self.seed} held-out words {index}")),)
@@ -70,7 +71,7 @@ DOCUMENTS = {
 
 
 @dataclass(frozen=True)
-class DocumentsSource:
+class DocumentsSource(Source):
     """The kind of pair the documents trained on: a gradient and noise, coloured by category, with a fixed caption.
 
     Only the category can be learned from these pictures; everything beyond it is memorised noise.
@@ -83,12 +84,12 @@ class DocumentsSource:
     def category(self, index: int) -> str:
         return CATEGORIES[(self.first + index) % len(CATEGORIES)]
 
-    def picture(self, index: int, image_size: int) -> Image.Image:
+    def picture(self, index: int, size: int) -> Image.Image:
         (top, bottom), _ = DOCUMENTS[self.category(index)]
         noise = np.random.default_rng([self.seed, self.first + index])
-        ramp = np.linspace(0.0, 1.0, image_size)[:, None, None]
+        ramp = np.linspace(0.0, 1.0, size)[:, None, None]
         gradient = (1 - ramp) * np.array(top) + ramp * np.array(bottom)
-        pixels = gradient + noise.normal(0, 25, (image_size, image_size, 3))
+        pixels = gradient + noise.normal(0, 25, (size, size, 3))
         return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
     def captions(self, index: int) -> tuple[str, ...]:

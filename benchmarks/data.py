@@ -1,0 +1,378 @@
+"""Pictures/s of packing and pairs/s delivered, against the usual ways: a loop over files, and PyTorch's DataLoader.
+
+    python benchmarks/data.py                      # about five minutes on two cores
+    python benchmarks/data.py --image-size 224     # of the larger models
+
+Photos of 1000 x 750 are made first: Flickr8k's, cut and enlarged, with the grain of a camera, where `../shared/data`
+has them; smooth noise elsewhere. Each measurement is a process of its own, sampled from outside for its memory, and
+rounds go through all contenders in turn, so that a busy minute is shared by all. Files come from the page cache.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from PIL import Image
+
+FLICKR = Path(__file__).resolve().parents[2] / "shared" / "data" / "flickr8k"
+WIDTH, HEIGHT = 1000, 750
+NUM_PROCESSES = os.cpu_count() or 1
+BATCH = 128
+TEXT_LENGTH = 48
+SECONDS_DELIVERED = 4.0
+MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
+
+
+# The photos
+
+
+def make_photos(folder: Path, num_photos: int) -> None:
+    """JPEGs as a camera or the web has them, and a table with five captions each."""
+    rng = np.random.default_rng(0)
+    originals, captions = flickr_photos()
+    rows = ["image,caption"]
+    for number in range(num_photos):
+        name = f"{number:06}.jpg"
+        if originals:
+            original = originals[number % len(originals)]
+            photo = enlarged(original, rng)
+            said = captions[original.name]
+        else:
+            photo = smooth_noise(rng)
+            said = [f"picture {number} of a fog, seen {k + 1} times" for k in range(5)]
+        photo.save(folder / name, quality=90, subsampling="4:2:0")
+        rows += [f'{name},"{caption}"' for caption in said]
+    (folder / "captions.csv").write_text("\n".join(rows) + "\n", "utf-8")
+
+
+def flickr_photos() -> tuple[list[Path], dict[str, list[str]]]:
+    captions: dict[str, list[str]] = {}
+    if not FLICKR.is_dir():
+        return [], captions
+    for line in (FLICKR / "captions.txt").read_text("utf-8").splitlines()[1:]:
+        name, _, caption = line.partition(",")
+        captions.setdefault(name, []).append(caption.strip('" ').replace('"', ""))
+    originals = sorted(path for path in (FLICKR / "images").iterdir() if path.name in captions)
+    return [originals[i] for i in np.random.default_rng(1).permutation(len(originals))], captions
+
+
+def enlarged(path: Path, rng: np.random.Generator) -> Image.Image:
+    with Image.open(path) as opened:
+        photo = opened.convert("RGB")
+    width = min(photo.width, photo.height * WIDTH / HEIGHT) * rng.uniform(0.8, 1)
+    height = width * HEIGHT / WIDTH
+    left, top = rng.uniform(0, photo.width - width), rng.uniform(0, photo.height - height)
+    box = (left, top, left + width, top + height)
+    return grainy(photo.resize((WIDTH, HEIGHT), Image.Resampling.LANCZOS, box=box), rng)
+
+
+def smooth_noise(rng: np.random.Generator) -> Image.Image:
+    coarse = Image.fromarray(rng.integers(0, 256, (15, 20, 3), dtype=np.uint8))
+    return grainy(coarse.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), rng)
+
+
+def grainy(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """With the fine grain that enlarging lost: without it a file would be half the size of a real one."""
+    grain = rng.normal(0, GRAIN, (HEIGHT, WIDTH, 1)).astype(np.float32)
+    return Image.fromarray((np.asarray(photo) + grain).clip(0, 255).astype(np.uint8))
+
+
+GRAIN = 5.0
+
+
+# The contenders: each is (number done, seconds), in a process that has done nothing else
+
+
+def usual_transform(path: str, size: int) -> Any:
+    """What torchvision's Compose of Resize, CenterCrop, ToTensor and Normalize does, without torchvision."""
+    import torch
+
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    scale = size / min(picture.size)
+    width, height = (max(size, round(extent * scale)) for extent in picture.size)
+    picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    left, top = (width - size) // 2, (height - size) // 2
+    picture = picture.crop((left, top, left + size, top + size))
+    tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().div(255)
+    return (tensor - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+
+
+class Files:
+    """The usual dataset: decodes a file when it is asked for it."""
+
+    def __init__(self, folder: Path, size: int, tokenizer_file: Path | None = None):
+        self.paths = sorted(str(path) for path in folder.glob("*.jpg"))
+        self.size = size
+        self.tokenizer: Any = None
+        if tokenizer_file:
+            from lapclip.data.tokenizer import load_tokenizer
+
+            self.tokenizer = load_tokenizer(tokenizer_file)
+            self.captions = read_captions(folder)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        picture = usual_transform(self.paths[index], self.size)
+        if self.tokenizer is None:
+            return picture
+        said = self.captions[os.path.basename(self.paths[index])]
+        return picture, said[np.random.randint(len(said))]
+
+    def together(self, pairs: list[Any]) -> Any:
+        """A batch, its captions tokenised all at once, in the worker."""
+        import torch
+
+        pictures, captions = zip(*pairs, strict=True)
+        return torch.stack(pictures), *map(torch.from_numpy, self.tokenizer.encode(captions, TEXT_LENGTH))
+
+
+def read_captions(folder: Path) -> dict[str, list[str]]:
+    captions: dict[str, list[str]] = {}
+    for line in (folder / "captions.csv").read_text("utf-8").splitlines()[1:]:
+        name, _, caption = line.partition(",")
+        captions.setdefault(name, []).append(caption.strip('"'))
+    return captions
+
+
+def loop_alone(folder: Path, image_size: int) -> tuple[int, float]:
+    import torch
+
+    from lapclip.data.pack import size_for
+
+    torch.set_num_threads(1)
+    paths, size = sorted(folder.glob("*.jpg")), size_for(image_size)
+    started = time.perf_counter()
+    for path in paths:
+        usual_transform(str(path), size)
+    return len(paths), time.perf_counter() - started
+
+
+def loop_together(folder: Path, image_size: int) -> tuple[int, float]:
+    from torch.utils.data import DataLoader
+
+    from lapclip.data.pack import size_for
+
+    files: Any = Files(folder, size_for(image_size))
+    started = time.perf_counter()
+    num_done = sum(len(batch) for batch in DataLoader(files, batch_size=32, num_workers=NUM_PROCESSES))
+    return num_done, time.perf_counter() - started
+
+
+def pack_once(folder: Path, image_size: int, workers: int | None) -> tuple[int, float]:
+    """lapclip's own packing into an empty cache, with all it does to be safe and to be found again."""
+    from lapclip.data.catalogue import Options
+    from lapclip.data.opening import finished
+    from lapclip.data.pack import pack, size_for
+    from lapclip.data.recognise import open_catalogue
+
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["LAPCLIP_CACHE"] = cache
+        catalogue, identity = open_catalogue(str(folder), Options())
+        started = time.perf_counter()
+        packed = finished(pack(catalogue, identity, size_for(image_size), workers))
+        seconds = time.perf_counter() - started
+    assert not packed.unreadable and not packed.num_reused, "every photo was decoded"
+    return len(packed.records), seconds
+
+
+def deliver_files(folder: Path, image_size: int) -> tuple[int, float]:
+    from torch.utils.data import DataLoader, RandomSampler
+
+    files: Any = Files(folder, image_size, folder / "tokenizer.json")
+    endless = RandomSampler(files, replacement=True, num_samples=10**9)
+    loader = DataLoader(files, BATCH, sampler=endless, num_workers=NUM_PROCESSES, collate_fn=files.together)
+    return rate(iter(loader))
+
+
+def deliver_packed(folder: Path, image_size: int, *, ready: bool) -> tuple[int, float]:
+    """From the pack, as bytes; `ready` makes them what the DataLoader gives, cropped and normalised numbers."""
+    batches = packed_batches(folder, image_size)
+    return rate(normalised(batches, image_size) if ready else batches)
+
+
+def packed_batches(folder: Path, image_size: int) -> Iterator[Any]:
+    from lapclip.config import load_config
+    from lapclip.data.batches import load_batches
+    from lapclip.data.opening import finished, open_source
+    from lapclip.data.tokenizer import load_tokenizer
+
+    os.environ["LAPCLIP_CACHE"] = str(folder / "cache")
+    data = finished(open_source(load_config(flags={"source": str(folder)}).data, image_size))
+    return load_batches(
+        data.training, load_tokenizer(folder / "tokenizer.json"),
+        batch_size=BATCH, image_size=image_size, text_length=TEXT_LENGTH, seed=0, first_step=0, workers=0,
+    )  # fmt: skip
+
+
+def normalised(batches: Iterator[Any], image_size: int) -> Iterator[Any]:
+    import torch
+
+    from lapclip.augment import augment
+
+    mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
+    for step, batch in enumerate(batches):
+        images = augment(
+            torch.from_numpy(batch.images), image_size, step=step, seed=0, crop=1.0, flip=False, colour=0.0
+        )
+        yield (images.float() / 255 - mean) / std, batch.tokens, batch.ends
+
+
+def rate(batches: Iterator[Any]) -> tuple[int, float]:
+    """Pairs and seconds once the flow is steady: what was prepared ahead is used up first."""
+    for _ in range(3 * NUM_PROCESSES):
+        next(batches)
+    started, num_batches = time.perf_counter(), 0
+    while time.perf_counter() - started < SECONDS_DELIVERED:
+        next(batches)
+        num_batches += 1
+    return num_batches * BATCH, time.perf_counter() - started
+
+
+CONTENDERS: dict[str, Callable[[Path, int], tuple[int, float]]] = {
+    "loop, one process": loop_alone,
+    "pack, one process": lambda folder, size: pack_once(folder, size, 0),
+    "loop, all cores": loop_together,
+    "pack, all cores": lambda folder, size: pack_once(folder, size, None),
+    "DataLoader": deliver_files,
+    "from the pack": lambda folder, size: deliver_packed(folder, size, ready=False),
+    "from the pack, normalised": lambda folder, size: deliver_packed(folder, size, ready=True),
+}
+# Which is how many times as fast as which, and at least how many times it should be.
+RATIOS = [
+    ("pack, one process", "loop, one process", 2.5),
+    ("pack, all cores", "loop, all cores", 2.5),
+    ("pack, all cores", "loop, one process", None),
+    ("from the pack", "DataLoader", 20.0),
+    ("from the pack, normalised", "DataLoader", None),
+]
+
+
+# Measuring
+
+
+def measure(contender: str, folder: Path, image_size: int) -> tuple[float, float]:
+    """Pictures or pairs a second, and the peak of memory in GB, of a process of its own."""
+    command = [sys.executable, __file__, "--contender", contender, "--folder", str(folder)]
+    command += ["--image-size", str(image_size)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        peak, done = 0, threading.Event()
+
+        def sample() -> None:
+            nonlocal peak
+            while not done.wait(0.05):
+                peak = max(peak, held_bytes(psutil.Process(child.pid)))
+
+        sampler = threading.Thread(target=sample)
+        sampler.start()
+        output, said = child.communicate()
+        done.set()
+        sampler.join()
+    if child.returncode:
+        sys.exit(f"{contender}: {said}")
+    num_done, seconds = json.loads(output.splitlines()[-1])
+    return num_done / seconds, peak / 1e9
+
+
+def held_bytes(process: psutil.Process) -> int:
+    """What a process and its children hold; what they share counts once where the system can say so."""
+    total = 0
+    try:
+        members = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return 0
+    for member in members:
+        try:
+            memory = member.memory_full_info()
+            total += getattr(memory, "pss", memory.rss)
+        except psutil.Error:
+            continue
+    return total
+
+
+def prepare(folder: Path, num_photos: int) -> float:
+    """Makes the photos and the tokenizer; returns the mean size of a file in kB."""
+    from lapclip.data.tokenizer import train_tokenizer
+
+    make_photos(folder, num_photos)
+    captions = [caption for several in read_captions(folder).values() for caption in several]
+    (folder / "tokenizer.json").write_text(train_tokenizer("bpe", captions, 4000).to_json(), "utf-8")
+    return statistics.mean(path.stat().st_size for path in folder.glob("*.jpg")) / 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pictures", type=int, default=400)
+    parser.add_argument("--image-size", type=int, default=64, help="64 is that of the default model")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.contender:
+        print(json.dumps(CONTENDERS[asked.contender](asked.folder, asked.image_size)))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        mean_kb = prepare(Path(name), asked.pictures)
+        rounds = []
+        for _ in range(asked.rounds):
+            rounds.append({who: measure(who, Path(name), asked.image_size) for who in CONTENDERS})
+    speeds = {who: [one[who][0] for one in rounds] for who in CONTENDERS}
+    memory = {who: [one[who][1] for one in rounds] for who in CONTENDERS}
+    ratios = [
+        (fast, slow, least, [f / s for f, s in zip(speeds[fast], speeds[slow], strict=True)])
+        for fast, slow, least in RATIOS
+    ]
+    if asked.json:
+        print(
+            json.dumps(
+                {
+                    "pictures": asked.pictures,
+                    "image_size": asked.image_size,
+                    "mean_kb": mean_kb,
+                    "processes": NUM_PROCESSES,
+                    "per_second": speeds,
+                    "peak_gb": memory,
+                    "ratios": [
+                        {"fast": fast, "slow": slow, "least": least, "times": times}
+                        for fast, slow, least, times in ratios
+                    ],
+                }
+            )
+        )
+        return
+    print(
+        f"{asked.pictures} photos of {WIDTH} x {HEIGHT}, {mean_kb:.0f} kB each; pictures of {asked.image_size} px; "
+        f"{NUM_PROCESSES} cores; {asked.rounds} rounds\n"
+    )
+    print(f"{'':28} {'median / s':>12} {'from':>10} {'to':>10} {'peak GB':>9}")
+    for who in CONTENDERS:
+        found = speeds[who]
+        print(
+            f"{who:28} {statistics.median(found):12,.0f} {min(found):10,.0f} {max(found):10,.0f} "
+            f"{max(memory[who]):9.2f}"
+        )
+    print()
+    for fast, slow, least, times in ratios:
+        median = statistics.median(times)
+        verdict = "" if least is None else f" (at least {least:g}: {'ok' if median >= least else 'MISSED'})"
+        print(f"{fast} / {slow}: {median:.1f} times, from {min(times):.1f} to {max(times):.1f}{verdict}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The command line: parses, calls, prints. The only exit codes: 0, 1 what the person can fix, 2 usage, 130 stopped.
+
+stdout is data, stderr is for people. torch is imported by the commands that need it, never by `--help`.
+"""
+
+import sys
+import traceback
+
+from cyclopts import App, CycloptsError
+
+from lapclip import __version__
+from lapclip.cli.data import data
+from lapclip.cli.evaluate import evaluate
+from lapclip.cli.screen import Stopped, complain
+from lapclip.cli.train import train
+from lapclip.errors import UserError
+from lapclip.machine import wait_calmly
+
+app = App(
+    name="lapclip",
+    help="Train your own CLIP on the laptop you have, and search your pictures with it.",
+    version=__version__,
+    help_format="plaintext",
+)
+app.command(train)
+app.command(evaluate, name="eval")
+app.command(data)
+
+
+def main() -> None:
+    """Runs one command and exits with its code."""
+    sys.exit(run_command(sys.argv[1:]))
+
+
+def run_command(arguments: list[str]) -> int:
+    wait_calmly()
+    try:
+        return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
+    except UserError as problem:
+        complain(problem.message, problem.hint)
+        return 1
+    except CycloptsError as problem:
+        command = "".join(f"{a} " for a in arguments[:2] if a in app or a in data)
+        complain(in_our_style(str(problem)), f"`lapclip {command}--help` lists what there is")
+        return 2
+    except Stopped:
+        complain("stopped while packing pictures", "the same command goes on from there")
+        return 130
+    except KeyboardInterrupt:
+        complain(
+            "stopped at once",
+            "`lapclip train --resume NAME` goes on from the last checkpoint, if there is one",
+        )
+        return 130
+    except Exception as problem:
+        traceback.print_exc()
+        complain(
+            f"this is a fault of lapclip: {type(problem).__name__}: {problem}",
+            "please report it with the lines above",
+        )
+        return 1
+
+
+def in_our_style(message: str) -> str:
+    """cyclopts' sentence with our quotes: `Unknown option: --minuts.` becomes unknown option: `--minuts`."""
+    return (message[:1].lower() + message[1:]).replace('"', "`").rstrip(".")

@@ -1,0 +1,202 @@
+"""`lapclip data`: the doctor, the pack, a contact sheet, and what lies in the cache."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from lapclip.cli.flags import AsJson, with_settings
+from lapclip.cli.screen import people, print_json, show_packing, stop_requests, working
+from lapclip.config import load_config
+from lapclip.errors import UserError
+
+if TYPE_CHECKING:
+    from lapclip.config import Config
+    from lapclip.data.doctor import Report
+    from lapclip.data.opening import Data
+
+data = App(name="data", help="Look at a source before training, and prepare it.")
+HOW_TO_READ = ("format", "images", "image_column", "caption_column", "validation_share")
+SIZES = ("size", "image_size", "workers")
+
+
+def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
+    """The data that flags name, packed."""
+    if "source" not in flags:
+        raise UserError(
+            "name a source", hint="`lapclip data check photos/`, or a table, shards, `hf:NAME`, `emoji`"
+        )
+    config = load_config(flags=flags)
+    with working("starting"):
+        from lapclip.data.opening import open_source
+        from lapclip.model.clip import shape_of
+    with stop_requests("stopping; what is packed already is kept") as requests:
+        opened = show_packing(open_source(config.data, shape_of(config.model).image_size), requests)
+    return config, opened
+
+
+@data.command
+@with_settings("source", *HOW_TO_READ, *SIZES, "tokenizer", "max_vocab", "text_length")
+def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
+    """Examine a source: what there is, what is broken, doubled or leaking, and what to do about it.
+
+    Looks at every picture, and packs them on the way, so that training starts at once.
+    """
+    config, opened = open_for(flags)
+    with working("examining"):
+        from lapclip.checkup import check_up
+
+        reports = [(part.name, check_up(config, part)) for part in opened.parts if part.files]
+    if not reports:
+        raise UserError(
+            f"`{config.data.source}` is drawn by lapclip itself; there is nothing to examine",
+            hint="`lapclip data show synthetic` shows what it looks like",
+        )
+    if json:
+        from dataclasses import asdict
+
+        results = [{"source": name} | asdict(report) for name, report in reports]
+        print_json(results[0] if len(results) == 1 else {"sources": results})
+    else:
+        for name, report in reports:
+            show_report(name, report)
+    return 0
+
+
+def show_report(name: str, report: "Report") -> None:
+    from rich.table import Table
+
+    from lapclip.data.doctor import lines
+
+    out = Console(highlight=False, markup=False)
+    out.print(f"{name}", style="bold", soft_wrap=True)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for label, sentence in lines(report):
+        table.add_row(label, sentence)
+    out.print(table)
+    for advice in report.advice:
+        out.print(f"- {advice}")
+
+
+@data.command
+@with_settings("source", *HOW_TO_READ, *SIZES)
+def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
+    """Decode and resize every picture once, into a copy that training reads without waiting.
+
+    Training does this by itself; call it beforehand, or again after the source has changed: only what is new is done.
+    """
+    started = time.perf_counter()
+    config, opened = open_for({**flags, "pack": True})
+    seconds = time.perf_counter() - started
+    packed = [part.files.pack for part in opened.parts if part.files]
+    if not packed:
+        raise UserError(
+            f"`{config.data.source}` is drawn as it is needed, and never packed",
+            hint="train on it: `lapclip train`",
+        )
+    results: list[dict[str, Any]] = [
+        {
+            "path": str(one.path),
+            "num_images": int((one.records["row"] >= 0).sum()),
+            "num_reused": one.num_reused,
+            "num_unreadable": len(one.unreadable),
+            "image_size": one.size,
+            "bytes": one.num_bytes,
+            "seconds": seconds,
+        }
+        for one in packed
+    ]
+    if json:
+        print_json(results[0] if len(results) == 1 else {"packs": results})
+        return 0
+    for result in results:
+        people.print(
+            f"{result['num_images']:,} pictures of {result['image_size']} x {result['image_size']} pixels, "
+            f"{result['num_reused']:,} of them packed before, {result['num_unreadable']:,} unreadable: "
+            f"{result['bytes'] / 1e6:,.0f} MB, {seconds:.1f} s",
+            highlight=False,
+        )
+        Console().print(result["path"], highlight=False, soft_wrap=True)
+    return 0
+
+
+@data.command
+@with_settings("source", *HOW_TO_READ, *SIZES)
+def show(
+    *,
+    out: Annotated[Path, Parameter(help="where the sheet is written")] = Path("sheet.png"),
+    count: Annotated[int, Parameter(help="pictures on it")] = 24,
+    json: AsJson = False,
+    flags: dict[str, Any],
+) -> int:
+    """Draw a contact sheet: some pictures from all over the source, with their captions."""
+    if not 1 <= count <= 1000:
+        raise UserError(f"`--count` is {count}", hint="a sheet holds 1 to 1000 pictures")
+    _, opened = open_for(flags)
+    import numpy as np
+
+    from lapclip.data.sheet import draw_sheet
+
+    training = opened.training
+    chosen = np.unique(np.linspace(0, training.num_pairs - 1, count).astype(int)).tolist()
+    rows = [(training.picture(i, 128), list(training.captions(i)), training.name(i)) for i in chosen]
+    try:
+        draw_sheet(out, rows)
+    except OSError as error:
+        raise UserError(
+            f"cannot write `{out}`: {(error.strerror or str(error)).lower()}",
+            hint="name another place with `--out`",
+        ) from None
+    if json:
+        print_json({"path": str(out), "num_images": len(rows)})
+    else:
+        people.print(f"{len(rows)} of {training.num_pairs:,} pairs", highlight=False)
+        Console().print(str(out), highlight=False, soft_wrap=True)
+    return 0
+
+
+@data.command
+def clean(
+    *names: Annotated[str, Parameter(help="packs to remove, by name or by their source")],
+    all: Annotated[bool, Parameter(help="remove every pack", negative="")] = False,
+    json: AsJson = False,
+) -> int:
+    """List the packs in the cache with their sizes, or remove some. They can always be made again."""
+    from lapclip.data.pack import list_packs, remove_pack
+
+    known = list_packs()
+    chosen = known if all else [pack for pack in known if pack.path.name in names or pack.source in names]
+    for name in names:
+        if not any(name in (pack.path.name, pack.source) for pack in known):
+            raise UserError(f"there is no pack `{name}`", hint="`lapclip data clean` lists them")
+    for pack in chosen:
+        remove_pack(pack)
+    shown = chosen if names or all else known
+    if json:
+        packs = [
+            {"name": p.path.name, "source": p.source, "bytes": p.num_bytes, "removed": p in chosen}
+            for p in shown
+        ]
+        print_json({"packs": packs, "bytes": sum(p.num_bytes for p in shown)})
+        return 0
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("pack", "source", "MB", "last used"):
+        table.add_column(heading, justify="right" if heading == "MB" else "left", overflow="fold")
+    for p in shown:
+        table.add_row(
+            p.path.name,
+            p.source,
+            f"{p.num_bytes / 1e6:,.0f}",
+            time.strftime("%Y-%m-%d", time.localtime(p.last_used)),
+        )
+    if shown:
+        Console().print(table, highlight=False, markup=False)
+    done = "removed" if chosen else "to remove: `lapclip data clean NAME`, or `--all`;"
+    people.print(
+        f"{done} {len(shown)} packs, {sum(p.num_bytes for p in shown) / 1e6:,.0f} MB", highlight=False
+    )
+    return 0

@@ -1,0 +1,59 @@
+"""One flag for every setting of `config.py`; the name, the type and the sentence stand there."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from lapclip.config import BUDGETS, SETTINGS, Setting
+
+AsJson = Annotated[bool, Parameter(help="print the result as one JSON object on stdout", negative="")]
+
+
+def with_settings(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Gives a command a flag for each of these settings; those that were passed arrive as `flags`."""
+
+    def give(command: Callable[..., int]) -> Callable[..., int]:
+        own = [p for p in inspect.signature(command).parameters.values() if p.name != "flags"]
+        added = [flag_of(SETTINGS[name]) for name in names]
+        signature = inspect.Signature(sorted([*added, *own], key=lambda p: p.kind))
+
+        def parse(*arguments: Any, **keywords: Any) -> int:
+            passed = signature.bind(*arguments, **keywords).arguments
+            flags = {name: passed.pop(name) for name in names if name in passed}
+            return command(
+                **passed, flags={name: value for name, value in flags.items() if value is not None}
+            )
+
+        parse.__signature__ = signature  # type: ignore[attr-defined]  # what cyclopts reads
+        parse.__name__, parse.__doc__ = command.__name__, command.__doc__
+        return parse
+
+    return give
+
+
+def whole_number(kind: Any, tokens: Sequence[Any]) -> int:
+    """Refuses 1.5, which cyclopts would round."""
+    return int(tokens[0].value)
+
+
+def flag_of(setting: Setting) -> inspect.Parameter:
+    default = setting.field.default
+    is_budget = setting.name in BUDGETS
+    converter = whole_number if setting.type is int else None
+    shown = "decided" if default is None else str(default)
+    help = Parameter(
+        help=setting.help,
+        converter=converter,
+        show_default=False if is_budget else shown,
+        group=setting.section.capitalize(),
+    )
+    kind = (
+        inspect.Parameter.POSITIONAL_OR_KEYWORD
+        if setting.name == "source"
+        else inspect.Parameter.KEYWORD_ONLY
+    )
+    return inspect.Parameter(
+        setting.name, kind, default=None, annotation=Annotated[setting.type | None, help]
+    )

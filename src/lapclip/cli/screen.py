@@ -1,0 +1,87 @@
+"""What every command says, and how: sentences on stderr, results on stdout."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from lapclip.data.pack import Progress as Packing
+
+people = Console(stderr=True)
+T = TypeVar("T")
+
+
+def complain(message: str, hint: str) -> None:
+    for kind, colour, text in (("error", "red", message), ("hint", "cyan", hint)):
+        people.print(f"[bold {colour}]{kind}[/]: ", end="")
+        people.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def working(what: str) -> Any:
+    """A spinner on a terminal, nothing on a pipe."""
+    return people.status(what) if people.is_terminal else nullcontext()
+
+
+def print_json(result: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+def own_name() -> str:
+    """What to type to get this command again, also where it is not on the path."""
+    if shutil.which("lapclip") or not sys.argv[0].endswith("lapclip"):
+        return "lapclip"
+    return os.path.relpath(sys.argv[0])
+
+
+@contextmanager
+def stop_requests(answer: str) -> Iterator[list[int]]:
+    """Collects Ctrl-C and SIGTERM instead of dying of them, and answers; the second one is not waited for."""
+    requests: list[int] = []
+
+    def request(number: int, frame: object) -> None:
+        if requests:
+            raise KeyboardInterrupt
+        requests.append(number)
+        # Straight to the terminal: a handler may interrupt rich while it holds its locks.
+        os.write(sys.stderr.fileno(), f"\n{answer}; once more stops at once\n".encode())
+
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Stopped(Exception):
+    """Somebody asked to stop before there was anything to save."""
+
+
+def show_packing(
+    work: "Generator[Packing, None, T]", requests: Sequence[int], what: str = "packing pictures"
+) -> T:
+    """Follows work that says how far it is, with a bar on a terminal; its result."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=people, transient=True, disable=not people.is_terminal) as bar:
+        task = bar.add_task("reading the source", total=None)
+        while True:
+            try:
+                now = next(work)
+            except StopIteration as end:
+                return end.value
+            if now.total and now.done == 0 and not people.is_terminal:
+                people.print(f"{what}: {now.total:,}", highlight=False)
+            if requests:
+                work.close()
+                raise Stopped
+            bad = f", {now.num_unreadable:,} unreadable" if now.num_unreadable else ""
+            bar.update(task, description=what + bad, total=now.total or None, completed=now.done)

@@ -1,0 +1,178 @@
+"""`lapclip train`: begins a run or goes on with one, shows it, and ends with what it came to."""
+
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from lapclip.cli.flags import AsJson, with_settings
+from lapclip.cli.screen import complain, own_name, people, print_json, show_packing, stop_requests, working
+from lapclip.config import BUDGETS, SETTINGS, load_config
+from lapclip.errors import UserError
+
+if TYPE_CHECKING:
+    from lapclip.config import Config
+    from lapclip.data.opening import Data
+    from lapclip.events import Finished
+    from lapclip.run import Run
+
+
+@with_settings(*SETTINGS)
+def train(
+    *,
+    config: Annotated[
+        Path | None, Parameter(help="a TOML file of settings, such as a run's `config.toml`; flags win")
+    ] = None,
+    run: Annotated[str | None, Parameter(help="name of the new run; makes `runs/NAME` here")] = None,
+    resume: Annotated[
+        str | None,
+        Parameter(help="go on with this run, by name or path; a larger budget extends a finished one"),
+    ] = None,
+    json: AsJson = False,
+    flags: dict[str, Any],
+) -> int:
+    """Train a CLIP from pictures and captions.
+
+    Say how long: `lapclip train --minutes 10`. Ctrl-C saves and stops; `--resume NAME` goes on from there.
+    """
+    if resume is not None and (run is not None or config is not None):
+        raise UserError(
+            "`--resume` takes name and settings from the run itself", hint="leave `--run` and `--config` away"
+        )
+    with stop_requests("stopping after this step and saving") as requests:
+        folder, settings, data = (
+            begin(config, run, flags, requests) if resume is None else go_on(resume, flags, requests)
+        )
+        if requests:
+            complain(
+                "stopped before training began", f"`lapclip train --resume {folder.reference}` begins it"
+            )
+            return 130
+        return follow(settings, folder, data, requests, as_json=json)
+
+
+def begin(
+    config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int]
+) -> "tuple[Run, Config, Data]":
+    settings = load_config(config, flags)
+    with working("setting up"):
+        from lapclip.prepare import open_here, prepare
+    data = show_packing(open_here(settings), requests)
+    with working("setting up"):
+        run = prepare(settings, name, data)
+    return run, run.load_config(), data
+
+
+def go_on(name: str, flags: dict[str, Any], requests: list[int]) -> "tuple[Run, Config, Data]":
+    from lapclip.run import open_run
+
+    run = open_run(name)
+    refuse_fixed(run, flags)
+    with working("setting up"):
+        from lapclip.prepare import open_here, refuse_if_finished, revise
+    data = show_packing(open_here(run.load_config()), requests)
+    with working("setting up"):
+        settings = revise(run, flags, data)
+    refuse_if_finished(run, settings, data.training.num_pairs)
+    return run, settings, data
+
+
+# What a resumed run may change: how long it goes on, and what alters neither model nor data.
+RESUMABLE = {*BUDGETS, "chunk", "device", "threads", "workers", "save_every", "eval_every", "recompute"}
+
+
+def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
+    fixed = [SETTINGS[name].flag for name in flags if name not in RESUMABLE]
+    if fixed:
+        raise UserError(
+            f"{' and '.join(f'`{flag}`' for flag in fixed)} cannot change when a run is resumed",
+            hint=f"start a new run from its settings: `lapclip train --config {run.path}/config.toml {fixed[0]} ...`",
+        )
+
+
+def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, as_json: bool) -> int:
+    """Trains and shows it, until the budget is used up or somebody asks to stop."""
+    with working("starting"):
+        from lapclip.events import Finished
+        from lapclip.monitor.line import Screen
+        from lapclip.train import train as events_of
+
+    with closing(events_of(config, run, data)) as events:
+        first = next(events)  # before anything is said: the run may belong to another process
+        show_settled(config, run)
+        with Screen(people) as screen:
+            screen.show(first)
+            for event in () if requests else events:
+                screen.show(event)
+                if requests:
+                    break
+    result = next(event for event in reversed(list(run.events())) if isinstance(event, Finished))
+    stopped = result.reason == "stopped"
+    show_result(run, result, stopped=stopped)
+    if as_json:
+        print_json(
+            {
+                "run": str(run.path),
+                "steps": result.step,
+                **{name: value for name, value in asdict(result).items() if name not in ("step", "time")},
+                "settled": {
+                    name: {"value": value_of(config, name), "reason": reason}
+                    for name, reason in run.load_machine().get("reasons", {}).items()
+                },
+            }
+        )
+    return 130 if stopped else 0
+
+
+def show_settled(config: "Config", run: "Run") -> None:
+    from rich.table import Table
+
+    people.print(f"run: {run.path}", highlight=False)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name, reason in run.load_machine().get("reasons", {}).items():
+        table.add_row(name, str(value_of(config, name)), reason)
+    people.print(table, highlight=False, markup=False)
+
+
+def value_of(config: "Config", name: str) -> Any:
+    return getattr(getattr(config, SETTINGS[name].section), name)
+
+
+def show_result(run: "Run", result: "Finished", *, stopped: bool) -> None:
+    from lapclip.monitor.line import duration, recall_table
+
+    what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
+    people.print(
+        f"{what}: {result.step:,} steps, {result.num_pairs_seen:,} pairs in {duration(result.seconds)} of training"
+        f" ({result.pairs_per_second:,.0f} pairs/s), at most {result.peak_memory_bytes / 1e9:.2f} GB of memory",
+        highlight=False,
+        soft_wrap=not people.is_terminal,
+    )
+    if result.recall is not None:
+        people.print(recall_table(result.recall), highlight=False)
+        if result.best_step != result.step:
+            people.print(
+                f"the table is for step {result.best_step:,}, the best one; it is what `eval` loads",
+                highlight=False,
+            )
+    if not stopped:
+        people.print(
+            f"what it finds for a few captions: {run.path}/learned.png", highlight=False, soft_wrap=True
+        )
+    people.print("next:", highlight=False)
+    if result.checkpoint is not None:
+        people.print(f"  {own_name()} eval {run.reference}", highlight=False)
+    people.print(
+        f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}",
+        highlight=False,
+    )
+
+
+def more_of(run: "Run", result: "Finished") -> str:
+    """The flag that gives a finished run as much again, in the kind of budget it had."""
+    budget = run.load_config().train
+    if budget.minutes is not None:
+        return f" --minutes {2 * budget.minutes:g}"
+    return f" --epochs {2 * budget.epochs:g}" if budget.epochs is not None else f" --steps {2 * result.step}"

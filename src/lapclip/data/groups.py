@@ -1,0 +1,180 @@
+"""Which pictures of a source are the same: equal bytes, or one scaled, brightened or saved again.
+
+A group never has members on both sides of the split, or validation would ask for what training has shown.
+"""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from lapclip.data.decode import THUMB
+
+NUM_VALUES = THUMB * THUMB * 3  # in a thumb
+MOST_BITS = 4  # of the difference hash; a photo saved again as JPEG 50 keeps within them 99 times in 100
+MOST_DIFFERENCE = 8.0  # of 255, on average over the thumb; 5% brighter is 5
+# Drawings on a plain ground, such as emoji, may differ in one place alone, so they must agree in each to within what
+# saving them again changes.
+MOST_PLAIN_DIFFERENCE, MOST_PLAIN_ANYWHERE = 1.5, 8
+PLAIN_STEP, PLAIN_SHARE = 3, 0.1  # plain: so small a step between so many of the neighbours in the thumb
+
+# Hashes that differ in at most 4 bits agree in at least two of six blocks: those are candidates.
+NUM_BLOCKS = 6
+# Pairs of candidates looked at for each choice of blocks, nearest in brightness first. Photos have one or two each
+# in a million; a million plain pictures are all candidates of each other.
+MOST_PAIRS, MOST_PAIRS_EACH = 2**22, 4
+PIECE = 2**16  # pictures or pairs looked at together, so that memory stays small
+
+
+def content_groups(records: np.ndarray) -> np.ndarray:
+    """A number for each record, the same for the same picture; an unreadable one is always alone."""
+    readable = np.flatnonzero(records["row"] >= 0)
+    # In order of their bytes from here on: nothing depends on the order of the source.
+    _, first, number = np.unique(contents(records)[readable], return_index=True, return_inverse=True)
+    distinct = readable[first]
+    labels = near_groups(records["thumb"], records["dhash"][distinct], distinct)
+    groups = len(labels) + np.arange(len(records))
+    groups[readable] = labels[number]
+    return by_first_member(groups)
+
+
+def contents(records: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(records["content"])
+
+
+def by_first_member(groups: np.ndarray) -> np.ndarray:
+    """The same groups, counted from 0 in the order in which they first appear."""
+    _, first, number = np.unique(groups, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[number]
+
+
+def near_groups(thumbs: np.ndarray, hashes: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """A label for each hash; the thumb of the k-th hash is at the k-th place."""
+    sums, is_plain, mixed = outlines(thumbs, places)
+    brightness = sums.sum(axis=1)
+    bound = np.where(is_plain, MOST_PLAIN_DIFFERENCE, MOST_DIFFERENCE) * NUM_VALUES
+    # Equal thumbs lie next to each other, and those of similar brightness near.
+    by_brightness = np.lexsort((mixed, brightness))
+    labels = np.arange(len(hashes))
+    edges = [64 * number // NUM_BLOCKS for number in range(NUM_BLOCKS + 1)]
+    blocks = [np.uint64(2**high - 2**low) for low, high in pairwise(edges)]
+    for first, second in combinations(range(NUM_BLOCKS), 2):
+        keys = hashes & (blocks[first] | blocks[second])
+        order = by_brightness[np.argsort(keys[by_brightness], kind="stable")]
+        for left, right in neighbours(order, keys, brightness, bound):
+            limit = np.minimum(bound[left], bound[right])
+            differ = hashes[left] ^ hashes[right]
+            near = (np.bitwise_count(differ) <= MOST_BITS) & (labels[left] != labels[right])
+            for block in blocks[:first] + blocks[first + 1 : second]:
+                near &= (differ & block) != 0  # or these two have met before
+            # The thumbs differ by no less than their sums, which are sooner looked at.
+            near[near] = np.abs(sums[left[near]] - sums[right[near]]).sum(axis=1) <= limit[near]
+            left, right, limit = left[near], right[near], limit[near]
+            total, largest = differences(thumbs, places[left], places[right])
+            near = (total <= limit) & ((largest <= MOST_PLAIN_ANYWHERE) | ~(is_plain[left] | is_plain[right]))
+            labels = joined(labels, left[near], right[near])
+    return labels
+
+
+def outlines(thumbs: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each thumb the sums of its channels, whether it is plain, and a number that unequal ones hardly share."""
+    sums_and_mixed = np.empty((len(places), 4))
+    is_plain = np.empty(len(places), dtype=bool)
+    # Whole numbers, small enough for floats to add them up exactly.
+    factors = np.random.default_rng(0).integers(2**36, size=(NUM_VALUES, 4)).astype(np.float64)
+    factors[:, :3] = np.tile(np.eye(3), (NUM_VALUES // 3, 1))
+    for start in range(0, len(places), PIECE):
+        here = slice(start, start + PIECE)
+        thumb = thumbs[places[here]].astype(np.int16)
+        sums_and_mixed[here] = thumb.reshape(-1, NUM_VALUES) @ factors
+        is_plain[here] = (plain_share(thumb, axis=1) + plain_share(thumb, axis=2)) / 2 > PLAIN_SHARE
+    return sums_and_mixed[:, :3].astype(np.int32), is_plain, sums_and_mixed[:, 3]
+
+
+def plain_share(thumb: np.ndarray, axis: int) -> np.ndarray:
+    """The share of neighbours along an axis that are of nearly the same colour."""
+    is_small = np.abs(np.diff(thumb, axis=axis)) <= PLAIN_STEP
+    is_same = is_small[..., 0] & is_small[..., 1] & is_small[..., 2]
+    return is_same.reshape(len(thumb), -1).mean(axis=1)
+
+
+def neighbours(
+    order: np.ndarray, keys: np.ndarray, brightness: np.ndarray, bound: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Pairs with equal keys and similar brightness, the nearest in the order first, until they are too many."""
+    keys, brightness = keys[order], brightness[order]
+    reach = brightness + bound[order]
+    left, distance = np.arange(len(order)), 0
+    num_left = max(MOST_PAIRS, MOST_PAIRS_EACH * len(order))
+    while num_left > 0:
+        distance += 1
+        left = left[: np.searchsorted(left, len(order) - distance)]
+        right = left + distance
+        # One that is too bright already is followed by others that are.
+        left = left[(keys[left] == keys[right]) & (brightness[right] <= reach[left])]
+        if not len(left):
+            return
+        num_left -= len(left)
+        yield order[left], order[left + distance]
+
+
+def differences(thumbs: np.ndarray, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How much each two thumbs differ, over all values together and at most in one."""
+    total, largest = np.empty((2, len(left)), dtype=np.int64)
+    for start in range(0, len(left), PIECE):
+        here = slice(start, start + PIECE)
+        apart = thumbs[left[here]].astype(np.int16) - thumbs[right[here]]
+        apart = np.abs(apart).reshape(-1, NUM_VALUES)
+        total[here], largest[here] = apart.sum(axis=1), apart.max(axis=1)
+    return total, largest
+
+
+def joined(labels: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Labels after each two were made one; always the smallest, so that the order does not matter."""
+    while len(left):
+        low = np.minimum(labels[left], labels[right])
+        np.minimum.at(labels, labels[left], low)
+        np.minimum.at(labels, labels[right], low)
+        while (labels[labels] != labels).any():
+            labels = labels[labels]
+        apart = labels[left] != labels[right]
+        left, right = left[apart], right[apart]
+    return labels
+
+
+def duplicates(records: np.ndarray, groups: np.ndarray) -> list[list[int]]:
+    """The pictures that are there more than once, the most frequent first; of each the one with most pixels first."""
+    pixels = records["width"].astype(np.int64) * records["height"]
+    order = np.lexsort((np.arange(len(groups)), -pixels, groups))
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    sizes = np.diff(starts, append=len(order))
+    several = np.flatnonzero(sizes > 1)
+    found = [
+        order[start : start + size].tolist()
+        for start, size in zip(starts[several], sizes[several], strict=True)
+    ]
+    return sorted(found, key=lambda members: (-len(members), min(members)))
+
+
+def side_of_groups(records: np.ndarray, groups: np.ndarray, share: float) -> np.ndarray:
+    """True where a picture is held out for validation: by chance, but always the same, whatever else is there.
+
+    The chance is a hash of the group's bytes. Of at least four groups two are held out, and never all.
+    """
+    readable = np.flatnonzero(records["row"] >= 0)
+    in_order = readable[np.argsort(contents(records)[readable], kind="stable")]
+    own, first = np.unique(groups[in_order], return_index=True)
+    smallest = contents(records)[in_order[first]].tobytes()
+    chances = np.array([chance_of(smallest[at : at + 16]) for at in range(0, len(smallest), 16)])
+    num_held_out = int((chances < share).sum())
+    num_held_out = min(max(num_held_out, 2 if len(own) >= 4 else 0), max(len(own) - 1, 0))
+    held_out = own[np.argsort(chances, kind="stable")[:num_held_out]]
+    return np.isin(groups, held_out) & (records["row"] >= 0)
+
+
+def chance_of(content: bytes) -> float:
+    """Between 0 and 1, as good as drawn."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") / 2**64

@@ -1,0 +1,216 @@
+"""The pack: each picture of a source decoded and resized once, in a file that is mapped into memory.
+
+    records     one RECORD a picture ever seen, appended as it is done: what is there need not be done again
+    pixels      bytes [3, S, S] one after the other, in the order of their rows
+    why.jsonl   what is wrong with the pictures that could not be decoded
+    pack.json   what this folder is, for `lapclip data clean`
+
+A picture is known by its name and stamp without being read, or by its content without being decoded.
+"""
+
+import json
+import shutil
+from collections import deque
+from collections.abc import Generator, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lapclip.data.catalogue import Catalogue, Reader
+from lapclip.data.decode import RECORD, Unreadable, decode, digest
+from lapclip.data.journal import Journal, Outcome, locked, read_whys
+from lapclip.data.workers import held, worker_pool
+from lapclip.errors import UserError
+from lapclip.machine import cache_folder, num_usable_cores
+from lapclip.run import write_atomically
+
+VERSION = 1
+PIECE = 32  # pictures a process decodes at once
+FEW = 64  # pictures that are decoded here, sooner than processes start
+SPARE_BYTES = 2**30  # of the disk, never taken
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far packing is."""
+
+    done: int
+    total: int
+    num_unreadable: int
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A source's pictures, by their numbers in its catalogue."""
+
+    path: Path
+    size: int  # pixels of each side
+    records: np.ndarray  # RECORD, one a picture
+    unreadable: dict[int, str]  # why, by number
+    num_reused: int  # pictures that were there already
+
+    @property
+    def num_bytes(self) -> int:
+        return folder_bytes(self.path)
+
+
+def size_for(image_size: int) -> int:
+    """A little above the size of training, so that crops of it are worth looking at."""
+    return -(-image_size * 9 // 64) * 8
+
+
+def packs_folder() -> Path:
+    return cache_folder() / "packs"
+
+
+def folder_for(identity: str, size: int) -> Path:
+    """Where the pack of a source lies; the identity is what finds the same pictures again."""
+    plain = "".join(c if c.isalnum() else "-" for c in Path(identity).name)[:40].strip("-") or "source"
+    return packs_folder() / f"{plain}-{size}px-{digest(identity.encode(errors='surrogateescape')).hex()[:12]}"
+
+
+def pack(
+    catalogue: Catalogue, identity: str, size: int, workers: int | None = None
+) -> Generator[Progress, None, Pack]:
+    """Decodes what is not in the pack yet, and says how far it is; killed, it goes on from there the next time."""
+    path = folder_for(identity, size)
+    stamps = np.fromiter(all_stamps(catalogue), dtype=np.uint64, count=len(catalogue.names))
+    with locked(path):
+        if not (path / "pack.json").exists():
+            write_atomically(
+                path / "pack.json", json.dumps({"version": VERSION, "source": identity, "size": size})
+            )
+        with Journal(path, size) as journal:
+            found = journal.find(stamps)
+            missing = np.flatnonzero((found < 0) & (stamps != 0))
+            check_disk(len(missing) * (journal.row_bytes + RECORD.itemsize))
+            num_unreadable = 0
+            yield Progress(0, len(missing), 0)
+            for done, numbers, outcomes in decode_all(catalogue.reader, missing, size, journal, workers):
+                for number, outcome in zip(numbers, outcomes, strict=True):
+                    num_unreadable += isinstance(outcome, str)
+                    found[number] = journal.add(int(stamps[number]), outcome)
+                yield Progress(done, len(missing), num_unreadable)
+        records = journal.chosen(found)
+        whys = read_whys(path)
+        broken = np.flatnonzero(records["row"] < 0)
+        unreadable = {int(i): whys.get(int(stamps[i]), "is missing") for i in broken}
+        return Pack(path, size, records, unreadable, num_reused=len(stamps) - len(missing))
+
+
+def all_stamps(catalogue: Catalogue) -> Iterator[int]:
+    """A number for each picture's name and state; 0 for one that is gone."""
+    for index, name in enumerate(catalogue.names):
+        stamp = catalogue.reader.stamp(index)
+        key = digest(name.encode(errors="surrogateescape"), stamp.encode())[:8]
+        yield int.from_bytes(key, "little") or 1 if stamp else 0
+
+
+def decode_all(
+    reader: Reader, numbers: np.ndarray, size: int, journal: Journal, workers: int | None
+) -> Iterator[tuple[int, np.ndarray, list[Outcome]]]:
+    """How many are done, some pictures' numbers, and what became of them; in order, by all cores together."""
+    pieces = deque(numbers[i : i + PIECE] for i in range(0, len(numbers), PIECE))
+    if len(numbers) <= FEW or workers == 0:
+        for place, piece in enumerate(pieces):
+            done = min(len(numbers), (place + 1) * PIECE)
+            yield done, piece, decode_piece(reader, piece, size, journal.contents)
+        return
+    workers = min(workers or num_usable_cores(), len(pieces))
+    with worker_pool((reader, size, journal.contents), workers) as pool:
+        waiting: deque[tuple[np.ndarray, Future]] = deque()
+        done = 0
+        while pieces or waiting:
+            while pieces and len(waiting) < 2 * workers:  # a bounded number of pictures is in flight
+                waiting.append((pieces[0], pool.submit(decode_held, pieces.popleft())))
+            piece, future = waiting.popleft()
+            done += len(piece)
+            yield done, piece, future.result()
+
+
+def decode_held(numbers: np.ndarray) -> list[Outcome]:
+    reader, size, contents = held()
+    return decode_piece(reader, numbers, size, contents)
+
+
+def decode_piece(reader: Reader, numbers: np.ndarray, size: int, contents: np.ndarray) -> list[Outcome]:
+    return [decode_one(reader, int(number), size, contents) for number in numbers]
+
+
+def decode_one(reader: Reader, number: int, size: int, contents: np.ndarray) -> Outcome:
+    """One picture; what the pack knows by content is not decoded again."""
+    try:
+        data = reader.read(number)
+        content = digest(data)
+        key = np.frombuffer(content[:8], "<u8")[0]
+        place = np.searchsorted(contents, key)
+        if place < len(contents) and contents[place] == key:
+            record = np.zeros((), RECORD)
+            record["content"] = np.void(content)
+            return record, None
+        decoded = decode(data, size)
+        return decoded.record, decoded.pixels
+    except Unreadable as problem:
+        return str(problem)
+    except OSError as error:
+        return f"cannot be read: {(error.strerror or str(error)).lower()}"
+    except ValueError as error:
+        return str(error)
+
+
+def needed_bytes(catalogue: Catalogue, size: int) -> int:
+    """What a pack takes on the disk, at most."""
+    return len(catalogue.names) * (3 * size * size + RECORD.itemsize)
+
+
+def room_bytes() -> int:
+    """What may be taken of the disk that packs lie on."""
+    folder = packs_folder()
+    while not folder.exists():
+        folder = folder.parent
+    return max(0, shutil.disk_usage(folder).free - SPARE_BYTES)
+
+
+def check_disk(needed: int) -> None:
+    room = room_bytes()
+    if needed > room:
+        raise UserError(
+            f"the pack needs {needed / 1e9:.2f} GB more in `{packs_folder()}`, and {room / 1e9:.2f} GB can be had",
+            hint="make room (`lapclip data clean` lists old packs), or set LAPCLIP_CACHE to a folder on a larger disk",
+        )
+
+
+def folder_bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A pack in the cache."""
+
+    path: Path
+    source: str
+    num_bytes: int
+    last_used: float
+
+
+def list_packs() -> list[Kept]:
+    """Every pack in the cache, the one used last first."""
+    kept = []
+    for file in packs_folder().glob("*/pack.json"):
+        try:
+            source = str(json.loads(file.read_text("utf-8"))["source"])
+        except (OSError, ValueError, KeyError, TypeError):
+            source = "?"
+        kept.append(
+            Kept(file.parent, source, folder_bytes(file.parent), (file.parent / "lock").stat().st_mtime)
+        )
+    return sorted(kept, key=lambda pack: -pack.last_used)
+
+
+def remove_pack(kept: Kept) -> None:
+    """Only what has the form of a pack, and that nobody is packing into."""
+    with locked(kept.path):
+        shutil.rmtree(kept.path)

@@ -1,0 +1,268 @@
+"""Captions in one JSON for many pictures: COCO's `captions_*.json`, and the `dataset_*.json` of Karpathy's splits."""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
+from lapclip.data.files import FileReader, Folders
+from lapclip.data.sources.folder import UNSEEN, legible, spread
+from lapclip.data.sources.naming import side_of
+from lapclip.errors import UserError
+
+MOST_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
+GLANCE_BYTES = 2**16  # at each end of a file, to see what it is
+NUM_PROBED = 40  # names, to see which folders hold the pictures
+MOST_FOLDERS = 1000  # looked into
+LISTS = re.compile(rb'"(images|annotations)"\s*:\s*\[')
+COCO_KEYS = (re.compile(rb'"caption"\s*:'), re.compile(rb'"image_id"\s*:'))
+KARPATHY_KEYS = (
+    re.compile(rb'"sentences"\s*:\s*\['),
+    re.compile(rb'"raw"\s*:'),
+    re.compile(rb'"filename"\s*:'),
+)
+YEARLY = re.compile(r"(train|val|test)\d{4}")
+
+
+@dataclass
+class Annotated:
+    """The pictures of one file, by parallel lists."""
+
+    names: list[str] = field(
+        default_factory=list
+    )  # as the file writes them, the folder first where it has one
+    captions: list[list[str]] = field(default_factory=list)
+    sides: list[Side | None] = field(default_factory=list)
+
+    def add(self, name: str, captions: list[str], side: Side | None) -> None:
+        self.names.append(name)
+        self.captions.append(captions)
+        self.sides.append(side)
+
+
+def looks_like_annotations(path: Path) -> bool:
+    """Whether a file holds captions in one of the two forms; only its two ends are read."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            return False
+        with open(path, "rb") as file:
+            head = file.read(GLANCE_BYTES)
+            rest = os.fstat(file.fileno()).st_size - len(head)
+            file.seek(max(rest - GLANCE_BYTES, 0) + len(head))
+            tail = file.read(GLANCE_BYTES)
+    except OSError:
+        return False
+    if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") or not LISTS.search(head):
+        return False
+    seen = head + b" " + tail
+    return any(all(key.search(seen) for key in keys) for keys in (COCO_KEYS, KARPATHY_KEYS))
+
+
+def open_annotations(files: list[Path], name: str, options: Options) -> Catalogue:
+    """The pictures that one or more such files name, wherever they lie beside them."""
+    gathering = Gathering()
+    found = [(file, *read_annotations(file, gathering.problems)) for file in files]
+    forms = sorted({form for _, form, _ in found})
+    wanted = options.format or forms[0]
+    if len(forms) > 1 and options.format is None:
+        raise UserError(
+            f"`{name}` holds captions in two forms: "
+            + ", ".join(f"`{file.name}` ({form})" for file, form, _ in found[:6]),
+            hint=f"pass the file you mean: `{found[0][0]}`",
+        )
+    if wanted not in forms:
+        raise UserError(
+            f"`{name}` is in the form `{forms[0]}`, not `{wanted}`", hint=f"pass `--format {forms[0]}`"
+        )
+    paths: list[str] = []
+    for file, form, annotated in found:
+        if form == wanted:
+            gather(gathering, paths, annotated, image_folders(file, annotated.names, options.images))
+    if not paths:
+        raise none_found(
+            name, [n for _, form, a in found if form == wanted for n in a.names], gathering, options
+        )
+    return gathering.catalogue(name, wanted, FileReader(paths))
+
+
+def gather(gathering: Gathering, paths: list[str], annotated: Annotated, folders: Folders) -> None:
+    """Adds the pictures that are there; each is called by its path within what the folders have in common."""
+    is_flat = are_flat(folders, annotated.names)
+    start = len(os.path.commonpath(folders.roots).rstrip(os.sep)) + 1
+    for name, captions, side in zip(annotated.names, annotated.captions, annotated.sides, strict=True):
+        path, why = folders.find(os.path.basename(name) if is_flat else name)
+        if path is None:
+            gathering.problems.add(why, name)
+        elif gathering.add(legible(path[start:]), captions, side=side) == len(paths):
+            paths.append(path)
+
+
+def are_flat(folders: Folders, names: list[str]) -> bool:
+    """Whether the pictures lie in one folder, though their names have folders: those of somebody else's disk."""
+    probed = [name for name in spread(names, NUM_PROBED) if "/" in name]
+    if not probed or any(folders.find(name)[0] for name in probed):
+        return False
+    return len({os.path.basename(name) for name in names}) == len(set(names))
+
+
+def none_found(name: str, names: list[str], gathering: Gathering, options: Options) -> UserError:
+    if not names:
+        return UserError(
+            f"`{name}` names no pictures{gathering.why_not()}",
+            hint="`lapclip data check --help` lists what can be read",
+        )
+    where = f"in `{options.images}`" if options.images else "beside it"
+    return UserError(
+        f"none of the {len(names):,} pictures that `{name}` names was found {where}{gathering.why_not()}",
+        hint="say where they are with `--images FOLDER`",
+    )
+
+
+def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
+    """Where to look for pictures: in the folders usual for these forms, and in those beside that hold some."""
+    bases = [images or os.path.dirname(os.path.abspath(file))]
+    if images is None and os.path.basename(bases[0]).lower() == "annotations":
+        bases.append(os.path.dirname(bases[0]))
+    beside = [folder for base in bases for folder in folders_in(base)]
+    beside += [below for folder in beside if is_called_images(folder) for below in folders_in(folder)]
+    probed = spread(names, NUM_PROBED)
+    probed = [*probed, *(os.path.basename(name) for name in probed)]
+    chosen = [folder for folder in beside[:MOST_FOLDERS] if is_usual(folder) or holds_some(folder, probed)]
+    # Two folders may use the same names for different pictures: those of the file's own side are meant.
+    side = side_in(file.stem)
+    sides = {folder: side_of(os.path.basename(folder)) for folder in chosen}
+    if side is not None and side in sides.values():
+        chosen = [folder for folder in chosen if sides[folder] in (side, None)]
+    return Folders(*sorted(chosen, key=lambda folder: sides[folder] is None), *bases)
+
+
+def is_called_images(folder: str) -> bool:
+    return os.path.basename(folder).lower() == "images"
+
+
+def is_usual(folder: str) -> bool:
+    return is_called_images(folder) or YEARLY.fullmatch(os.path.basename(folder).lower()) is not None
+
+
+def holds_some(folder: str, names: list[str]) -> bool:
+    look = Folders(folder)
+    return any(look.find(name)[0] for name in names)
+
+
+def folders_in(base: str) -> list[str]:
+    try:
+        with os.scandir(base) as entries:
+            return sorted(
+                entry.path
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and entry.name[0] != "." and entry.name not in UNSEEN
+            )[:MOST_FOLDERS]
+    except OSError:
+        return []
+
+
+def side_in(stem: str) -> Side | None:
+    """The side that a file is of: `captions_train2017`."""
+    return next((SIDES[word] for word in re.findall(r"[a-z]+", stem.lower()) if word in SIDES), None)
+
+
+def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
+    """The form of a file, and what it says."""
+    content = read_json(file)
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list):
+        raise UserError(
+            f"`{file}` has no list of `images`",
+            hint="pass COCO's `captions_*.json` or a Karpathy `dataset_*.json`",
+        )
+    if isinstance(content.get("annotations"), list):
+        return "coco", read_coco(images, content["annotations"], file, problems)
+    if any(isinstance(image, dict) and "sentences" in image for image in images):
+        return "karpathy", read_karpathy(images, file, problems)
+    raise UserError(
+        f"`{file}` has neither `annotations` nor images with `sentences`",
+        hint="pass COCO's `captions_*.json` or a Karpathy `dataset_*.json`",
+    )
+
+
+def read_json(file: Path) -> Any:
+    try:
+        found = os.stat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
+            raise UserError(
+                f"`{file}` is {found.st_size / 1e9:.1f} GB, or no regular file",
+                hint="pass a JSON file of at most 4 GB",
+            )
+        return json.loads(file.read_bytes())
+    except OSError as error:
+        raise UserError(f"`{file}` cannot be read: {error.strerror}", hint="check its permissions") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"`{file}` is not valid JSON: {str(error)[:200]}",
+            hint="download it again; half a file looks like this",
+        ) from None
+
+
+def read_coco(images: list[Any], annotations: list[Any], file: Path, problems: Problems) -> Annotated:
+    result = Annotated()
+    side = side_in(file.stem)
+    numbers: dict[str, int] = {}
+    for place, image in enumerate(images):
+        fields = image if isinstance(image, dict) else {}
+        key, name = as_key(fields.get("id")), fields.get("file_name")
+        if key is None or not isinstance(name, str) or not name:
+            problems.add("has no `id` or no `file_name`", f"images[{place}] of {file.name}")
+        elif key in numbers:
+            problems.add("has the `id` of another picture", name)
+        else:
+            numbers[key] = len(result.names)
+            result.add(name, [], side)
+    for place, annotation in enumerate(annotations):
+        fields = annotation if isinstance(annotation, dict) else {}
+        number = numbers.get(as_key(fields.get("image_id")) or "")
+        caption = fields.get("caption")
+        if number is None:
+            problems.add("belongs to no picture", f"annotations[{place}] of {file.name}")
+        elif not isinstance(caption, str):
+            problems.add("has a caption that is not text", result.names[number])
+        else:
+            result.captions[number].append(caption)
+    return result
+
+
+def as_key(value: object) -> str | None:
+    """An id as text: other programs write 5 as "5" or as 5.0."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    return str(value) if not isinstance(value, int) or abs(value) < 10**18 else None
+
+
+def read_karpathy(images: list[Any], file: Path, problems: Problems) -> Annotated:
+    result = Annotated()
+    for place, image in enumerate(images):
+        fields = image if isinstance(image, dict) else {}
+        name, folder, split = (fields.get(key) for key in ("filename", "filepath", "split"))
+        if not isinstance(name, str) or not name:
+            problems.add("has no `filename`", f"images[{place}] of {file.name}")
+            continue
+        side = SIDES.get(split.lower()) if isinstance(split, str) else None
+        if isinstance(folder, str) and folder:
+            name = f"{folder}/{name}"
+        result.add(name, list(sentences(fields.get("sentences"), name, problems)), side)
+    return result
+
+
+def sentences(found: object, name: str, problems: Problems) -> Iterator[str]:
+    for sentence in found if isinstance(found, list) else []:
+        raw = sentence.get("raw") if isinstance(sentence, dict) else None
+        if isinstance(raw, str):
+            yield raw
+        else:
+            problems.add("has a caption that is not text", name)

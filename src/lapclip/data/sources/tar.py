@@ -1,0 +1,170 @@
+"""The members of a tar archive, found by their headers alone; every header is a stranger's claim.
+
+A plain walk: faster than `tarfile`, it keeps nothing, and it reads from a local file or a far one alike.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+BLOCK = 512
+ZEROS = bytes(BLOCK)
+MOST_MEMBERS = 5_000_000  # of one archive
+MOST_HEADER_BYTES = 2**20  # of a long name or of extended fields
+MOST_NAME_CHARACTERS = 4096
+
+CUT_OFF = "is the last whole member of a shard that is cut off"
+DAMAGED = "is the last member before a damaged place in its shard"
+LEADS_OUT = "has a name that leads out of the archive"
+LINK = "is a link, not a file"
+
+ReadAt = Callable[[int, int], bytes]  # offset and size to bytes; fewer only at the file's end
+
+
+class Member(NamedTuple):
+    """A file in the archive, or something that is left out and why; without a name it is the archive itself."""
+
+    name: str
+    offset: int = 0
+    size: int = 0
+    problem: str = ""
+
+
+def walk(read: ReadAt, length: int) -> Iterator[Member]:
+    """All files of an archive of `length` bytes, in order; what is no plain file comes with its problem."""
+    offset = 0
+    last = ""
+    fields: dict[str, str] = {}  # what extended headers say about the next member
+    for _ in range(MOST_MEMBERS):
+        header = read(offset, BLOCK) if offset < length else b""
+        if header == ZEROS:
+            if not last and offset == 0:
+                yield Member("", problem="is an archive without members")
+            return
+        size = number(header[124:136])
+        if len(header) < BLOCK or not is_header(header) or size < 0:
+            if offset == 0:
+                yield Member("", problem=what_it_is(header))
+            else:
+                yield ending(last, CUT_OFF if len(header) < BLOCK else DAMAGED)
+            return
+        kind = header[156:157]
+        body = offset + BLOCK
+        if kind in b"LKxXg":
+            if size > MOST_HEADER_BYTES or body + size > length:
+                yield ending(last, CUT_OFF if body + size > length else DAMAGED)
+                return
+            if kind == b"L":
+                fields["path"] = text(read(body, size))
+            elif kind in b"xX":
+                fields |= extended(read(body, size))
+            offset = body + padded(size)
+            continue
+        name = fields.get("GNU.sparse.name") or fields.get("path") or short_name(header)
+        if "size" in fields:
+            size = int(fields["size"]) if fields["size"].isdecimal() and len(fields["size"]) < 19 else -1
+        is_sparse = kind == b"S" or any(key.startswith("GNU.sparse.") for key in fields)
+        fields = {}
+        if kind in b"123456":  # links, devices and folders have no body, whatever their size says
+            size = 0
+        if kind == b"S":
+            body = after_map(read, header, body)
+        if size < 0 or body + size > length:
+            yield ending(last, DAMAGED if size < 0 else CUT_OFF)
+            return
+        if kind in b"0\x00712346S" and not name.endswith("/"):
+            yield Member(name, body, size, problem_of(kind, name, is_sparse))
+        last = name
+        offset = body + padded(size)
+    yield Member("", problem=f"has more than {MOST_MEMBERS:,} members; the rest was left out")
+
+
+def problem_of(kind: bytes, name: str, is_sparse: bool) -> str:
+    """Why a member is left out; empty for a plain file."""
+    if len(name) > MOST_NAME_CHARACTERS:
+        return f"has a name of more than {MOST_NAME_CHARACTERS:,} characters"
+    if name.startswith("/") or (".." in name and ".." in name.split("/")):
+        return LEADS_OUT
+    if kind in b"12":
+        return LINK
+    if kind in b"346":
+        return "is a device, not a file"
+    return "is a sparse file, which cannot be read" if is_sparse else ""
+
+
+def ending(last: str, problem: str) -> Member:
+    return (
+        Member(last, problem=problem)
+        if last
+        else Member("", problem="is cut off or damaged at its first member")
+    )
+
+
+def what_it_is(start: bytes) -> str:
+    if not start:
+        return "is empty"
+    if start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
+        return "is compressed; its pictures can be reached only once it is unpacked, as with `gunzip`"
+    return "is not a tar archive"
+
+
+def is_header(header: bytes) -> bool:
+    """Whether the checksum is right; some old programs summed signed bytes."""
+    field = header[148:156]
+    stated = number(field)
+    total = sum(header) - sum(field) + 8 * 32
+    if stated == total:
+        return True
+    others = header[:148] + header[156:]
+    return stated == total - 256 * sum(byte > 127 for byte in others)
+
+
+def number(field: bytes) -> int:
+    """A number in octal digits, or in binary when it is marked so; -1 when it is neither or negative."""
+    if field[:1] == b"\x80":
+        return int.from_bytes(field[1:], "big")
+    digits = field.split(b"\0", 1)[0].strip()
+    try:
+        return max(int(digits, 8), -1) if digits else 0
+    except ValueError:
+        return -1
+
+
+def padded(size: int) -> int:
+    return (size + BLOCK - 1) // BLOCK * BLOCK
+
+
+def text(data: bytes) -> str:
+    return data.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+
+
+def short_name(header: bytes) -> str:
+    name = text(header[:100])
+    # GNU's own headers have a space here and other fields where the prefix would be.
+    prefix = text(header[345:500]) if header[257:263] == b"ustar\0" else ""
+    return f"{prefix}/{name}" if prefix else name
+
+
+def extended(data: bytes) -> dict[str, str]:
+    """The fields of a pax header that matter here, from records `length key=value`."""
+    fields: dict[str, str] = {}
+    start = 0
+    while start < len(data):
+        space = data.find(b" ", start, start + 9)
+        digits = data[start : max(space, start)]
+        end = start + int(digits) if digits.isdigit() else 0
+        if not start < space < end <= len(data):
+            break
+        key, _, value = data[space + 1 : end - 1].partition(b"=")
+        if key in (b"path", b"size") or key.startswith(b"GNU.sparse."):
+            fields[text(key)] = text(value)
+        start = end
+    return fields
+
+
+def after_map(read: ReadAt, header: bytes, body: int) -> int:
+    """Where the bytes of an old GNU sparse file begin: behind any further blocks of its map."""
+    more = header[482:483]
+    while more not in (b"\0", b""):
+        more = read(body, BLOCK)[504:505]
+        body += BLOCK
+    return body

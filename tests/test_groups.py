@@ -1,0 +1,188 @@
+"""The same picture is known again, and never lies on both sides of the split."""
+
+import io
+import time
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageEnhance
+
+from lapclip.data.decode import RECORD, decode
+from lapclip.data.groups import by_first_member, content_groups, duplicates, side_of_groups
+from lapclip.data.synthetic import SceneSource
+
+
+def photo(seed: int, size: int = 160) -> Image.Image:
+    """Soft random colours in many sizes, which is what a photo looks like from far away."""
+    noise = np.random.default_rng(seed)
+    layers = [
+        np.asarray(
+            Image.fromarray(noise.integers(0, 256, (side, side, 3), dtype=np.uint8)).resize((size, size)),
+            dtype=float,
+        )
+        for side in (4, 9, 40)
+    ]
+    return Image.fromarray((0.5 * layers[0] + 0.35 * layers[1] + 0.15 * layers[2]).astype(np.uint8))
+
+
+def smiley(mouth: int) -> Image.Image:
+    """One of many yellow faces on white, which differ in little."""
+    picture = Image.new("RGB", (144, 144), "white")
+    draw = ImageDraw.Draw(picture)
+    draw.ellipse((6, 6, 138, 138), fill="#ffcc4d")
+    draw.ellipse((40, 40, 56, 64), fill="#664500")
+    draw.ellipse((88, 40, 104, 64), fill="#664500")
+    draw.chord((40, 60, 104, 120), 20 + 8 * mouth, 160 - 8 * mouth, fill="#664500")
+    return picture
+
+
+def saved(picture: Image.Image, format: str = "PNG", **options) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format=format, **options)
+    return file.getvalue()
+
+
+def records_of(files: list[bytes]) -> np.ndarray:
+    records = np.array([decode(file, 72).record for file in files], dtype=RECORD)
+    records["row"] = np.arange(len(records))
+    return records
+
+
+def made_up(num_records: int, seed: int = 0) -> np.ndarray:
+    """Records of that many pictures that have nothing in common."""
+    noise = np.random.default_rng(seed)
+    records = np.zeros(num_records, RECORD)
+    records["row"] = np.arange(num_records)
+    records["content"] = np.frombuffer(noise.bytes(16 * num_records), "V16")
+    records["dhash"] = noise.integers(2**64, size=num_records, dtype=np.uint64)
+    records["thumb"] = noise.integers(256, size=records["thumb"].shape, dtype=np.uint8)
+    return records
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda p: saved(p, "JPEG", quality=85),
+        lambda p: saved(p, "JPEG", quality=50),
+        lambda p: saved(p.resize((80, 80)), "JPEG", quality=85),
+        lambda p: saved(ImageEnhance.Brightness(p).enhance(1.04), "JPEG", quality=85),
+        lambda p: saved(p, "WEBP", quality=60),
+    ],
+    ids=["jpeg 85", "jpeg 50", "half", "brighter", "webp"],
+)
+def test_a_photo_saved_again_is_the_same_and_other_photos_are_not(again):
+    photos = [photo(seed) for seed in range(30)]
+    groups = content_groups(records_of([saved(p) for p in photos] + [again(p) for p in photos]))
+    assert len(set(groups[:30].tolist())) == 30
+    assert (groups[:30] == groups[30:]).mean() > 0.9
+
+
+def test_equal_files_are_the_same_even_where_nothing_is_to_be_seen():
+    blank = saved(Image.new("RGB", (32, 32), "white"))
+    groups = content_groups(records_of([blank, saved(photo(0)), blank]))
+    assert groups.tolist() == [0, 1, 0]
+
+
+def test_plain_pictures_are_not_lumped_together():
+    colours = [(r, g, b) for r in range(0, 256, 51) for g in range(0, 256, 51) for b in range(0, 256, 51)]
+    files = [saved(Image.new("RGB", (32, 32), colour)) for colour in colours]
+    files += [saved(smiley(mouth)) for mouth in range(8)]
+    files += [saved(SceneSource(300).picture(index, 72)) for index in range(300)]
+    groups = content_groups(records_of(files))
+    assert len(set(groups.tolist())) == len(files)
+
+
+def test_a_plain_picture_saved_again_is_the_same():
+    faces = [smiley(mouth) for mouth in range(8)]
+    groups = content_groups(
+        records_of([saved(f) for f in faces] + [saved(f.resize((72, 72))) for f in faces])
+    )
+    assert (groups[:8] == groups[8:]).all() and len(set(groups.tolist())) == 8
+
+
+def test_the_order_of_the_source_does_not_matter():
+    files = [saved(photo(seed), "JPEG", quality=quality) for seed in range(40) for quality in (95, 60, 40)]
+    records = records_of(files)
+    groups = content_groups(records)
+    shuffled = np.random.default_rng(0).permutation(len(records))
+    assert (by_first_member(groups[shuffled]) == content_groups(records[shuffled])).all()
+
+
+def test_a_chain_of_small_changes_is_one_group():
+    records = made_up(1)[np.zeros(200, dtype=int)]
+    records["content"] = made_up(200)["content"]
+    records["thumb"] = np.clip(
+        records["thumb"] // 2 + np.arange(200, dtype=np.uint8)[:, None, None, None] // 2, 0, 255
+    )
+    assert len(set(content_groups(records).tolist())) == 1
+
+
+def test_unreadable_pictures_are_each_alone_and_never_held_out():
+    records = made_up(50)
+    records["row"][10:20] = -1
+    records["content"][10:20] = np.void(bytes(16))
+    groups = content_groups(records)
+    assert len(set(groups.tolist())) == 50
+    assert not side_of_groups(records, groups, 0.9)[10:20].any()
+
+
+def test_duplicates_come_most_frequent_first_and_each_with_its_largest_picture_first():
+    records = made_up(8)
+    records["width"], records["height"] = 100, [10, 10, 30, 10, 10, 10, 20, 10]
+    groups = np.array([0, 1, 1, 2, 3, 3, 3, 4])
+    assert duplicates(records, groups) == [[6, 4, 5], [2, 1]]
+
+
+def test_nothing_at_all_has_no_groups():
+    records = made_up(0)
+    groups = content_groups(records)
+    assert len(groups) == 0 and duplicates(records, groups) == []
+    assert len(side_of_groups(records, groups, 0.1)) == 0
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_about_the_share_asked_for_is_held_out(share):
+    records = made_up(20_000)
+    assert abs(side_of_groups(records, np.arange(20_000), share).mean() - share) < 0.01
+
+
+def test_copies_are_on_one_side():
+    records = made_up(1000)
+    copied = np.concatenate([records, records, records])
+    side = side_of_groups(copied, content_groups(copied), 0.2)
+    assert (side[:1000] == side[1000:2000]).all() and (side[:1000] == side[2000:]).all()
+    assert 0.1 < side.mean() < 0.3
+
+
+def test_sides_stay_as_they_are_when_pictures_are_added_or_moved():
+    records, more = made_up(2000), made_up(3000, seed=1)
+    before = side_of_groups(records, content_groups(records), 0.05)
+    shuffled = np.random.default_rng(0).permutation(5000)
+    together = np.concatenate([records, more])[shuffled]
+    after = np.empty(5000, dtype=bool)
+    after[shuffled] = side_of_groups(together, content_groups(together), 0.05)
+    assert (after[:2000] == before).all()
+
+
+@pytest.mark.parametrize("num_pictures", [4, 5, 9, 30])
+def test_of_few_pictures_two_are_held_out(num_pictures):
+    for seed in range(20):
+        side = side_of_groups(made_up(num_pictures, seed), np.arange(num_pictures), 0.001)
+        assert side.sum() == 2
+
+
+@pytest.mark.parametrize("num_pictures", [1, 2, 3, 4, 20])
+def test_never_are_all_held_out(num_pictures):
+    for seed in range(20):
+        assert not side_of_groups(made_up(num_pictures, seed), np.arange(num_pictures), 1.0).all()
+
+
+def test_many_plain_pictures_do_not_take_forever():
+    records = made_up(20_000)
+    records["dhash"] = 0
+    records["thumb"] = np.random.default_rng(0).integers(
+        100, 104, size=records["thumb"].shape, dtype=np.uint8
+    )
+    started = time.perf_counter()
+    content_groups(records)
+    assert time.perf_counter() - started < 60

@@ -1,0 +1,174 @@
+"""The pack: each picture decoded once, whatever happens in between, and never more than has changed."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import environment, lapclip, picture_folder
+from PIL import Image
+
+from lapclip.config import DataConfig
+from lapclip.data import pack as packing
+from lapclip.data.decode import decode
+from lapclip.data.opening import finished, open_source
+from lapclip.errors import UserError
+
+
+def opened(source: object, image_size: int = 16, **settings):
+    return finished(open_source(DataConfig(source=str(source), workers=0, **settings), image_size))
+
+
+def packed(source: object, image_size: int = 16):
+    files = opened(source, image_size).parts[0].files
+    return files.pack
+
+
+def test_a_pack_holds_what_decoding_gives(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 12)
+    data = opened(folder)
+    training = data.training
+    assert training.num_pairs + data.held_out.num_pairs == 12
+    for index in range(training.num_pairs):
+        pixels = decode((folder / training.name(index)).read_bytes(), training.size).pixels
+        assert np.array_equal(training.pixels(np.array([index]), training.size)[0], pixels)
+        assert training.captions(index) == ((folder / training.name(index)).with_suffix(".txt").read_text(),)
+
+
+def test_the_second_time_nothing_is_read(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 12)
+    assert packed(folder).num_reused == 0
+    os.chmod(folder, 0o755)
+    for file in folder.glob("*.jpg"):
+        known = file.stat()
+        file.write_bytes(bytes(known.st_size))  # destroyed, but the same to anyone who only looks
+        os.utime(file, ns=(known.st_atime_ns, known.st_mtime_ns))
+    again = packed(folder)
+    assert again.num_reused == 12 and not again.unreadable
+
+
+def test_only_what_changed_is_decoded_again(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 12)
+    before = packed(folder)
+    (folder / "00.jpg").rename(folder / "moved.jpg")
+    (folder / "00.txt").rename(folder / "moved.txt")
+    os.utime(folder / "01.jpg")  # touched
+    picture_folder(folder, 1, first=50)  # new
+    Image.new("RGB", (30, 20), "red").save(folder / "02.jpg")  # changed
+    (folder / "03.jpg").unlink()
+    (folder / "03.txt").unlink()
+    num_rows = (before.path / "pixels").stat().st_size // (3 * before.size**2)
+    after = packed(folder)
+    assert after.path == before.path and after.num_reused == 8
+    rows_added = (after.path / "pixels").stat().st_size // (3 * after.size**2) - num_rows
+    assert rows_added == 2  # the new and the changed one; a moved or touched picture keeps its row
+
+
+def test_equal_pictures_share_a_row_and_a_side(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 20)
+    for number in range(20):
+        shutil.copy(folder / f"{number:02}.jpg", folder / f"copy-{number:02}.jpg")
+        (folder / f"copy-{number:02}.txt").write_text("again")
+    data = opened(folder, validation_share=0.3)
+    assert len(np.unique(data.parts[0].files.pack.records["row"])) == 20
+    sides = [{source.name(i).removeprefix("copy-") for i in range(source.num_pairs)} for source in (data.training, data.held_out)]
+    assert sides[0].isdisjoint(sides[1]) and len(sides[1]) >= 2
+    groups = data.training.groups(np.arange(data.training.num_pairs))
+    assert len(np.unique(groups)) == data.training.num_pairs / 2
+
+
+def test_a_side_stays_when_pairs_are_added(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 60)
+    held_out = opened(folder, validation_share=0.2).held_out
+    before = {held_out.name(i) for i in range(held_out.num_pairs)}
+    picture_folder(folder, 60, first=60)
+    held_out = opened(folder, validation_share=0.2).held_out
+    after = {held_out.name(i) for i in range(held_out.num_pairs)}
+    assert before <= after and before == {name for name in after if int(name[:-4]) < 60}
+
+
+def test_two_sizes_are_two_packs(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 8)
+    small, large = packed(folder, 64), packed(folder, 128)
+    assert (small.size, large.size) == (72, 144) and small.path != large.path
+
+
+@pytest.mark.slow
+def test_killed_packing_goes_on_from_there(tmp_path):
+    """A real process is killed while it packs, several times; nothing is decoded twice, and nothing is lost."""
+    folder = picture_folder(tmp_path / "photos", 400, side=300)
+    arguments = [sys.executable, "-m", "lapclip", "data", "pack", str(folder), "--image-size", "64"]
+    done = []
+    for _ in range(3):
+        process = subprocess.Popen(arguments, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        start = done[-1] if done else 0
+        while time.monotonic() < deadline and process.poll() is None and records_written() <= start + 40:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        done.append(records_written())
+    result = lapclip("data", "pack", str(folder), "--image-size", "64", "--json")
+    assert '"num_images": 400' in result.stdout
+    assert records_written() == 400 and done[0] < done[1] < 400
+
+
+def records_written() -> int:
+    files = list(packing.packs_folder().glob("*/records"))
+    return files[0].stat().st_size // packing.RECORD.itemsize if files else 0
+
+
+def test_records_without_their_pixels_are_done_again(tmp_path):
+    """As after a power cut: the disk kept the last records, and not the pixels they speak of."""
+    folder = picture_folder(tmp_path / "photos", 10)
+    first = packed(folder)
+    pixels = first.path / "pixels"
+    whole = pixels.read_bytes()
+    pixels.write_bytes(whole[: len(whole) * 7 // 10 - 5])
+    with (first.path / "records").open("ab") as file:
+        file.write(b"torn")
+    again = packed(folder)
+    assert again.num_reused == 6 and pixels.read_bytes() == whole
+
+
+def test_too_small_a_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
+    folder = picture_folder(tmp_path / "photos", 10)
+    monkeypatch.setattr(packing, "SPARE_BYTES", 10**18)
+    with pytest.raises(UserError, match=r"needs 0\.00 GB more"):
+        opened(folder, pack=True)
+    assert not list(packing.packs_folder().glob("*/pixels")) or records_written() == 0
+
+
+def test_without_room_pictures_are_decoded_as_they_are_needed(tmp_path, monkeypatch):
+    folder = picture_folder(tmp_path / "photos", 12)
+    kept = opened(folder, validation_share=0.2).training
+    pixels = {kept.name(i): kept.pixels(np.array([i]), 24) for i in range(kept.num_pairs)}
+    shutil.rmtree(packing.packs_folder())
+    monkeypatch.setattr(packing, "SPARE_BYTES", 10**18)
+    streamed = opened(folder, validation_share=0.2).training
+    assert not streamed.only_copies and not list(packing.packs_folder().glob("*/pixels"))
+    for index in range(streamed.num_pairs):
+        if (name := streamed.name(index)) in pixels:
+            assert np.array_equal(streamed.pixels(np.array([index]), 24), pixels[name])
+
+
+def test_one_process_at_a_time_packs(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 8)
+    path = packed(folder).path
+    with packing.locked(path), pytest.raises(UserError, match="another process is packing"):
+        packed(folder)
+
+
+def test_clean_lists_and_removes(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 8)
+    path = packed(folder).path
+    assert path.name in lapclip("data", "clean").stdout
+    assert lapclip("data", "clean", "nothing").returncode == 1
+    assert lapclip("data", "clean", path.name).returncode == 0
+    assert not path.exists() and not packing.list_packs()
+    assert Path(folder).exists()

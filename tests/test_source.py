@@ -1,0 +1,154 @@
+"""Sources as training sees them: mixtures by weight, all captions or one, a bounded shuffle, broken pictures."""
+
+import json
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from conftest import ROOT, as_flags, lapclip, picture_folder
+
+from lapclip.config import DataConfig
+from lapclip.data.batches import fetch, load_batches
+from lapclip.data.opening import finished, open_source, parse_source
+from lapclip.data.source import local_order
+from lapclip.data.tokenizer import train_tokenizer
+from lapclip.errors import UserError
+
+
+def opened(source: object, image_size: int = 16, **settings):
+    return finished(open_source(DataConfig(source=str(source), workers=0, **settings), image_size))
+
+
+def test_several_sources_are_written_with_weights():
+    assert parse_source("photos") == [("photos", 1.0)]
+    assert parse_source("photos + emoji@2.5 + me@home") == [("photos", 1.0), ("emoji", 2.5), ("me@home", 1.0)]
+    for wrong in ("photos + ", " + photos", "photos@0", "photos@1001"):
+        with pytest.raises(UserError):
+            parse_source(wrong)
+
+
+def test_a_mixture_shows_each_part_as_often_as_its_weight(tmp_path):
+    one, two = picture_folder(tmp_path / "one", 40), picture_folder(tmp_path / "two", 20, first=100)
+    mixed = opened(f"{one} + {two}@2.5")
+    parts = [part.training.num_pairs for part in mixed.parts]
+    order = mixed.training.order(0, seed=0)
+    assert len(order) == mixed.training.num_pairs == parts[0] + round(2.5 * parts[1])
+    times = Counter(order.tolist())
+    assert {times[i] for i in range(parts[0])} == {1}
+    assert {times[i] for i in range(parts[0], sum(parts))} == {2, 3}
+    assert not np.array_equal(order, mixed.training.order(1, seed=0))
+    for index in (0, parts[0], sum(parts) - 1):
+        part, own = mixed.training.part_of(index)
+        assert mixed.training.captions(index) == part.captions(own)
+        pixels = mixed.training.pixels(np.array([index]), mixed.training.stored_size(16))
+        assert np.array_equal(pixels[0], part.pixels(np.array([own]), 24)[0])
+    sample = mixed.held_out.sample(2)
+    assert {mixed.held_out.part_of(int(i))[0] for i in sample} == {part.held_out for part in mixed.parts}
+
+
+def test_photos_can_be_mixed_with_what_lapclip_draws(tmp_path):
+    data = opened(f"{picture_folder(tmp_path / 'photos', 12)} + synthetic:30")
+    indices = data.training.order(0, 0)
+    assert data.training.pixels(indices, data.training.stored_size(16)).shape == (len(indices), 3, 24, 24)
+
+
+def captioned(path, count, captions):
+    folder = picture_folder(path, count)
+    for file in folder.glob("*.txt"):
+        file.write_text("\n".join(f"{word} {file.stem}" for word in captions))
+    return folder
+
+
+def test_one_caption_an_epoch_in_turn_or_all_of_them(tmp_path):
+    folder = captioned(tmp_path / "photos", 10, ["one", "two", "three"])
+    one = opened(folder, validation_share=0.2).training
+    everything = opened(folder, validation_share=0.2, captions="all").training
+    assert everything.num_pairs == 3 * one.num_pairs
+    indices = np.arange(one.num_pairs)
+    epochs = [fetch(one, indices, np.full(len(indices), e), 24, seed=0).captions for e in range(3)]
+    assert all(len({words[i] for words in epochs}) == 3 for i in indices), "each caption in its turn"
+    shown = fetch(everything, np.arange(everything.num_pairs), np.zeros(everything.num_pairs, int), 24, seed=0)
+    assert len(set(shown.captions)) == everything.num_pairs
+    groups = everything.groups(np.arange(everything.num_pairs))
+    assert set(Counter(groups.tolist()).values()) == {3}, "the loss knows that three captions share a picture"
+    for i in range(everything.num_pairs):
+        assert shown.captions[i].split()[1] == everything.name(i)[:-4]
+
+
+def test_a_packed_source_is_small_to_send(tmp_path):
+    training = opened(picture_folder(tmp_path / "photos", 30)).training
+    training.pixels(np.arange(5), 24)
+    assert len(pickle.dumps(training)) < 2000
+    assert np.array_equal(pickle.loads(pickle.dumps(training)).pixels(np.arange(5), 24), training.pixels(np.arange(5), 24))
+
+
+def test_a_bounded_shuffle_shows_every_pair_once_and_reads_neighbours_together():
+    order = local_order(10_000, window=800, epoch=0, seed=0)
+    assert sorted(order.tolist()) == list(range(10_000))
+    for start in range(0, 10_000, 800):
+        runs = {int(i) // 100 for i in order[start : start + 800]}
+        assert len(runs) <= 9, "a window holds eight runs of neighbours"
+    assert np.abs(np.diff(order)).mean() > 1000, "from all over"
+    assert not np.array_equal(order, local_order(10_000, window=800, epoch=1, seed=0))
+
+
+def test_a_broken_picture_gives_its_place_to_the_next_pair_and_is_named(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 12)
+    training = opened(folder, pack=False).training
+    gone = training.name(3)
+    (folder / gone).unlink()
+    got = fetch(training, np.arange(6), np.zeros(6, int), 24, seed=0)
+    assert got.indices.tolist() == [0, 1, 2, 4, 4, 5] and got.captions[3] == training.captions(4)[0]
+    assert len(got.faults) == 1 and gone in got.faults[0]
+
+
+def test_a_source_that_vanishes_ends_in_words_not_in_a_loop(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 12)
+    training = opened(folder, pack=False).training
+    for file in folder.glob("*.jpg"):
+        file.unlink()
+    with pytest.raises(UserError, match="in a row cannot be read"):
+        fetch(training, np.arange(4), np.zeros(4, int), 24, seed=0)
+
+
+@pytest.mark.parametrize("pack", [None, False])
+def test_training_goes_on_when_pictures_are_deleted_under_it(tmp_path, pack):
+    folder = picture_folder(tmp_path / "photos", 40)
+    data = opened(folder, pack=pack)
+    tokenizer = train_tokenizer("bpe", [data.training.captions(i)[0] for i in range(data.training.num_pairs)], 400)
+    settings = {"batch_size": 8, "image_size": 16, "text_length": 16, "seed": 0, "first_step": 0, "workers": 0}
+    batches = load_batches(data.training, tokenizer, **settings)
+    next(batches)
+    for index in range(5):
+        (folder / data.training.name(index)).unlink()
+    later = [next(batches) for _ in range(10)]
+    batches.close()
+    assert all(batch.images.shape == (8, 3, 24, 24) for batch in later)
+    assert bool([fault for batch in later for fault in batch.faults]) == (pack is False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"workers": 1}])
+def test_a_run_trains_on_a_folder_from_the_pack_and_without_it(tmp_path, more):
+    folder = picture_folder(tmp_path / "photos", 60)
+    settings = {"size": "nano", "image_size": 16, "batch_size": 8, "steps": 12, "threads": 1, "num_validation": 16}
+    flags = [*as_flags(settings | more), *(["--no-pack"] if more else [])]
+    done = lapclip("train", str(folder), "--json", *flags)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["steps"] == 12 and result["settled"]["pack"]["value"] is (not more)
+    assert ("is not packed" in done.stderr) == bool(more)
+    again = lapclip("eval", result["run"], "--json", cwd=tmp_path)
+    assert json.loads(again.stdout)["text_to_image"] == result["recall"]["text_to_image"]
+
+
+FLICKR = ROOT.parent / "shared" / "data" / "flickr8k"
+
+
+@pytest.mark.skipif(not FLICKR.exists(), reason="needs the Flickr8k photos")
+def test_flickr8k_opens_whole_with_its_own_list_of_500():
+    data = opened(FLICKR, pack=False)
+    catalogue = data.parts[0].files.catalogue
+    assert (len(catalogue.names), catalogue.num_captions, data.held_out.num_pairs) == (7091, 35455, 500)
+    assert data.training.num_pairs == 6591

@@ -1,0 +1,638 @@
+"""Shards, as webdataset, tarfile and GNU tar write them, and as somebody hostile would."""
+
+import gzip
+import io
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from conftest import ROOT
+from PIL import Image
+
+from lapclip.data.catalogue import Catalogue, Options
+from lapclip.data.sources import tar
+from lapclip.data.sources.byte_ranges import BLOCK_BYTES, NUM_BLOCKS, NUM_OPEN
+from lapclip.data.sources.shards import expand, is_shards, open_shards
+from lapclip.errors import UserError
+
+COCO = ROOT.parent / "shared" / "data" / "coco"
+
+
+def picture(number: int = 0) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (number % 256, 80, 160)).save(file, "PNG")
+    return file.getvalue()
+
+
+def write(path: str, members: dict[str, bytes | str] | list, format: int = tarfile.PAX_FORMAT) -> None:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=format) as archive:
+        for name, content in members.items() if isinstance(members, dict) else members:
+            data = content.encode() if isinstance(content, str) else content
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+def pairs(count: int, start: int = 0) -> dict[str, bytes | str]:
+    found: dict[str, bytes | str] = {}
+    for number in range(start, start + count):
+        found[f"{number:06}.png"] = picture(number)
+        found[f"{number:06}.txt"] = f"caption {number}"
+    return found
+
+
+def opened(pattern: str, **options: str) -> Catalogue:
+    return open_shards(pattern, pattern, Options(**options))
+
+
+def problem(catalogue: Catalogue, what: str) -> list[str]:
+    return catalogue.problems.names.get(what, [])
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("a.tar", ["a.tar"]),
+        ("s-{08..11}.tar", ["s-08.tar", "s-09.tar", "s-10.tar", "s-11.tar"]),
+        ("s-{8..11}.tar", ["s-8.tar", "s-9.tar", "s-10.tar", "s-11.tar"]),
+        ("{0..6..3}.tar", ["0.tar", "3.tar", "6.tar"]),
+        ("{3..1}.tar", ["3.tar", "2.tar", "1.tar"]),
+        ("{a..c}.tar", ["a.tar", "b.tar", "c.tar"]),
+        ("{train,val}-{0..1}.tar", ["train-0.tar", "train-1.tar", "val-0.tar", "val-1.tar"]),
+        ("{a{1,2},b}.tar", ["a1.tar", "a2.tar", "b.tar"]),
+        ("{x{0..1}y,z}.tar", ["x0y.tar", "x1y.tar", "z.tar"]),
+        ("{a.tar,b.tar}", ["a.tar", "b.tar"]),
+        ("{a}-}{.tar", ["{a}-}{.tar"]),
+        ("a.tar::b{1,2}.tar", ["a.tar", "b1.tar", "b2.tar"]),
+        ("a.tar::./a.tar", ["a.tar"]),
+        ("http://h/{0..1}.tar?x=1", ["http://h/0.tar?x=1", "http://h/1.tar?x=1"]),
+        ("http://[::1]:80/a.tar::b.tar", ["http://[::1]:80/a.tar", "b.tar"]),
+        ("file:///data/{0..1}%20x.tar", ["/data/0 x.tar", "/data/1 x.tar"]),
+    ],
+)
+def test_braces_mean_what_a_shell_makes_of_them(pattern, expected):
+    assert expand(pattern) == expected
+
+
+def test_globs_find_files_and_literal_names_win():
+    for name in ("x/b.tar", "x/a.tar", "y/a.tar", "y/[1].tar", "y/{1,2}.tar"):
+        write(name, pairs(1))
+    assert expand("x/*.tar") == ["x/a.tar", "x/b.tar"]
+    assert expand("{x,y}/a*.tar") == ["x/a.tar", "y/a.tar"]
+    assert expand("x") == ["x/a.tar", "x/b.tar"]
+    assert expand("y/[1].tar") == ["y/[1].tar"] and expand("y/{1,2}.tar") == ["y/{1,2}.tar"]
+    with pytest.raises(UserError, match="no shard matches"):
+        expand("z/*.tar")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{0..99999999999}.tar", "{0..999}{0..999}.tar", "{0..99999}.tar::x{0..9}.tar"]
+)
+def test_too_many_shards_are_refused_at_once(pattern):
+    with pytest.raises(UserError, match="more than 100,000 shards"):
+        expand(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "pipe:curl -s http://h/a.tar",
+        "PIPE:touch owned.tar",
+        "a.tar::pipe:touch owned.tar",
+        "filecache::http://h/a.tar",
+        "zip://a.tar::http://h/x.tar",
+        "reference://a.tar",
+        "{" * 2000 + "a,b" + "}" * 2000 + ".tar",
+    ],
+)
+def test_what_would_run_a_program_or_open_one_file_within_another_is_refused(pattern):
+    with pytest.raises(UserError):
+        opened(pattern)
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("a.tar", True),
+        ("x/{0..9}.tar", True),
+        ("{a.tar,b.tar}", True),
+        ("x/*.tar", True),
+        ("s3://bucket/x-{000..100}.tar", True),
+        ("https://h/a.tar?download=true", True),
+        ("a.tar::b.tar", True),
+        ("pipe:cat a.tar", True),
+        ("a.tar.gz", True),
+        ("photos", False),
+        ("captions.csv", False),
+        ("tar", False),
+        ("https://h/a.parquet", False),
+        ("hf:x/y", False),
+    ],
+)
+def test_shards_are_told_by_their_names(name, expected):
+    assert is_shards(name) is expected
+
+
+# What is in them
+
+
+def test_what_webdataset_writes_is_read():
+    import webdataset
+
+    Path("out").mkdir()
+    with webdataset.ShardWriter("out/set-%05d.tar", maxcount=3, verbose=0) as writer:
+        for number in range(7):
+            writer.write({"__key__": f"a/{number:04}", "png": picture(number), "txt": f"caption {number}"})
+    with webdataset.TarWriter("out/set-00003.tar") as writer:
+        writer.write({"__key__": "k", "jpg": picture(9), "json": {"caption": "from json", "split": "val"}})
+    catalogue = opened("out/*.tar")
+    assert catalogue.names[0] == "set-00000.tar/a/0000.png" and len(catalogue.names) == 8
+    assert catalogue.captions == [[f"caption {n}"] for n in range(7)] + [["from json"]]
+    assert [catalogue.reader.read(n) for n in range(8)] == [picture(n) for n in (0, 1, 2, 3, 4, 5, 6, 9)]
+    assert catalogue.sides == [None] * 7 + ["validation"] and catalogue.format == "tar"
+    assert not catalogue.problems.counts
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_long_and_foreign_names_are_read_in_each_kind_of_tar(format):
+    key = "f" * 90 + "/" + "g" * 60 + ("/写真" if format != tarfile.USTAR_FORMAT else "")
+    write("a.tar", {f"{key}.png": picture(1), f"{key}.txt": "ein Hündchen", **pairs(2)}, format)
+    catalogue = opened("a.tar")
+    assert catalogue.names[0] == f"a.tar/{key}.png" and catalogue.captions[0] == ["ein Hündchen"]
+    assert len(catalogue.names) == 3 and catalogue.reader.read(2) == picture(1)
+
+
+@pytest.mark.skipif(not shutil.which("tar"), reason="no tar program")
+@pytest.mark.parametrize("format", ["gnu", "posix", "ustar", "v7", "oldgnu"])
+def test_what_the_tar_program_writes_is_read(format):
+    if b"GNU" not in subprocess.run(["tar", "--version"], capture_output=True).stdout:
+        pytest.skip("not GNU tar")
+    folder = "sub" if format == "v7" else "d" * 80 + "/" + "e" * 60
+    os.makedirs(f"in/{folder}")
+    for number in range(3):
+        Path(f"in/{folder}/{number}.png").write_bytes(picture(number))
+        Path(f"in/{folder}/{number}.txt").write_text(f"caption {number}\n")
+    os.symlink("/etc/passwd", "in/link.png")
+    os.link(f"in/{folder}/0.png", "in/hard.png")
+    with open("in/hole.png", "wb") as file:
+        file.truncate(2**20)
+        file.seek(2**19)
+        file.write(b"x")
+    has_sparse = format not in ("v7", "ustar")
+    sparse = ["--sparse"] if has_sparse else ["--exclude=hole.png"]
+    subprocess.run(["tar", *sparse, "-cf", "a.tar", f"--format={format}", "-C", "in", "."], check=True)
+    catalogue = opened("a.tar")
+    by_name = dict(zip(catalogue.names, range(9), strict=False))
+    names = {f"a.tar/{folder}/{n}.png" for n in range(3)}
+    assert len(catalogue.names) >= 2 and set(by_name) <= names, "one of the two linked names is only a link"
+    for name in by_name:
+        assert catalogue.captions[by_name[name]] == [f"caption {name[-5]}"]
+        assert catalogue.reader.read(by_name[name]) == picture(int(name[-5]))
+    assert "a.tar/link.png" in problem(catalogue, "is a link, not a file")
+    assert catalogue.problems.counts["is a link, not a file"] == 2
+    if has_sparse:
+        assert problem(catalogue, "is a sparse file, which cannot be read") == ["a.tar/hole.png"]
+
+
+def test_every_kind_of_caption_is_found():
+    write(
+        "a.tar",
+        {
+            **{f"{key}.jpg": picture() for key in "abcdefghijk"},
+            "a.txt": "\ufeffone\r\n\n  two  \nthree\n",
+            "b.caption": "b",
+            "c.cap": "c",
+            "d.text": "d",
+            "e.json": '{"captions": ["x", "y", "x"], "caption": "x", "description": "long", "split": "testing"}',
+            "f.json": '{"sentences": [{"raw": "r1", "tokens": []}, {"raw": "r2"}]}',
+            "g.json": '{"title": "only a title", "width": 3}',
+            "h.txt": "the same",
+            "h.json": '{"caption": "the same", "label": "thing"}',
+            "i.json": '["u", "v"]',
+            "j.cls": "fire_truck",
+            "k.cls": "7",
+            "k.cls.txt": "sea lion",
+        },
+    )
+    catalogue = opened("a.tar")
+    assert dict(zip([name[6] for name in catalogue.names], catalogue.captions, strict=True)) == {
+        "a": ["one", "two", "three"],
+        "b": ["b"],
+        "c": ["c"],
+        "d": ["d"],
+        "e": ["x", "y"],
+        "f": ["r1", "r2"],
+        "g": ["only a title"],
+        "h": ["the same"],
+        "i": ["u", "v"],
+        "j": ["fire truck"],
+        "k": ["sea lion"],
+    }
+    assert catalogue.sides[4] == "test"
+    assert catalogue.labels[7:] == ["thing", None, "fire_truck", "sea lion"]
+
+
+def test_a_class_number_alone_is_no_caption():
+    write("a.tar", {"a.png": picture(), "a.cls": "7", **pairs(1)})
+    catalogue = opened("a.tar")
+    assert len(catalogue.names) == 1
+    assert problem(catalogue, "has a class number, but nothing names the class") == ["a.tar/a.png"]
+
+
+def test_members_of_a_pair_may_lie_apart_and_what_is_missing_is_named():
+    write(
+        "a.tar",
+        [
+            ("a.png", picture(1)),
+            ("b.png", picture(2)),
+            ("lone.png", picture(3)),
+            ("b.txt", "b"),
+            ("a.txt", "a"),
+            ("words.txt", "no picture"),
+            ("README", "x"),
+            ("._a.png", b"apple"),
+            ("__meta__/x.txt", "x"),
+        ],
+    )
+    catalogue = opened("a.tar")
+    assert catalogue.captions == [["a"], ["b"]] and catalogue.reader.read(1) == picture(2)
+    assert problem(catalogue, "has no caption") == ["a.tar/lone.png"]
+    assert problem(catalogue, "has no picture") == ["a.tar/words"]
+    assert catalogue.problems.counts.total() == 2
+    shard, offset = catalogue.reader.positions()
+    assert shard.tolist() == [0, 0] and offset[0] < offset[1], "so that an order with locality can be made"
+
+
+def test_of_several_pictures_the_likeliest_is_taken_unless_one_is_asked_for():
+    write(
+        "a.tar",
+        {
+            "a.mask.png": picture(1),
+            "a.image.png": picture(2),
+            "a.png": picture(3),
+            "a.txt": "short",
+            "a.long.txt": "long",
+        },
+    )
+    catalogue = opened("a.tar")
+    assert catalogue.names == ["a.tar/a.png"] and catalogue.reader.read(0) == picture(3)
+    assert problem(catalogue, "is a further picture of its pair") == ["a.tar/a.mask.png", "a.tar/a.image.png"]
+    chosen = opened("a.tar", image_column="mask.png", caption_column="long.txt")
+    assert chosen.names == ["a.tar/a.mask.png"] and chosen.captions == [["long"]]
+
+
+def test_sides_come_from_the_names_of_shards_when_they_differ():
+    for name in ("test/train-0.tar", "test/train-1.tar", "test/val/0.tar", "test/more.tar"):
+        write(name, pairs(1))
+    assert opened("test/train-{0,1}.tar").sides == [None, None], "one side for all says nothing"
+    both = opened("test/train-{0,1}.tar::test/val/0.tar::test/more.tar")
+    assert both.sides == ["train", "train", "validation", None]
+    assert both.names[0] == "train-0.tar/000000.png" and both.names[2] == "val/0.tar/000000.png"
+
+
+# Hostile archives
+
+
+def test_links_devices_and_names_that_lead_out_are_never_followed():
+    Path("secret.txt").write_text("secret")
+    with tarfile.open("a.tar", "w") as archive:
+        for name, kind in (
+            ("sym.txt", tarfile.SYMTYPE),
+            ("hard.txt", tarfile.LNKTYPE),
+            ("dev.png", tarfile.CHRTYPE),
+            ("fifo.png", tarfile.FIFOTYPE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "../secret.txt"
+            archive.addfile(member)
+        for name in ("../up.png", "/abs.png", "a/../../b.png", "fine..png.png", "fine..png.txt"):
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"abc"))
+    catalogue = opened("a.tar")
+    assert catalogue.names == ["a.tar/fine..png.png"] and catalogue.captions == [["abc"]]
+    assert problem(catalogue, "is a link, not a file") == ["a.tar/sym.txt", "a.tar/hard.txt"]
+    assert problem(catalogue, "is a device, not a file") == ["a.tar/dev.png", "a.tar/fifo.png"]
+    assert problem(catalogue, "has a name that leads out of the archive") == [
+        "a.tar/../up.png",
+        "a.tar//abs.png",
+        "a.tar/a/../../b.png",
+    ]
+
+
+def test_a_tar_that_is_cut_off_gives_what_came_before_and_is_named():
+    write("a.tar", pairs(10))
+    whole = Path("a.tar").read_bytes()
+    with tarfile.open("a.tar") as archive:
+        place = archive.getmember("000004.png").offset_data
+    for cut in (place + 10, place, place - 100):
+        Path("a.tar").write_bytes(whole[:cut])
+        catalogue = opened("a.tar")
+        assert [captions[0] for captions in catalogue.captions] == [f"caption {n}" for n in range(4)]
+        assert problem(catalogue, tar.CUT_OFF) == ["a.tar/000003.txt"]
+    Path("a.tar").write_bytes(whole[: place - 512] + b"rubbish!" * 64 + whole[place:])
+    assert problem(opened("a.tar"), tar.DAMAGED) == ["a.tar/000003.txt"]
+
+
+def test_files_that_are_no_tars_are_counted_and_stop_nothing():
+    write("d/good.tar", pairs(2))
+    write("d/none.tar", {})
+    Path("d/empty.tar").write_bytes(b"")
+    Path("d/text.tar").write_text("hello " * 1000)
+    Path("d/zip.tar").write_bytes(gzip.compress(b"x" * 2000))
+    os.mkfifo("d/pipe.tar")
+    catalogue = opened("d/{good,none,empty,text,zip,pipe,absent}.tar")
+    assert len(catalogue.names) == 2
+    assert catalogue.problems.names == {
+        "is an archive without members": ["none.tar"],
+        "is empty": ["empty.tar"],
+        "is not a tar archive": ["text.tar"],
+        "is compressed; its pictures can be reached only once it is unpacked, as with `gunzip`": ["zip.tar"],
+        "cannot be opened: is not a regular file": ["pipe.tar"],
+        "is missing": ["absent.tar"],
+    }
+    for name in ("none", "empty", "text", "zip", "pipe", "absent"):
+        with pytest.raises(UserError, match="holds no pictures"):
+            opened(f"d/{name}.tar")
+
+
+@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "{a,b}.tar.gz", "http://h/a.tar.gz"])
+def test_compressed_shards_are_refused_with_what_to_do(name):
+    with pytest.raises(UserError, match="compressed") as caught:
+        opened(name)
+    assert "gunzip" in caught.value.hint
+
+
+def header_with(size: bytes, name: bytes = b"big.png") -> bytes:
+    member = bytearray(tarfile.TarInfo(name.decode()).tobuf(tarfile.USTAR_FORMAT))
+    member[124:136] = size.ljust(12, b"\0")
+    member[148:156] = b" " * 8
+    member[148:156] = b"%06o\0 " % sum(member)
+    return bytes(member)
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        (b"77777777777", tar.CUT_OFF),
+        (b"\x80" + b"\xff" * 11, tar.CUT_OFF),
+        (b"\xff" * 12, tar.DAMAGED),
+        (b"-0000000777", tar.DAMAGED),
+        (b"zzz", tar.DAMAGED),
+    ],
+)
+def test_impossible_sizes_end_the_shard(size, expected):
+    write("a.tar", pairs(1))
+    with tarfile.open("a.tar") as archive:
+        end = max(m.offset_data for m in archive) + 512
+    Path("a.tar").write_bytes(Path("a.tar").read_bytes()[:end] + header_with(size) + bytes(2048))
+    catalogue = opened("a.tar")
+    assert len(catalogue.names) == 1 and problem(catalogue, expected) == ["a.tar/000000.txt"]
+
+
+def test_extended_headers_are_not_believed():
+    def pax(fields: bytes) -> bytes:
+        head = bytearray(header_with(b"%o" % len(fields), b"x"))
+        head[156:157], head[148:156] = b"x", b" " * 8
+        head[148:156] = b"%06o\0 " % sum(head)
+        return bytes(head) + fields.ljust(-len(fields) % 512 + len(fields), b"\0")
+
+    for fields in (
+        b"20 size=-5555555555\n",
+        b"99999999 path=x\n",
+        b"0 a=b\n",
+        b"x",
+        b"\xff" * 700,
+        b"9 " * 9000,
+    ):
+        Path("a.tar").write_bytes(pax(fields) + header_with(b"0") + bytes(1024))
+        with pytest.raises(UserError, match="holds no pictures"):
+            opened("a.tar")
+
+
+def test_texts_that_are_too_large_or_broken_cost_only_themselves():
+    bad: dict[str, bytes | str] = {
+        "a.txt": "x" * (2**20 + 1),
+        "b.txt": b"\xff\xfe\x00",
+        "c.json": "{",
+        "d.json": "[" * 200_000,
+        "e.json": '{"caption": ' + "9" * 10_000 + "}",
+        "f.json": '{"caption": {"deep": 1}, "label": null, "split": ["x"]}',
+    }
+    write("a.tar", {**{f"{key}.png": picture() for key in "abcdef"}, **bad, **pairs(1)})
+    catalogue = opened("a.tar")
+    assert len(catalogue.names) == 1
+    assert problem(catalogue, "is a text of more than 1 MB") == ["a.tar/a.txt"]
+    assert problem(catalogue, "is not UTF-8 text") == ["a.tar/b.txt"]
+    assert problem(catalogue, "is not JSON") == ["a.tar/c.json", "a.tar/d.json", "a.tar/e.json"]
+    assert catalogue.problems.counts["has no caption"] == 6
+
+
+def test_an_endless_archive_ends(monkeypatch):
+    monkeypatch.setattr(tar, "MOST_MEMBERS", 10)
+    write("a.tar", pairs(20))
+    catalogue = opened("a.tar")
+    assert len(catalogue.names) == 5 and problem(catalogue, "has more than 10 members; the rest was left out")
+
+
+# Reading
+
+
+def read_all(reader) -> list[bytes]:
+    return [reader.read(number) for number in range(len(reader.offsets))]
+
+
+def read_in_another_process(reader, queue) -> None:
+    queue.put((read_all(reader), reader.stamp(0)))
+
+
+def test_more_shards_than_may_be_open_are_read_by_threads_and_by_another_process():
+    for number in range(NUM_OPEN * 2):
+        write(f"s-{number:02}.tar", pairs(3, 3 * number))
+    reader = opened("s-*.tar").reader
+    expected = [picture(number) for number in range(NUM_OPEN * 6)]
+    order = [(number * 37) % len(expected) for number in range(len(expected))]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(reader.read, order)) == [expected[number] for number in order]
+    assert len(reader.local.opened) == NUM_OPEN
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=read_in_another_process, args=(reader, queue))
+    process.start()
+    assert queue.get(timeout=60) == (expected, reader.stamp(0))
+    process.join()
+
+
+def test_a_stamp_changes_with_its_shard_and_is_empty_when_it_is_gone():
+    write("a.tar", pairs(2))
+    first = opened("a.tar").reader
+    assert first.stamp(0) != first.stamp(1) and first.stamp(0) == opened("a.tar").reader.stamp(0)
+    os.utime("a.tar", (1, 1))
+    assert opened("a.tar").reader.stamp(0) != first.stamp(0)
+    reader = opened("a.tar").reader
+    os.truncate("a.tar", 700)
+    with pytest.raises(OSError, match="cut off"):
+        reader.read(1)
+    os.remove("a.tar")
+    assert reader.stamp(0) == ""
+
+
+class Server(BaseHTTPRequestHandler):
+    """Files of the present folder; parts of them where asked for, unless it is told not to."""
+
+    with_ranges = True
+    requests: list[str]
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        path = Path(self.path.lstrip("/").partition("?")[0])
+        if not path.exists():
+            self.send_error(404)
+            return
+        data = path.read_bytes()
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if wanted and self.with_ranges:
+            start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")
+            data = data[start:end]
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{path.stat().st_mtime_ns}"')
+        self.end_headers()
+        if body:
+            self.requests.append(self.path)
+            try:
+                self.wfile.write(data)
+            except OSError:  # the other side has seen enough
+                self.close_connection = True
+
+    def log_message(self, *arguments) -> None:
+        pass
+
+
+@contextmanager
+def serving(with_ranges: bool):
+    handler = type("Handler", (Server,), {"with_ranges": with_ranges, "requests": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", handler.requests
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def large_pairs(count: int) -> dict[str, bytes | str]:
+    """Pairs of 3 MB each, so that pictures lie across the borders of blocks."""
+    return {
+        f"{number:06}.{kind}": content
+        for number in range(count)
+        for kind, content in (("png", os.urandom(3 * 2**20)), ("txt", f"caption {number}"))
+    }
+
+
+def test_shards_are_read_over_http_in_few_requests():
+    write("b-0.tar", pairs(200))
+    members = large_pairs(8)
+    write("b-1.tar", members)
+    local = read_all(opened("b-{0,1}.tar").reader)
+    with serving(with_ranges=True) as (address, requests):
+        catalogue = opened(f"{address}/b-{{0..2}}.tar?key=1")
+        assert problem(catalogue, "is missing") == ["b-2.tar"]
+        assert catalogue.names[0] == "b-0.tar/000000.png" and catalogue.names[-1] == "b-1.tar/000007.png"
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(catalogue.reader.read, range(208))) == local
+        assert len(requests) < 20, "blocks, not pictures, are asked for"
+        assert len(catalogue.reader.remote.blocks) * BLOCK_BYTES <= NUM_BLOCKS * BLOCK_BYTES <= 64 * 2**20
+        assert catalogue.reader.stamp(0) and catalogue.reader.stamp(0) != catalogue.reader.stamp(1)
+        os.utime("b-0.tar", (1, 1))
+        again = opened(f"{address}/b-0.tar?key=1").reader
+        assert again.stamp(0) != catalogue.reader.stamp(0)
+    again.remote.blocks.clear()
+    with pytest.raises(OSError, match="cannot be read"):
+        again.read(0)
+
+
+def test_a_server_without_ranges_is_refused_in_words():
+    write("a.tar", large_pairs(6))
+    with (
+        serving(with_ranges=False) as (address, _),
+        pytest.raises(UserError, match="parts of files") as caught,
+    ):
+        opened(f"{address}/a.tar")
+    assert "copy the shards" in caught.value.hint
+
+
+def test_what_cannot_be_reached_is_said_in_words():
+    with pytest.raises(UserError, match="cannot be read"):
+        opened("http://127.0.0.1:9/a.tar")
+    with pytest.raises(UserError, match="listed"):
+        opened("http://127.0.0.1:9/*.tar")
+    with pytest.raises(UserError, match="cannot be opened"):
+        opened("nonsense://x/a.tar")
+
+
+def test_a_missing_package_is_named():
+    code = "import sys; sys.modules['s3fs'] = None\nfrom test_sources_shards import opened\nopened('s3://bucket/a.tar')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+    )
+    assert "UserError" in done.stderr and "s3fs" in done.stderr.partition("hint: ")[2]
+
+
+def test_any_file_system_that_fsspec_knows_will_do():
+    import fsspec
+
+    write("a.tar", pairs(5))
+    files = fsspec.filesystem("memory")
+    try:
+        for name in ("train-0.tar", "val-0.tar"):
+            files.pipe_file(f"/set/{name}", Path("a.tar").read_bytes())
+        catalogue = opened("memory://set/*.tar")
+        assert catalogue.sides == ["train"] * 5 + ["validation"] * 5
+        assert read_all(catalogue.reader) == [picture(number) for number in range(5)] * 2
+        assert catalogue.reader.stamp(0)
+        with pytest.raises(UserError, match="no shard matches"):
+            opened("memory://other/*.tar")
+    finally:
+        files.store.clear()
+
+
+@pytest.mark.skipif(not COCO.exists(), reason="no COCO here")
+def test_the_coco_shards_are_all_there():
+    catalogue = opened(f"{COCO}/*.tar")
+    assert len(catalogue.names) == 20_000 and catalogue.num_captions == 68_006
+    assert catalogue.names[0] == "coco-00000.tar/000000000009.jpg" and not catalogue.problems.counts
+    with Image.open(io.BytesIO(catalogue.reader.read(19_999))) as photo:
+        assert photo.format == "JPEG"
+    with tarfile.open(COCO / "coco-00007.tar") as archive:
+        notes = json.load(archive.extractfile(catalogue.names[-1].partition("/")[2].replace(".jpg", ".json")))
+    assert catalogue.captions[-1] == notes["captions"]

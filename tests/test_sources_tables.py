@@ -1,0 +1,717 @@
+"""Tables of pictures and captions, as other programs write them and as people break them."""
+
+import base64
+import io
+import json
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ROOT
+from PIL import Image
+
+from lapclip.data.catalogue import Options
+from lapclip.data.decode import decode
+from lapclip.data.sources.splits import split_lists
+from lapclip.data.sources.tables import is_table_name, looks_like_table, open_table
+from lapclip.errors import UserError
+
+FLICKR8K = ROOT.parent / "shared/data/flickr8k"
+COLOURS = ["red", "green", "blue", "white", "black", "orange"]
+PAIRS = [(f"{colour}.png", f"a {colour} square, plain") for colour in COLOURS]
+
+
+def picture(colour: str, format: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16), colour).save(buffer, format)
+    return buffer.getvalue()
+
+
+def save_pictures(folder: str = "images") -> None:
+    Path(folder).mkdir(exist_ok=True)
+    for colour in COLOURS:
+        Path(folder, f"{colour}.png").write_bytes(picture(colour))
+
+
+def frame() -> pd.DataFrame:
+    return pd.DataFrame(PAIRS, columns=["image", "caption"])
+
+
+def write(text: str, name: str = "pairs.csv", encoding: str = "utf-8") -> str:
+    Path(name).write_bytes(text.encode(encoding))
+    return name
+
+
+def opened(*names: str, **options):
+    return open_table([Path(name) for name in names], names[0], Options(**options))
+
+
+def found(*names: str, **options) -> dict[str, list[str]]:
+    catalogue = opened(*names, **options)
+    return dict(zip(catalogue.names, catalogue.captions, strict=True))
+
+
+def as_pairs() -> dict[str, list[str]]:
+    return {name: [caption] for name, caption in PAIRS}
+
+
+def mistakes(*names: str, **options) -> dict[str, list[str]]:
+    return opened(*names, **options).problems.names
+
+
+def colour_of(data: bytes) -> tuple[int, ...]:
+    return tuple(decode(data, 16).pixels[:, 0, 0].tolist())
+
+
+def assert_pictures_are_right(catalogue) -> None:
+    """Each caption begins `a COLOUR square`, and the picture is of that colour, in another process too."""
+    for reader in (catalogue.reader, pickle.loads(pickle.dumps(catalogue.reader))):
+        for index in [*range(len(catalogue.names)), 0]:
+            expected = Image.new("RGB", (1, 1), catalogue.captions[index][0].split()[1]).getpixel((0, 0))
+            assert colour_of(reader.read(index)) == expected
+            assert catalogue.reader.stamp(index)
+
+
+WRITERS = {
+    "pairs.csv": (lambda table: table.to_csv("pairs.csv", index=False), "csv"),
+    "indexed.csv": (lambda table: table.to_csv("indexed.csv"), "csv"),
+    "semicolons.csv": (lambda table: table.to_csv("semicolons.csv", index=False, sep=";"), "csv"),
+    "pipes.csv": (lambda table: table.to_csv("pipes.csv", index=False, sep="|"), "csv"),
+    "bare.csv": (lambda table: table.to_csv("bare.csv", index=False, header=False), "csv"),
+    "excel.csv": (lambda table: table.to_csv("excel.csv", index=False, encoding="utf-8-sig"), "csv"),
+    "wide.csv": (lambda table: table.to_csv("wide.csv", index=False, encoding="utf-16"), "csv"),
+    "mac.csv": (lambda table: table.to_csv("mac.csv", index=False, lineterminator="\r"), "csv"),
+    "windows.csv": (lambda table: table.to_csv("windows.csv", index=False, lineterminator="\r\n"), "csv"),
+    "pairs.tsv": (lambda table: table.to_csv("pairs.tsv", index=False, sep="\t"), "tsv"),
+    "named.csv": (lambda table: table.to_csv("named.csv", index=False, sep="\t"), "tsv"),
+    "pairs.jsonl": (lambda table: table.to_json("pairs.jsonl", orient="records", lines=True), "jsonl"),
+    "lines.txt": (lambda table: table.to_json("lines.txt", orient="records", lines=True), "jsonl"),
+    "pairs.parquet": (lambda table: table.to_parquet("pairs.parquet"), "parquet"),
+    "misnamed.csv": (lambda table: table.to_parquet("misnamed.csv"), "parquet"),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_pandas_writes_is_read(name):
+    save_pictures()
+    writer, format = WRITERS[name]
+    writer(frame())
+    catalogue = opened(name)
+    assert dict(zip(catalogue.names, catalogue.captions, strict=True)) == as_pairs()
+    assert catalogue.format == format and not catalogue.problems.counts
+    assert_pictures_are_right(catalogue)
+
+
+@pytest.mark.parametrize(
+    "caption",
+    [
+        "naïve café 東京 🦄",
+        'she said "hi", twice',
+        "two\nlines",
+        "tab\there",
+        "a; b | c, d",
+        "[2] dogs [sic]",
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_a_caption_may_hold_anything_when_it_was_written_well(caption, suffix):
+    save_pictures()
+    table = pd.DataFrame([("red.png", caption), *PAIRS[1:]], columns=["image", "caption"])
+    name = f"pairs.{suffix}"
+    if suffix == "jsonl":
+        table.to_json(name, orient="records", lines=True)
+    else:
+        table.to_csv(name, index=False, sep="\t" if suffix == "tsv" else ",")
+    catalogue = opened(name)
+    assert catalogue.captions[0] == [" ".join(caption.split())] and len(catalogue.names) == len(PAIRS)
+    assert not catalogue.problems.counts
+
+
+def test_several_rows_of_one_picture_are_its_captions():
+    save_pictures()
+    name = write("image,caption\nred.png,one thing\nblue.png,another\nred.png,two things\n")
+    assert found(name) == {"red.png": ["one thing", "two things"], "blue.png": ["another"]}
+
+
+def test_a_cell_with_a_list_holds_several_captions():
+    save_pictures()
+    rows = [
+        ("red.png", json.dumps(["a red one", "red, it is"])),
+        ("blue.png", str(["a blue one", "it's blue"])),
+        ("green.png", "['a green one'\n 'green it is']"),  # as NumPy writes it
+        ("white.png", "[a caption in brackets]"),
+        ("black.png", "[1, 2]"),
+    ]
+    pd.DataFrame(rows, columns=["image", "caption"]).to_csv("pairs.csv", index=False)
+    assert found("pairs.csv") == {
+        "red.png": ["a red one", "red, it is"],
+        "blue.png": ["a blue one", "it's blue"],
+        "green.png": ["a green one", "green it is"],
+        "white.png": ["[a caption in brackets]"],
+        "black.png": ["[1, 2]"],
+    }
+
+
+def test_json_captions_may_be_lists_objects_and_numbers():
+    save_pictures()
+    rows = [
+        {"image": "red.png", "captions": ["one", "two"]},
+        {"image": "blue.png", "captions": [{"raw": "three", "tokens": ["three"]}, {"raw": "four"}]},
+        {"image": {"path": "green.png", "bytes": None}, "captions": 7},
+        {"other": 1, "image": "white.png", "captions": "five"},
+        {"image": "black.png", "captions": None},
+    ]
+    name = write("\n".join(map(json.dumps, rows)), "pairs.jsonl")
+    assert found(name) == {
+        "red.png": ["one", "two"], "blue.png": ["three", "four"], "green.png": ["7"], "white.png": ["five"],
+    }  # fmt: skip
+    assert mistakes(name)["has an empty caption"] == ["black.png"]
+
+
+def test_broken_lines_of_json_are_counted_and_the_rest_is_read():
+    save_pictures()
+    deep = "[" * 100_000
+    lines = [json.dumps({"image": name, "caption": caption}) for name, caption in PAIRS]
+    lines[2:2] = ["{broken", "[1]", f'{{"image": "x.png", "caption": {deep}', "", '"text"']
+    name = write("\n".join(lines), "pairs.jsonl")
+    assert found(name) == as_pairs()
+    assert mistakes(name)["is not a JSON object"] == [f"pairs.jsonl:row {row}" for row in (3, 4, 5, 7)]
+
+
+def test_half_a_character_in_json_is_no_file():
+    save_pictures()
+    rows = [{"image": name, "caption": caption} for name, caption in PAIRS]
+    name = write("\n".join(map(json.dumps, [*rows, {"image": "\ud800.png", "caption": "x"}])), "pairs.jsonl")
+    assert found(name) == as_pairs()
+    assert mistakes(name) == {"is missing": ["?.png"]}
+
+
+def test_flickr8k_captions_txt_is_read():
+    save_pictures("Images")
+    lines = ["image,caption", 'red.png,"A red square , plain ."', "red.png,Red .", "blue.png,Blue ."]
+    catalogue = opened(write("\n".join(lines), "captions.txt"))
+    assert catalogue.captions == [["A red square , plain .", "Red ."], ["Blue ."]]
+    assert catalogue.format == "flickr"
+
+
+def test_flickr30k_results_csv_is_read_and_its_broken_row_named():
+    save_pictures("flickr30k_images")
+    lines = [
+        "image_name| comment_number| comment",
+        "red.png| 0| A red square , plain .",
+        'red.png| 1| " Red " it says .',
+        "red.png| 2   A red square .",  # as row 19,999 of the real one
+        "blue.png| 0| Blue .",
+    ]
+    name = write("\n".join(lines), "results.csv")
+    assert found(name) == {"red.png": ["A red square , plain .", '" Red " it says .'], "blue.png": ["Blue ."]}
+    assert opened(name).format == "flickr"
+    assert mistakes(name) == {"has 2 of 3 columns": ["results.csv:row 4"]}
+
+
+@pytest.mark.parametrize("name", ["Flickr8k.token.txt", "results_20130124.token"])
+def test_flickr_token_files_are_read(name):
+    save_pictures("Flicker8k_Dataset")
+    lines = [
+        "red.png#0\tA red square , plain .",
+        'red.png#1\t" Red',
+        "blue.png#0\tBlue .",
+        "gone.png.1#0\tGone .",
+    ]
+    write("\n".join(lines), name)
+    assert found(name) == {"red.png": ["A red square , plain .", '" Red'], "blue.png": ["Blue ."]}
+    assert opened(name).format == "flickr" and mistakes(name) == {"is missing": ["gone.png.1#0"]}
+
+
+@pytest.mark.skipif(not FLICKR8K.exists(), reason="needs Flickr8k")
+def test_the_real_flickr8k_is_read_whole():
+    catalogue = open_table([FLICKR8K / "captions.txt"], "flickr8k", Options())
+    assert (len(catalogue.names), catalogue.num_captions) == (7_091, 35_455)
+    assert Counter(catalogue.sides)["validation"] == 500 and not catalogue.problems.counts
+    assert catalogue.format == "flickr" and decode(catalogue.reader.read(7_090), 16)
+    assert looks_like_table(FLICKR8K / "captions.txt") and not looks_like_table(FLICKR8K / "dev.txt")
+
+
+@pytest.mark.parametrize("form", ["plain", "data", "lines", "address"])
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+def test_pictures_in_base64_are_read_from_their_rows(form, suffix):
+    def encoded(colour: str) -> str:
+        data = picture(colour, "JPEG" if form == "plain" else "PNG")
+        text = base64.b64encode(data).decode()
+        if form == "lines":
+            return base64.encodebytes(data).decode()
+        if form == "address":
+            return "data:image/png;charset=utf-8;base64," + base64.urlsafe_b64encode(data).decode().rstrip(
+                "="
+            )
+        return text if form == "plain" else f"data:image/png;base64,{text}"
+
+    rows = [
+        (encoded(colour), f"a {colour} square, 東京")
+        for colour in COLOURS
+        if colour not in ("green", "orange")
+    ]
+    table = pd.DataFrame(rows, columns=["image", "caption"])
+    name = f"pairs.{suffix}"
+    if suffix == "jsonl":
+        table.to_json(name, orient="records", lines=True)
+    else:
+        table.to_csv(name, index=False, sep="\t" if suffix == "tsv" else ",", encoding="utf-16")
+    catalogue = opened(name)
+    assert catalogue.names[0] == f"{name}#{1 if suffix == 'jsonl' else 2}" and not catalogue.problems.counts
+    for index in range(len(rows)):
+        nearest = min(COLOURS, key=lambda colour: distance(colour, colour_of(catalogue.reader.read(index))))
+        assert catalogue.captions[index] == [f"a {nearest} square, 東京"]
+
+
+def distance(colour: str, pixel: tuple[int, ...]) -> int:
+    return sum(
+        abs(a - b) for a, b in zip(Image.new("RGB", (1, 1), colour).getpixel((0, 0)), pixel, strict=True)
+    )
+
+
+def test_pictures_in_cells_are_called_by_their_id_and_equal_ids_are_one_picture():
+    text = base64.b64encode(picture("red")).decode()
+    other = base64.b64encode(picture("blue")).decode()
+    write(f"id,image,caption\n7,{text},a red one\n8,{other},a blue one\n7,{text},red\n9,,nothing\n")
+    catalogue = opened("pairs.csv")
+    assert catalogue.names == ["7", "8"] and catalogue.captions == [["a red one", "red"], ["a blue one"]]
+    assert mistakes("pairs.csv") == {"has no picture": ["pairs.csv:row 5"]}
+    assert colour_of(catalogue.reader.read(1)) == (0, 0, 255)
+
+
+def test_a_class_is_not_taken_for_the_id_of_a_picture():
+    rows = [{"image": picture(colour), "id": 0, "text": f"a {colour} square"} for colour in COLOURS]
+    pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
+    assert len(opened("pairs.parquet").names) == len(COLOURS)
+
+
+def test_ids_that_begin_again_in_each_file_are_different_pictures():
+    for part, colours in (("a.parquet", COLOURS[:3]), ("b.parquet", COLOURS[3:])):
+        rows = [
+            {"image": picture(c), "id": i // 2, "text": f"a {c} square"} for i, c in enumerate(colours * 2)
+        ]
+        for row, colour in zip(rows, [c for c in colours for _ in (0, 1)], strict=True):
+            row.update(image=picture(colour), text=f"a {colour} square")
+        pq.write_table(pa.Table.from_pylist(rows), part)
+    catalogue = opened("a.parquet", "b.parquet")
+    assert catalogue.names == ["0", "1", "2", "b.parquet#0", "b.parquet#1", "b.parquet#2"]
+    assert_pictures_are_right(catalogue)
+
+
+def test_a_table_in_parts_is_one_table():
+    save_pictures()
+    for part in (0, 1, 2):
+        frame()[2 * part : 2 * part + 2].to_csv(f"part-{part}.csv", index=False)
+    write("something,else\nred.png,other\n", "part-3.csv")
+    names = [f"part-{part}.csv" for part in range(4)]
+    assert found(*names) == as_pairs()
+    assert mistakes(*names) == {"has other columns than the part before it": ["part-3.csv"]}
+
+
+@pytest.mark.parametrize("kept", [0, 2**28], ids=["large row groups", "small row groups"])
+def test_parquet_with_hugging_face_pictures_and_lists_of_captions(monkeypatch, kept):
+    monkeypatch.setattr("lapclip.data.sources.parquet.MOST_KEPT", kept)
+    monkeypatch.setattr("lapclip.data.sources.parquet.NUM_PICTURES_AT_ONCE", 2)
+    rows = [
+        {
+            "image": {"bytes": picture(colour), "path": "same.png" if i > 3 else f"{colour}.png"},
+            "sentences": [{"raw": f"a {colour} square", "id": 1}, {"raw": "a square", "id": 2}],
+            "split": ["train", "train", "val", "restval", "test", "nonsense"][i],
+            "label": "warm" if colour in ("red", "orange") else "cold",
+        }
+        for i, colour in enumerate(COLOURS)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet", row_group_size=4)
+    catalogue = opened("pairs.parquet")
+    assert catalogue.names == ["red.png", "green.png", "blue.png", "white.png", "same.png", "pairs.parquet#6"]
+    assert catalogue.captions[2] == ["a blue square", "a square"]
+    assert catalogue.sides == ["train", "train", "validation", "train", "test", None]
+    assert catalogue.labels == ["warm", "cold", "cold", "cold", "cold", "warm"]
+    assert_pictures_are_right(catalogue)
+
+
+@pytest.mark.parametrize(
+    "captions", [pa.string(), pa.large_string(), pa.list_(pa.string()), pa.binary()], ids=str
+)
+def test_parquet_with_bytes_and_any_kind_of_text(captions):
+    texts = [f"a {colour} square" for colour in COLOURS]
+    if pa.types.is_list(captions):
+        texts = [[text, "more"] for text in texts]
+    table = pa.table(
+        {"text": pa.array(texts, captions), "jpg": pa.array([picture(c) for c in COLOURS], pa.binary())}
+    )
+    pq.write_table(table, "pairs.parquet")
+    catalogue = opened("pairs.parquet")
+    assert catalogue.captions[0][0] == "a red square" and catalogue.names[0] == "pairs.parquet#1"
+    assert_pictures_are_right(catalogue)
+
+
+def test_opening_a_parquet_file_reads_only_the_first_pictures():
+    table = pa.table({"image": [picture("red")] * 400, "caption": [f"a red square {i}" for i in range(400)]})
+    pq.write_table(table, "pairs.parquet", row_group_size=200, use_dictionary=False, compression="none")
+    column = pq.read_metadata("pairs.parquet").row_group(1).column(0)
+    with open("pairs.parquet", "r+b") as file:
+        file.seek(column.data_page_offset)
+        file.write(bytes(column.total_compressed_size))
+    catalogue = opened("pairs.parquet")
+    assert len(catalogue.names) == 400 and colour_of(catalogue.reader.read(199)) == (255, 0, 0)
+    with pytest.raises(ValueError, match=r"cannot be read from `pairs\.parquet`"):
+        catalogue.reader.read(200)
+    assert colour_of(catalogue.reader.read(3)) == (255, 0, 0), "the others are still read"
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text"])
+def test_a_broken_parquet_file_is_named(damage):
+    frame().to_parquet("pairs.parquet")
+    whole = Path("pairs.parquet").read_bytes()
+    Path("pairs.parquet").write_bytes({"cut": whole[:-20], "empty": b"", "text": b"hello, world"}[damage])
+    with pytest.raises(UserError, match=r"cannot be read: it is no Parquet file.*`pairs.parquet`"):
+        opened("pairs.parquet")
+
+
+def test_one_broken_part_does_not_stop_the_others():
+    save_pictures()
+    Path("a.parquet").write_bytes(b"PAR1 and nothing")
+    frame().to_parquet("b.parquet")
+    assert found("a.parquet", "b.parquet", "gone.parquet") == as_pairs()
+    assert sum(opened("a.parquet", "b.parquet", "gone.parquet").problems.counts.values()) == 2
+
+
+def test_columns_are_found_by_name_whatever_else_there_is():
+    save_pictures()
+    table = frame().rename(columns={"image": "File Name", "caption": "ALT_TEXT"})
+    table.insert(0, "story", "once upon a time there was a long text that is no caption of anything")
+    table["thumbnail"] = "thumb.png"
+    table.to_csv("pairs.csv", index=False)
+    assert found("pairs.csv") == as_pairs()
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_columns_are_found_by_content_alone(header):
+    save_pictures()
+    rows = [(i, "x", caption, 0.5, name) for i, (name, caption) in enumerate(PAIRS)]
+    pd.DataFrame(rows, columns=list("abcde")).to_csv("pairs.csv", index=False, header=header)
+    assert found("pairs.csv") == as_pairs()
+
+
+def test_captions_without_spaces_are_text_too():
+    save_pictures()
+    rows = [(name, "abc", "東京の夜景と赤い四角") for name, _ in PAIRS]
+    pd.DataFrame(rows, columns=["a", "b", "c"]).to_csv("pairs.csv", index=False)
+    assert opened("pairs.csv").captions[0] == ["東京の夜景と赤い四角"]
+
+
+def test_columns_that_a_person_names_are_used():
+    save_pictures()
+    table = frame().assign(other="another text of some length", thumbnail="red.png")
+    table.to_csv("pairs.csv", index=False)
+    captions = found("pairs.csv", caption_column="Other", image_column="thumbnail")
+    assert list(captions) == ["red.png"] and set(captions["red.png"]) == {"another text of some length"}
+
+
+def test_a_named_column_that_is_missing_is_an_error_with_those_that_exist():
+    save_pictures()
+    frame().to_csv("pairs.csv", index=False)
+    with pytest.raises(
+        UserError, match=r"no column `captoin`; it has `image`, `caption`; did you mean `caption`\?"
+    ):
+        opened("pairs.csv", caption_column="captoin")
+    with pytest.raises(UserError, match="no column `foto`") as error:
+        opened("pairs.csv", image_column="foto")
+    assert "--image-column" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "flags"),
+    [
+        ("a,b\n1,2\n3,4\n", "pictures or captions", "`--image-column` and `--caption-column`"),
+        ("a,b\n1.jpg,2\n3.jpg,4\n", "captions", "`--caption-column`"),
+        ("a,b\nsome text,2\nmore text,4\n", "pictures", "`--image-column`"),
+    ],
+)
+def test_a_table_without_pictures_or_captions_says_what_it_has(text, what, flags):
+    with pytest.raises(UserError, match=f"seems to hold {what}; it has `a`, `b`") as error:
+        opened(write(text))
+    assert error.value.hint.endswith(flags)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "image,caption\n", "\ufeff"])
+def test_an_empty_table_is_an_error(text):
+    with pytest.raises(UserError, match="has no rows"):
+        opened(write(text))
+
+
+def test_lines_in_another_encoding_are_read_and_counted():
+    save_pictures()
+    lines = ["image,caption", "red.png,café", "blue.png,café noir", "green.png,東京"]
+    data = [line.encode("cp1252" if i == 2 else "utf-8") for i, line in enumerate(lines)]
+    Path("pairs.csv").write_bytes(b"\n".join(data))
+    assert found("pairs.csv") == {"red.png": ["café"], "blue.png": ["café noir"], "green.png": ["東京"]}
+    assert mistakes("pairs.csv") == {"is not UTF-8; read as Windows-1252": ["pairs.csv:row 3"]}
+
+
+def test_short_rows_are_counted_and_named():
+    save_pictures()
+    name = write("image,caption\nred.png,a red square\nblue.png\n\ngreen.png,a green square\n,lost\n")
+    assert list(found(name)) == ["red.png", "green.png"]
+    assert mistakes(name) == {"has 1 of 2 columns": ["pairs.csv:row 3"], "names no picture": [""]}
+
+
+@pytest.mark.parametrize(
+    ("head", "row"),
+    [("image,caption", "{0},{1}"), ("caption,image", "{1},{0}"), ("n,image,caption", "1,{0},{1}")],
+)
+def test_commas_that_were_not_quoted_stay_in_the_caption(head, row):
+    save_pictures()
+    write("\n".join([head, *(row.format(*pair) for pair in PAIRS)]))
+    assert found("pairs.csv") == as_pairs()
+
+
+def test_commas_that_were_not_quoted_and_no_header():
+    save_pictures()
+    lines = ["red.png,a red, red, red square", "blue.png,a blue square", "green.png,a green, green square"]
+    assert list(found(write("\n".join(lines))).values()) == [[line.split(",", 1)[1]] for line in lines]
+
+
+def test_blanks_before_quotes_are_no_part_of_a_cell():
+    save_pictures()
+    name = write('image, caption\nred.png, "a red, red square"\nblue.png, "a blue ""square"""\n')
+    assert found(name) == {"red.png": ["a red, red square"], "blue.png": ['a blue "square"']}
+
+
+def test_empty_cells_at_the_end_are_not_part_of_the_caption():
+    save_pictures()
+    assert found(write("image,caption\nred.png,a red square,,\n")) == {"red.png": ["a red square"]}
+
+
+@pytest.mark.parametrize("num_rows", [3, 2_500])
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_quote_that_is_not_closed_costs_no_other_row(num_rows, at):
+    save_pictures()
+    lines = ["image,caption", *(f'red.png,"number {i}, quoted"' for i in range(num_rows))]
+    lines[at] = 'blue.png,"a blue one'
+    name = write("\n".join(lines) + "\n")
+    captions = found(name)
+    assert captions["blue.png"] == ["a blue one"] and len(captions["red.png"]) == num_rows - 1
+    assert list(opened(name).problems.names.values()) == [[f"pairs.csv:row {at + 1}"]]
+
+
+def test_a_quote_that_is_not_closed_in_a_table_without_quotes():
+    save_pictures()
+    lines = ["image\tcaption", 'blue.png\t"a blue one', *(f"red.png\tnumber {i}" for i in range(1_500))]
+    captions = found(write("\n".join(lines), "pairs.tsv"))
+    assert captions["blue.png"] == ["a blue one"] and len(captions["red.png"]) == 1_500
+
+
+def test_a_table_made_to_be_read_again_and_again_is_read_soon():
+    save_pictures()
+    hostile = '"a,z"w,"v'  # leaves a quote open, however the line before ended
+    lines = [
+        "image,caption",
+        *(f"red.png,number {i}" for i in range(5)),
+        *([hostile] * 20_000),
+        "blue.png,a blue one",
+    ]
+    captions = found(write("\n".join(lines)))
+    assert len(captions["red.png"]) == 5 and captions["blue.png"] == ["a blue one"]
+
+
+def test_huge_cells_and_lines_are_no_end(monkeypatch):
+    save_pictures()
+    monkeypatch.setattr("lapclip.data.sources.layout.MOST_LINE", 3 * 2**20)
+    name = write(
+        f"image,caption\nred.png,{'word ' * 200_000}\nblue.png,{'x' * 4 * 2**20}\ngreen.png,a green one\n"
+    )
+    captions = found(name)
+    assert list(captions) == ["red.png", "green.png"] and len(captions["red.png"][0]) == 10_000
+    assert "pairs.csv:row 3" in mistakes(name)["has a line of more than 64 MB"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_nul_bytes_and_stray_returns_are_blanks(encoding):
+    save_pictures()
+    write(
+        "image,caption\nred.png,a\0red\rone\nblue.png,\u0a0a\u010a blue\nx\0y.png,none\n", encoding=encoding
+    )
+    assert found("pairs.csv") == {"red.png": ["a red one"], "blue.png": ["\u0a0a\u010a blue"]}
+    assert len(mistakes("pairs.csv")["has no file name"]) == 1
+
+
+def test_nothing_outside_the_folder_is_read():
+    Path("secret.png").write_bytes(picture("red"))
+    Path("inside").mkdir()
+    (Path("inside") / "own.png").write_bytes(picture("blue"))
+    (Path("inside") / "link.png").symlink_to(Path("secret.png").absolute())
+    outside = ["../secret.png", str(Path("secret.png").absolute()), "link.png", "..\\secret.png"]
+    inside = ["own.png", str(Path("inside/own.png").absolute())]
+    write("".join(f"{name},a picture of something\n" for name in inside + outside), "inside/pairs.csv")
+    catalogue = opened("inside/pairs.csv")
+    assert catalogue.names == inside
+    assert catalogue.problems.names["lies outside the source's folder"] == outside[:3]
+    assert catalogue.problems.names["is missing"] == outside[3:]
+
+
+def test_a_folder_that_is_a_link_is_followed_only_when_it_is_named():
+    save_pictures("elsewhere")
+    Path("inside").mkdir()
+    (Path("inside") / "images").symlink_to(Path("elsewhere").absolute())
+    frame().to_csv("inside/pairs.csv", index=False)
+    with pytest.raises(UserError) as error:
+        opened("inside/pairs.csv")
+    assert "--images" in error.value.hint
+    assert found("inside/pairs.csv", images="elsewhere") == as_pairs()
+    assert found("inside/pairs.csv", images="images") == as_pairs()
+
+
+@pytest.mark.parametrize("folder", [".", "images", "img", "my own pictures"])
+def test_pictures_are_found_in_a_folder_beside_the_table(folder):
+    save_pictures(folder)
+    save_pictures("thumbnails")
+    frame().to_csv("pairs.csv", index=False)
+    assert found("pairs.csv") == as_pairs()
+
+
+def test_names_without_suffix_or_with_backslashes_are_found():
+    save_pictures()
+    write("ID,Caption\nred,a red one\nimages\\blue.png,a blue one\n", "pairs.csv")
+    assert found("pairs.csv") == {"red": ["a red one"], "images\\blue.png": ["a blue one"]}
+
+
+def test_missing_pictures_are_counted_once_each():
+    save_pictures()
+    name = write("image,caption\nred.png,one\ngone.png,two\ngone.png,three\nhttps://x.org/a.png,four\n")
+    assert mistakes(name) == {
+        "is missing": ["gone.png"],
+        "is a web address, and nothing is downloaded": ["https://x.org/a.png"],
+    }
+
+
+def test_when_all_pictures_are_missing_the_folder_is_asked_for():
+    Path("images").mkdir()
+    save_pictures("images/deep")
+    frame().to_csv("pairs.csv", index=False)
+    with pytest.raises(
+        UserError, match=r"none of the 6 pictures that `pairs.csv` names.*`red.png` is missing"
+    ) as error:
+        opened("pairs.csv")
+    assert "--images FOLDER" in error.value.hint
+    assert found("pairs.csv", images="images/deep") == as_pairs()
+    with pytest.raises(UserError, match="`nowhere` is not a folder"):
+        opened("pairs.csv", images="nowhere")
+
+
+@pytest.mark.parametrize("column", ["url", "image", "IMAGE_URL"])
+def test_web_addresses_are_not_downloaded(column):
+    write(f"{column},caption\nhttps://x.org/1.jpg,one thing\nhttp://x.org/2,two things\n")
+    with pytest.raises(UserError, match=r"web addresses, such as `https://x\.org/1\.jpg`") as error:
+        opened("pairs.csv")
+    assert "img2dataset" in error.value.hint
+
+
+def test_a_table_with_files_and_web_addresses_uses_the_files():
+    save_pictures()
+    frame().assign(url="https://x.org/1.jpg").to_csv("pairs.csv", index=False)
+    assert found("pairs.csv") == as_pairs()
+
+
+def test_split_and_class_columns_are_kept():
+    save_pictures()
+    sides = ["Train", "val", "test", "dev", "restval", ""]
+    frame().assign(split=sides, label=["a", "b"] * 3).to_csv("pairs.csv", index=False)
+    catalogue = opened("pairs.csv")
+    assert catalogue.sides == ["train", "validation", "test", "validation", "train", None]
+    assert catalogue.labels == ["a", "b"] * 3
+
+
+def test_a_class_that_each_picture_has_alone_is_none():
+    save_pictures()
+    rows = [(f"{i}.png", f"a number {i}", f"label {i}") for i in range(50)]
+    for name, _, _ in rows:
+        Path("images", name).write_bytes(b"x")
+    pd.DataFrame(rows, columns=["image", "caption", "label"]).to_csv("pairs.csv", index=False)
+    assert set(opened("pairs.csv").labels) == {None}
+
+
+def test_the_class_is_the_caption_when_there_is_no_other():
+    save_pictures()
+    write("image,label,score\nred.png,cat,1\nblue.png,dog,2\n")
+    assert found("pairs.csv") == {"red.png": ["cat"], "blue.png": ["dog"]}
+
+
+def test_lists_beside_the_table_set_the_sides():
+    save_pictures()
+    frame().to_csv("pairs.csv", index=False)
+    write("images/red.png\r\ngreen.png\n", "Flickr_8k.testImages.txt")
+    write("red.png\nblue.png\n", "dev.txt")
+    write("".join(f"other{i}.png\n" for i in range(9)) + "white.png\n", "train.txt")  # of another dataset
+    write("just some words\n", "test.txt")
+    assert opened("pairs.csv").sides == ["test", "test", "validation", None, None, None]
+    assert split_lists(Path())["other0.png"] == "train" and "just some words" not in split_lists(Path())
+
+
+@pytest.mark.parametrize("name", ["a.csv", "B.TSV", "c.jsonl", "d.ndjson", "e.parquet", "Flickr8k.token.txt"])
+def test_tables_are_known_by_name(name):
+    assert is_table_name(name)
+
+
+@pytest.mark.parametrize("name", ["captions.txt", "a.jpg", "notes.md", "csv"])
+def test_other_names_are_not(name):
+    assert not is_table_name(name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "image,caption\nred.png,a red square\n",
+        "image_name| comment_number| comment\nred.png| 0| a red square\n",
+        "red.png#0\tA red square .\nred.png#1\tRed .\n",
+        '{"file_name": "red.png", "text": "a red square"}\n{"file_name": "blue.png", "text": "a blue square"}',
+        "red.png,a red, red square\nblue.png,a blue square\n",
+    ],
+)
+def test_text_that_is_a_table_looks_like_one(text):
+    assert looks_like_table(Path(write(text, "captions.txt")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "A red square, plain, on a table.",
+        "A red square, plain.\nAnother, of red.\nA third; red | plain, too.\n",
+        "red.png\nblue.png\ngreen.png\n",
+        "images/red.png\nimages/blue.png",
+        "red.png,0\nblue.png,1\n",
+        "From photo.jpg, a red square",
+        "\0\0\0\1",
+    ],
+)
+def test_text_that_is_none_does_not(text):
+    assert not looks_like_table(Path(write(text, "red.txt")))
+    assert not looks_like_table(Path("gone.txt")) and not looks_like_table(Path())
+
+
+@pytest.mark.parametrize(("format", "separator"), [("csv", ","), ("tsv", "\t"), ("flickr", ",")])
+def test_a_format_can_be_forced(format, separator):
+    save_pictures()
+    frame().to_csv("pairs.dat", index=False, sep=separator)
+    catalogue = opened("pairs.dat", format=format)
+    assert catalogue.format == format and len(catalogue.names) == len(PAIRS)
+
+
+def test_a_picture_whose_table_has_changed_is_an_error_in_words():
+    text = base64.b64encode(picture("red")).decode()
+    write("\n".join(json.dumps({"image": text, "caption": f"number {i}"}) for i in range(3)), "pairs.jsonl")
+    catalogue = opened("pairs.jsonl")
+    stamp = catalogue.reader.stamp(2)
+    write("{}\n" * 3, "pairs.jsonl")
+    with pytest.raises(ValueError, match="has changed"):
+        catalogue.reader.read(0)
+    assert catalogue.reader.stamp(2) != stamp
+    Path("pairs.jsonl").unlink()
+    assert catalogue.reader.stamp(2) == ""
