@@ -3,6 +3,7 @@
 from lapclip.config import Config
 from lapclip.data.doctor import Report, examine
 from lapclip.data.opening import Part
+from lapclip.data.scripts import share_outside_a_to_z
 from lapclip.data.tokenizer import train_tokenizer
 from lapclip.data.view import VALIDATION
 from lapclip.model.clip import shape_of
@@ -14,8 +15,9 @@ def check_up(config: Config, part: Part) -> Report:
     """What there is to say about one part."""
     files = part.files
     assert files is not None, "what lapclip draws is sound"
-    kind, _ = settle_tokenizer(config)
-    tokenizer = train_tokenizer(kind, sample_captions(part.training, NUM_CAPTIONS_READ), config.data.max_vocab)
+    sample = sample_captions(part.training, NUM_CAPTIONS_READ)
+    kind, _ = settle_tokenizer(config, share_outside_a_to_z(sample))
+    tokenizer = train_tokenizer(kind, sample, config.data.max_vocab)
     captions = [caption for own in files.catalogue.captions for caption in own]
     return examine(
         files.catalogue,

@@ -22,6 +22,7 @@ SizeName = Literal[
 
 
 TokenizerName = Literal["bpe", "characters"]
+LossName = Literal["softmax", "sigmoid"]
 DeviceName = Literal["auto", "cpu", "mps", "cuda"]
 FormatName = Literal[
     "txt", "metadata", "classes", "names", "csv", "tsv", "jsonl", "parquet", "flickr", "coco", "karpathy", "tar", "hf"
@@ -105,7 +106,7 @@ class TrainConfig:
     steps: int | None = opt(None, "budget: optimizer updates", at_least=1)
     batch_size: int | None = opt(None, "pairs contrasted with one another in one step", at_least=2)
     chunk: int | None = opt(None, "pairs in memory at once; any chunk gives the same gradients", at_least=1)
-    loss: Literal["softmax", "sigmoid"] | None = opt(None, "softmax as in CLIP, or sigmoid as in SigLIP")
+    loss: LossName | None = opt(None, "softmax as in CLIP, or sigmoid as in SigLIP")
     lr: float | None = opt(None, "highest learning rate", at_least=1e-12)
     warmup: float = opt(0.1, "share of the run in which the learning rate rises", at_least=0.0, at_most=0.9)
     weight_decay: float = opt(0.1, "AdamW's weight decay; matrices only", at_least=0.0)

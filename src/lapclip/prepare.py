@@ -15,10 +15,12 @@ import torch
 
 from lapclip import checkpoint
 from lapclip.config import BUDGETS, Config, load_config
+from lapclip.data.advice import advise, facts_of_captions
 from lapclip.data.opening import Data, Part, finished, open_source
 from lapclip.data.pack import Progress
+from lapclip.data.scripts import share_outside_a_to_z
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
 from lapclip.device import default_threads, pick_device
 from lapclip.errors import UserError
 from lapclip.loss import NEEDS_BIAS
@@ -64,8 +66,8 @@ def refuse_if_broken(part: Part, most: float) -> None:
 def prepare(config: Config, name: str | None = None, data: Data | None = None) -> Run:
     """Trains the tokenizer, settles what is undecided, and writes the run folder, whole or not at all."""
     data = data or finished(open_here(config))
-    kind, _ = settle_tokenizer(config)
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
+    kind, _ = settle_tokenizer(config, share_outside_a_to_z(captions))
     tokenizer = train_tokenizer(kind, captions, config.data.max_vocab)
     settled, reasons, num_parameters = settle_here(config, tokenizer, data)
     checkpoint.check_space(Path(), num_parameters)
@@ -113,7 +115,7 @@ def revise(run: Run, flags: Mapping[str, object], data: Data | None = None) -> C
 def settle_here(config: Config, tokenizer: Tokenizer, data: Data) -> tuple[Config, Reasons, int]:
     """Settles on this machine; also counts the parameters."""
     device, why_device = pick_device(config.device.device)
-    summary = summarise(data, tokenizer)
+    summary = summarise(config, data, tokenizer)
     text_length, why_text_length = settle_text_length(config, summary)
     config = replace(
         config,
@@ -132,19 +134,26 @@ def settle_here(config: Config, tokenizer: Tokenizer, data: Data) -> tuple[Confi
     return settled, reasons | why_text_length | {"device": why_device}, num_parameters
 
 
-def summarise(data: Data, tokenizer: Tokenizer) -> DataSummary:
+def summarise(config: Config, data: Data, tokenizer: Tokenizer) -> DataSummary:
     """What choices need to know, from a sample of the captions."""
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
-    files = [part.files for part in data.parts if part.files]
-    says_sides = np.mean([bool(SIDE_WORDS.search(caption)) for caption in captions])
-    _, counts = np.unique([caption.casefold() for caption in captions], return_counts=True)
+    is_drawn = all(part.files is None for part in data.parts)
+    facts = facts_of_captions(
+        captions,
+        tokenizer.lengths(captions),
+        num_train=data.training.num_pairs,
+        num_validation=data.held_out.num_pairs,
+        text_length=shape_of(config.model).text_length,
+        tokenizer="characters" if tokenizer.vocab_size == NUM_CHARACTERS else "bpe",
+    )
     return DataSummary(
         num_train=data.training.num_pairs,
         num_held_out=data.held_out.num_pairs,
-        tokens_kept=int(np.percentile(tokenizer.lengths(captions), 99, method="higher")),
-        share_of_shared=float(counts[counts > 1].sum() / len(captions)),
-        is_drawn=not files,
-        says_sides=float(says_sides),
+        # What lapclip draws is known, and the recipes were made for it.
+        advice={} if is_drawn else {advice.setting: advice for advice in advise(facts) if advice.setting},
+        share_outside_a_to_z=share_outside_a_to_z(captions),
+        is_drawn=is_drawn,
+        says_sides=float(np.mean([bool(SIDE_WORDS.search(caption)) for caption in captions])),
         is_packed=data.training.only_copies,
         is_remote=any("://" in part.name for part in data.parts),
     )

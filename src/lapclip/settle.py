@@ -1,9 +1,10 @@
 """Pure: config + machine + a summary of the data in, complete config and the reason of each choice out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lapclip.config import BUDGETS, Config, TokenizerName, TrainConfig
+from lapclip.config import BUDGETS, Config, LossName, TokenizerName, TrainConfig
+from lapclip.data.advice import Advice, DataFacts, advise_tokenizer
 from lapclip.errors import UserError
 from lapclip.machine import Machine
 from lapclip.model.clip import Size, flops_per_pair, shape_of
@@ -15,8 +16,8 @@ class DataSummary:
 
     num_train: int
     num_held_out: int
-    tokens_kept: int = 0  # tokens that keep 99 of 100 captions whole
-    share_of_shared: float = 0.0  # captions that are said of several pictures
+    advice: dict[str, Advice] = field(default_factory=dict)  # of the doctor, by setting
+    share_outside_a_to_z: float = 0.0  # of the captions' letters
     is_drawn: bool = True  # by lapclip itself: always new, and its captions say left and right
     says_sides: float = 1.0  # share of captions with `left` or `right`
     is_packed: bool = False  # or drawn or decoded as it is needed
@@ -42,7 +43,6 @@ RECIPES = {
 OTHER_SIZES = Recipe(32, 3e-4, 0.5, "assumed for this size, not measured")
 CHARACTER_SIZES = ("small", "base")  # the documents' tokenizer; their parameter counts include its 33 symbols
 DEFAULT_MINUTES = 3.0
-MOST_TOKENS = 77  # of a caption, unless asked for: CLIP's own limit
 LEAST_SECONDS = 15  # between evaluations, so that a short run does not consist of them
 MANY_FLOPS = 2e9  # a pair; drawing one takes as long as 0.1 GFLOP on the same core
 SHARE_OF_MEMORY = 0.6  # of what is free, so that the machine stays usable
@@ -52,26 +52,27 @@ ASKED = "asked for"
 T = TypeVar("T")
 
 
-def settle_tokenizer(config: Config) -> tuple[TokenizerName, str]:
+def settle_tokenizer(config: Config, share_outside_a_to_z: float) -> tuple[TokenizerName, str]:
     """The kind of tokenizer, which must be there before the rest can be settled."""
     if config.data.tokenizer is not None:
         return config.data.tokenizer, ASKED
-    if config.model.size in CHARACTER_SIZES:
-        return "characters", f"`{config.model.size}` is the documents' model and counts their 33 symbols"
-    return "bpe", "words of your captions become tokens, in any language"
+    if config.model.size not in CHARACTER_SIZES:
+        return "bpe", "words of your captions become tokens, in any language"
+    advised = advise_tokenizer(
+        DataFacts(0, 0, tokenizer="characters", share_outside_a_to_z=share_outside_a_to_z)
+    )
+    if advised is not None:
+        return advised.value, advised.why
+    return "characters", f"`{config.model.size}` is the documents' model and counts their 33 symbols"
 
 
 def settle_text_length(config: Config, data: DataSummary) -> tuple[int, Reasons]:
-    """As long as the size has it, or longer when captions would lose their end."""
+    """As long as the size has it, unless captions need more or far less."""
     default = shape_of(config.model).text_length
-    if (
-        config.model.text_length is not None
-        or config.model.size in CHARACTER_SIZES
-        or data.tokens_kept <= default
-    ):
+    advised = data.advice.get("text_length")
+    if config.model.text_length is not None or advised is None:
         return default, {}
-    length = min(MOST_TOKENS, -(-data.tokens_kept // 8) * 8)
-    return length, {"text_length": f"{default} would cut more than 1% of the captions"}
+    return advised.value, {"text_length": advised.why}
 
 
 def settle(
@@ -80,7 +81,7 @@ def settle(
     """Replaces every `None` but those that mean "look at the source"; what was asked for stays as it is."""
     size = shape_of(config.model)
     recipe = RECIPES.get(config.model.size, OTHER_SIZES)
-    tokenizer, why_tokenizer = settle_tokenizer(config)
+    tokenizer, why_tokenizer = settle_tokenizer(config, data.share_outside_a_to_z)
     reasons: Reasons = {"tokenizer": why_tokenizer}
 
     def choose(name: str, asked: T | None, value: T, why: str) -> T:
@@ -91,12 +92,7 @@ def settle(
     if all(getattr(train, budget) is None for budget in BUDGETS):
         train = replace(train, minutes=DEFAULT_MINUTES)
         reasons["minutes"] = "no budget given"
-    batch_size = choose(
-        "batch_size",
-        train.batch_size,
-        min(recipe.batch_size, data.num_train),
-        recipe.why if recipe.batch_size <= data.num_train else "all the pairs there are",
-    )
+    batch_size = choose("batch_size", train.batch_size, *settle_batch_size(recipe, data))
     if batch_size > data.num_train:
         raise UserError(
             f"a batch of {batch_size} pairs cannot be filled: `{config.data.source}` has {data.num_train}",
@@ -107,7 +103,7 @@ def settle(
         train,
         batch_size=batch_size,
         chunk=min(batch_size, choose("chunk", train.chunk, chunk, why_chunk)),
-        loss=choose("loss", train.loss, "softmax", why_softmax(data)),
+        loss=choose("loss", train.loss, *settle_loss(data)),
         lr=choose("lr", train.lr, recipe.lr, recipe.why),
         keep_patches=choose("keep_patches", train.keep_patches, recipe.keep_patches, recipe.why),
         eval_every=choose(
@@ -171,10 +167,18 @@ def activation_bytes(size: Size, recompute: bool) -> int:
     )
 
 
-def why_softmax(data: DataSummary) -> str:
-    if data.share_of_shared < 0.1:
-        return "CLIP's own"
-    return f"equal captions are never each other's negatives ({data.share_of_shared:.0%} are said of several pictures)"
+def settle_batch_size(recipe: Recipe, data: DataSummary) -> tuple[int, str]:
+    advised = data.advice.get("batch_size")
+    if advised is not None and advised.value < recipe.batch_size:
+        return advised.value, advised.why
+    if recipe.batch_size > data.num_train:
+        return data.num_train, "all the pairs there are"
+    return recipe.batch_size, recipe.why
+
+
+def settle_loss(data: DataSummary) -> tuple[LossName, str]:
+    advised = data.advice.get("loss")
+    return (advised.value, advised.why) if advised else ("softmax", "CLIP's own")
 
 
 def settle_workers(size: Size, data: DataSummary, machine: Machine) -> tuple[int, str]:

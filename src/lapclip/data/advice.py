@@ -1,8 +1,11 @@
 """What numbers about the data suggest for training on it, each with its reason; the doctor and `settle` both ask."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 DEFAULT_BATCH_SIZE = 128
 FEW_PICTURES = 1_000
@@ -56,9 +59,26 @@ class Advice:
         return f"`--{self.setting.replace('_', '-')} {self.value}`: {self.why}"
 
 
+def facts_of_captions(captions: list[str], lengths: np.ndarray, **known: Any) -> DataFacts:
+    """What a sample of captions, with their lengths in tokens, says before every picture was looked at."""
+    counts = Counter(caption.casefold() for caption in captions)
+    return DataFacts(
+        tokens={str(p): int(np.percentile(lengths, p, method="higher")) for p in (50, 99, 100)},
+        share_cut=float((lengths > known["text_length"]).mean()),
+        share_shared=sum(n for n in counts.values() if n > 1) / len(captions),
+        num_distinct_captions=len(counts),
+        **known,
+    )
+
+
 def advise(facts: DataFacts) -> list[Advice]:
     """Settings first; nothing where the defaults are right."""
-    settings = (advise_tokenizer(facts), advise_text_length(facts), advise_batch_size(facts))
+    settings = (
+        advise_tokenizer(facts),
+        advise_text_length(facts),
+        advise_batch_size(facts),
+        advise_loss(facts),
+    )
     return [
         *(advice for advice in settings if advice),
         *(Advice(None, None, why) for why in warnings(facts)),
@@ -119,6 +139,17 @@ def advise_batch_size(facts: DataFacts) -> Advice | None:
     )
 
 
+def advise_loss(facts: DataFacts) -> Advice | None:
+    if facts.share_shared <= MANY_SHARED:
+        return None
+    return Advice(
+        "loss",
+        "softmax",
+        f"{percent(facts.share_shared)} of the captions are said of several pictures; with either loss equal ones "
+        "never count as wrong answers, but only what captions tell apart is learned",
+    )
+
+
 def warnings(facts: DataFacts) -> Iterator[str]:
     if facts.num_leaks:
         yield (
@@ -145,12 +176,6 @@ def warnings(facts: DataFacts) -> Iterator[str]:
         yield (
             f"{percent(facts.num_unreadable / (facts.num_images + facts.num_unreadable))} of the pictures cannot be "
             "read; see whether a download broke off"
-        )
-    if facts.share_shared > MANY_SHARED:
-        yield (
-            f"{percent(facts.share_shared)} of the captions are said of several pictures, "
-            f"{facts.num_distinct_captions:,} are distinct; equal ones never count as wrong answers, "
-            "but only what captions tell apart is learned"
         )
     if facts.num_classes and facts.class_ratio > UNEVEN:
         yield (

@@ -102,7 +102,7 @@ class Gathering:
     def add(
         self, name: str, captions: Iterable[str], *, side: Side | None = None, label: str | None = None
     ) -> int:
-        """Adds captions to the picture of that name; returns its number. Equal captions count once."""
+        """Adds captions to the picture of that name; returns its number."""
         number = self.index.setdefault(name, len(self.captions))
         if number == len(self.captions):
             self.captions.append([])
@@ -125,7 +125,6 @@ class Gathering:
     def catalogue(self, name: str, format: str, reader: Reader) -> Catalogue:
         """All pictures with a caption; the numbers of `reader` are those that `add` returned."""
         names = list(self.index)
-        self.captions = [list(dict.fromkeys(own)) if len(own) > 1 else own for own in self.captions]
         kept = [number for number, captions in enumerate(self.captions) if captions]
         if len(kept) < len(names):
             for number, captions in enumerate(self.captions):

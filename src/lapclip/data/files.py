@@ -48,7 +48,9 @@ class FileReader:
 
 def read_file(path: str) -> bytes:
     """A regular file's bytes, if they are not far too many."""
-    with open(path, "rb") as file:
+    with open(
+        os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"
+    ) as file:  # without waiting at a pipe for a writer
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ValueError("is not a regular file")

@@ -72,10 +72,11 @@ def near_groups(thumbs: np.ndarray, hashes: np.ndarray, places: np.ndarray) -> n
                 near &= (differ & block) != 0  # or these two have met before
             # The thumbs differ by no less than their sums, which are sooner looked at.
             near[near] = np.abs(sums[left[near]] - sums[right[near]]).sum(axis=1) <= limit[near]
-            left, right, limit = left[near], right[near], limit[near]
-            total, largest = differences(thumbs, places[left], places[right])
-            near = (total <= limit) & ((largest <= MOST_PLAIN_ANYWHERE) | ~(is_plain[left] | is_plain[right]))
-            labels = joined(labels, left[near], right[near])
+            one, other = left[near], right[near]
+            total, largest = differences(thumbs, places[one], places[other])
+            agree = (largest <= MOST_PLAIN_ANYWHERE) | ~(is_plain[one] | is_plain[other])
+            same = agree & (total <= limit[near])
+            labels = joined(labels, one[same], other[same])
     return labels
 
 

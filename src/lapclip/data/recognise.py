@@ -30,8 +30,9 @@ def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
     if name.startswith("hf:"):
         from lapclip.data.sources.hugging_face import open_hugging_face
 
-        local = Path(name.removeprefix("hf:"))
-        return open_hugging_face(name, options), f"hf:{local.absolute()}" if local.exists() else name
+        local, colon, config = name.removeprefix("hf:").partition(":")
+        found = os.path.abspath(local) if os.path.exists(local) else local
+        return open_hugging_face(name, options), f"hf:{found}{colon}{config}"
     if name == "emoji" or name.startswith("emoji:"):
         from lapclip.data.sources.emoji import open_emoji
 
@@ -39,7 +40,8 @@ def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
     if options.format == "tar" and Path(name).is_dir():
         name = os.path.join(name, "*.tar")
     if is_shards(name) or options.format == "tar":
-        return open_shards(name, name, options), name if "://" in name else os.path.abspath(name)
+        parts = [part if "://" in part else os.path.abspath(part) for part in name.split("::")]
+        return open_shards(name, name, options), "::".join(parts)
     path = Path(name)
     if not path.exists():
         raise not_there(name)

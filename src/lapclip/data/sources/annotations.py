@@ -6,6 +6,7 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ KARPATHY_KEYS = (
     re.compile(rb'"raw"\s*:'),
     re.compile(rb'"filename"\s*:'),
 )
-YEARLY = re.compile(r"(train|val|test)\d{4}")
+USUAL = re.compile(r"images|(train|val|test)\d{4}")
 
 
 @dataclass
@@ -92,22 +93,19 @@ def open_annotations(files: list[Path], name: str, options: Options) -> Catalogu
 
 def gather(gathering: Gathering, paths: list[str], annotated: Annotated, folders: Folders) -> None:
     """Adds the pictures that are there; each is called by its path within what the folders have in common."""
-    is_flat = are_flat(folders, annotated.names)
     start = len(os.path.commonpath(folders.roots).rstrip(os.sep)) + 1
-    for name, captions, side in zip(annotated.names, annotated.captions, annotated.sides, strict=True):
-        path, why = folders.find(os.path.basename(name) if is_flat else name)
+    found = [folders.find(name) for name in annotated.names]
+    last_parts = {os.path.basename(name) for name in annotated.names}
+    if not any(path for path, _ in found) and len(last_parts) == len(annotated.names):
+        # The names may have folders of somebody else's disk, or the one that `--images` already means.
+        found = [folders.find(os.path.basename(name)) for name in annotated.names]
+    for number, (path, why) in enumerate(found):
         if path is None:
-            gathering.problems.add(why, name)
-        elif gathering.add(legible(path[start:]), captions, side=side) == len(paths):
-            paths.append(path)
-
-
-def are_flat(folders: Folders, names: list[str]) -> bool:
-    """Whether the pictures lie in one folder, though their names have folders: those of somebody else's disk."""
-    probed = [name for name in spread(names, NUM_PROBED) if "/" in name]
-    if not probed or any(folders.find(name)[0] for name in probed):
-        return False
-    return len({os.path.basename(name) for name in names}) == len(set(names))
+            gathering.problems.add(why, annotated.names[number])
+        else:
+            name, side = legible(path[start:]), annotated.sides[number]
+            if gathering.add(name, annotated.captions[number], side=side) == len(paths):
+                paths.append(path)
 
 
 def none_found(name: str, names: list[str], gathering: Gathering, options: Options) -> UserError:
@@ -129,29 +127,36 @@ def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
     if images is None and os.path.basename(bases[0]).lower() == "annotations":
         bases.append(os.path.dirname(bases[0]))
     beside = [folder for base in bases for folder in folders_in(base)]
-    beside += [below for folder in beside if is_called_images(folder) for below in folders_in(folder)]
-    probed = spread(names, NUM_PROBED)
-    probed = [*probed, *(os.path.basename(name) for name in probed)]
-    chosen = [folder for folder in beside[:MOST_FOLDERS] if is_usual(folder) or holds_some(folder, probed)]
+    beside += [below for folder in beside if last_part(folder) == "images" for below in folders_in(folder)]
+    usual = [folder for folder in beside if USUAL.fullmatch(last_part(folder))]
+    wanted = {os.path.basename(name) for name in names}
+    others = [
+        folder
+        for folder in beside[:MOST_FOLDERS]
+        if folder not in usual and holds_some(folder, names, wanted)
+    ]
     # Two folders may use the same names for different pictures: those of the file's own side are meant.
-    side = side_in(file.stem)
-    sides = {folder: side_of(os.path.basename(folder)) for folder in chosen}
-    if side is not None and side in sides.values():
-        chosen = [folder for folder in chosen if sides[folder] in (side, None)]
-    return Folders(*sorted(chosen, key=lambda folder: sides[folder] is None), *bases)
+    sides = {folder: side_of(last_part(folder)) for folder in [*usual, *others]}
+    own = side_in(file.stem)
+    if own is not None and own in sides.values():
+        usual, others = ([f for f in folders if sides[f] in (own, None)] for folders in (usual, others))
+    return Folders(*usual, *bases, *others)
 
 
-def is_called_images(folder: str) -> bool:
-    return os.path.basename(folder).lower() == "images"
+def last_part(folder: str) -> str:
+    return os.path.basename(folder).lower()
 
 
-def is_usual(folder: str) -> bool:
-    return is_called_images(folder) or YEARLY.fullmatch(os.path.basename(folder).lower()) is not None
-
-
-def holds_some(folder: str, names: list[str]) -> bool:
+def holds_some(folder: str, names: list[str], wanted: set[str]) -> bool:
+    """Whether some of the pictures lie there: few of many names, or many of few files, so both are looked at."""
     look = Folders(folder)
-    return any(look.find(name)[0] for name in names)
+    if any(look.find(name)[0] for name in spread(names, NUM_PROBED)):
+        return True
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name in wanted for entry in islice(entries, 10 * NUM_PROBED))
+    except OSError:
+        return False
 
 
 def folders_in(base: str) -> list[str]:

@@ -1,0 +1,316 @@
+"""The data doctor counts what is there, names what is wrong, and advises only what the numbers support."""
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from lapclip.config import SETTINGS
+from lapclip.data.advice import DataFacts, advise
+from lapclip.data.catalogue import Catalogue, Gathering
+from lapclip.data.decode import FORMATS, RECORD, TRAITS
+from lapclip.data.doctor import Report, examine, facts_of, lines
+from lapclip.data.files import FileReader
+from lapclip.data.scripts import languages_of, script_of, scripts_of, share_outside_a_to_z
+
+
+def catalogue_of(*captions: list[str], sides=None, labels=None) -> Catalogue:
+    gathering = Gathering()
+    for number, own in enumerate(captions):
+        gathering.add(
+            f"{number}.jpg",
+            own,
+            side=sides[number] if sides else None,
+            label=labels[number] if labels else None,
+        )
+    return gathering.catalogue("photos", "names", FileReader([f"{n}.jpg" for n in range(len(captions))]))
+
+
+def records_for(catalogue: Catalogue) -> np.ndarray:
+    records = np.zeros(len(catalogue.names), RECORD)
+    records["row"] = np.arange(len(records))
+    records["width"], records["height"] = 500, 375
+    return records
+
+
+def checked(
+    catalogue: Catalogue, records=None, unreadable=None, groups=None, validation=(), **options
+) -> Report:
+    records = records_for(catalogue) if records is None else records
+    is_validation = np.isin(np.arange(len(records)), validation)
+    lengths = np.array([len(c.split()) + 2 for own in catalogue.captions for c in own])
+    groups = np.arange(len(records)) if groups is None else np.array(groups)
+    options = {"text_length": 32, "vocab": "bpe"} | options
+    return examine(catalogue, records, unreadable or {}, groups, is_validation, lengths, **options)
+
+
+def settings_of(**facts) -> dict[str, object]:
+    whole = DataFacts(**({"num_train": 10_000, "num_validation": 500} | facts))
+    return {advice.setting: advice.value for advice in advise(whole) if advice.setting}
+
+
+def warned_of(**facts) -> str:
+    whole = DataFacts(**({"num_train": 10_000, "num_validation": 500} | facts))
+    return " ".join(advice.why for advice in advise(whole) if not advice.setting)
+
+
+def test_pictures_and_captions_are_counted_without_what_cannot_be_read():
+    catalogue = catalogue_of(["a dog", "two dogs"], ["a cat"], ["a " * 40], ["a bird"])
+    records = records_for(catalogue)
+    records["row"][2] = -1
+    report = checked(catalogue, records, {2: "is empty"}, validation=[1])
+    assert (report.num_images, report.num_captions, report.num_unreadable) == (3, 4, 1)
+    assert report.unreadable == ["2.jpg"] and report.unreadable_why == {"2.jpg": "is empty"}
+    assert report.captions_per_image == {"min": 1, "mean": 1.33, "max": 2}
+    assert (report.num_train, report.num_validation) == (2, 1)
+    assert report.caption_tokens["100"] == 4, "the long caption belongs to the broken picture"
+
+
+def test_the_report_is_json_with_the_keys_that_scripts_rely_on():
+    report = asdict(checked(catalogue_of(["a dog"], ["a cat"])))
+    assert json.loads(json.dumps(report)) == report
+    promised = """num_images num_captions captions_per_image num_unreadable unreadable num_duplicate_images
+        num_duplicate_captions caption_tokens advice leaks num_leaks classes problems traits formats sizes scripts
+        languages num_train num_validation own_split duplicate_images duplicate_captions caption_tokens_cut"""
+    assert set(promised.split()) <= report.keys()
+
+
+def test_equal_captions_count_across_pictures_whatever_their_case_and_once_for_each_picture():
+    report = checked(catalogue_of(["A dog", "a DOG"], ["a dog", "a cat"], ["a bird"], ["a cat"], ["a dog"]))
+    assert report.num_duplicate_captions == 3, "`a dog` of two more pictures, `a cat` of one"
+    assert list(report.duplicate_captions.values()) == [3, 2]
+    assert next(iter(report.duplicate_captions)).casefold() == "a dog"
+    assert report.num_distinct_captions == 3
+
+
+def test_copies_are_counted_beyond_the_first_and_named():
+    report = checked(catalogue_of(*[["a dog"]] * 6), groups=[0, 1, 0, 2, 0, 1])
+    assert report.num_duplicate_images == 3
+    assert report.duplicate_images == [["0.jpg", "2.jpg", "4.jpg"], ["1.jpg", "5.jpg"]]
+
+
+def test_a_picture_that_the_datasets_own_split_has_on_both_sides_is_a_leak():
+    sides = ["train", "train", "validation", "validation", "test"]
+    catalogue = catalogue_of(*[[f"caption {n}"] for n in range(5)], sides=sides)
+    report = checked(catalogue, groups=[0, 1, 1, 2, 0], validation=[2, 3])
+    assert report.own_split and report.num_leaks == 1 and report.leaks == [["2.jpg", "1.jpg"]]
+    assert (report.num_train, report.num_validation, report.num_unused) == (2, 2, 1)
+    assert any("training" in sentence for sentence in report.advice)
+
+
+def test_a_split_by_content_is_not_called_the_datasets_own():
+    report = checked(catalogue_of(["a"], ["b"], ["c"]), validation=[1])
+    assert not report.own_split and report.num_leaks == 0
+
+
+def test_captions_that_would_be_cut_are_a_share_at_both_lengths():
+    catalogue = catalogue_of(*[["word " * 10]] * 8, ["word " * 50], ["word " * 100])
+    report = checked(catalogue)
+    assert report.caption_tokens_cut == {"32": 0.2, "77": 0.1}
+    assert report.caption_tokens == {"50": 12, "90": 52, "95": 102, "99": 102, "100": 102}
+
+
+def test_sizes_formats_and_traits_are_of_the_originals():
+    catalogue = catalogue_of(["a"], ["b"], ["c"])
+    records = records_for(catalogue)
+    records["width"], records["height"] = [500, 40, 800], [400, 30, 600]
+    records["format"] = [FORMATS.index("JPEG"), FORMATS.index("PNG"), FORMATS.index("JPEG")]
+    records["traits"] = [0, 1 << TRAITS.index("alpha"), 1 << TRAITS.index("rotated")]
+    report = checked(catalogue, records, image_size=64)
+    assert report.sizes["smallest"] == {"name": "1.jpg", "width": 40, "height": 30}
+    assert report.sizes["largest"]["name"] == "2.jpg" and report.sizes["width"]["50"] == 500
+    assert report.formats == {"JPEG": 2, "PNG": 1} and report.num_small == 1
+    assert report.traits["alpha"] == report.traits["rotated"] == 1 and report.traits["cmyk"] == 0
+
+
+def test_classes_are_counted_and_imbalance_is_said():
+    labels = ["cat"] * 30 + ["dog"] * 2
+    report = checked(catalogue_of(*[[f"a photo of a {label}"] for label in labels], labels=labels))
+    assert report.classes == {"num": 2, "smallest": ["dog", 2], "largest": ["cat", 30]}
+    assert any("15 times" in sentence for sentence in report.advice)
+
+
+def test_what_was_left_out_while_opening_is_in_the_report():
+    gathering = Gathering()
+    gathering.add("a.jpg", ["a dog"])
+    gathering.add("b.jpg", [""])
+    report = checked(gathering.catalogue("photos", "names", FileReader(["a.jpg", "b.jpg"])))
+    assert report.problems["has no caption"] == {"count": 1, "names": ["b.jpg"]}
+
+
+def test_pictures_that_nobody_has_looked_at_have_no_sizes():
+    catalogue = catalogue_of(["a dog"], ["a cat"])
+    records = records_for(catalogue)
+    records["width"] = records["height"] = 0
+    report = checked(catalogue, records, image_size=64)
+    assert report.sizes is None and not report.num_small and report.formats == {}
+
+
+def test_a_source_without_a_readable_picture_is_still_examined():
+    catalogue = catalogue_of(["a dog"], ["a cat"])
+    records = records_for(catalogue)
+    records["row"] = -1
+    report = checked(catalogue, records, {0: "is empty", 1: "is empty"})
+    assert report.num_images == 0 and report.caption_tokens == {} and lines(report)
+
+
+def test_the_rows_name_what_is_wrong_and_leave_out_what_is_not():
+    sound = checked(catalogue_of(*[[f"a dog number {n}"] for n in range(9)]), validation=[1, 2])
+    assert {"duplicates", "leaks", "unreadable", "classes", "noticed"}.isdisjoint(dict(lines(sound)))
+    assert dict(lines(sound))["pictures"] == "9, all readable"
+    catalogue = catalogue_of(["a dog"], ["a dog"], ["a cat"])
+    records = records_for(catalogue)
+    records["row"][2] = -1
+    rows = dict(lines(checked(catalogue, records, {2: "is empty"}, groups=[0, 0, 1])))
+    assert rows["duplicates"] == "1 copy: `0.jpg` = `1.jpg`"
+    assert rows["unreadable"] == "1: `2.jpg` is empty"
+    assert rows["pictures"] == "2 of 3 readable"
+
+
+def test_a_hostile_name_cannot_move_the_cursor():
+    gathering = Gathering()
+    gathering.add("\x1b[2J\r" + "x" * 5000, ["a dog"])
+    catalogue = gathering.catalogue("photos", "names", FileReader(["x"]))
+    records = records_for(catalogue)
+    records["row"] = -1
+    report = checked(catalogue, records, {0: "is empty"})
+    shown = json.dumps(asdict(report), ensure_ascii=False) + str(lines(report))
+    assert "\x1b" not in shown and len(shown) < 5000
+
+
+def test_advice_names_settings_that_exist_and_values_they_take():
+    facts = DataFacts(
+        num_train=50,
+        num_validation=3,
+        text_length=20,
+        tokens={"50": 10, "99": 30, "100": 60},
+        tokenizer="bpe",
+    )
+    odd = replace(facts, tokenizer="characters", share_outside_a_to_z=0.5, scripts={"Han": 9})
+    found = [advice for advice in advise(facts) + advise(odd) if advice.setting]
+    assert {advice.setting for advice in found} == {"batch_size", "text_length", "tokenizer"}
+    for advice in found:
+        assert SETTINGS[advice.setting].problem(advice.value) is None and advice.why
+
+
+def test_a_sound_source_needs_no_advice():
+    tokens = {"50": 14, "90": 20, "95": 22, "99": 30, "100": 32}
+    assert advise(DataFacts(num_train=10_000, num_validation=500, text_length=32, tokens=tokens)) == []
+
+
+@pytest.mark.parametrize(
+    ("text_length", "p99", "longest", "advised"),
+    [
+        (48, 27, 46, 32),  # shorter keeps 99 in 100 whole
+        (48, 27, 30, None),  # batches are no longer than their captions anyway
+        (32, 50, 60, 56),
+        (32, 32, 90, None),
+        (20, 19, 20, None),
+        (32, 5, 40, 16),
+        (32, 300, 500, 77),
+        (77, 300, 500, None),
+    ],
+)
+def test_text_length_keeps_99_in_100_captions_whole(text_length, p99, longest, advised):
+    tokens = {"50": 4, "99": p99, "100": longest}
+    assert settings_of(text_length=text_length, tokens=tokens).get("text_length") == advised
+
+
+@pytest.mark.parametrize("num_train", [2, 3, 10, 40, 100, 255])
+def test_a_batch_is_at_most_half_of_a_small_source(num_train):
+    advised = settings_of(num_train=num_train)["batch_size"]
+    assert 2 <= advised <= max(2, num_train // 2)
+
+
+def test_nothing_is_said_about_the_batch_where_the_default_fits():
+    assert "batch_size" not in settings_of(num_train=256)
+
+
+def test_bpe_is_advised_only_where_characters_would_lose_letters():
+    assert settings_of(tokenizer="characters", share_outside_a_to_z=0.3)["tokenizer"] == "bpe"
+    assert "tokenizer" not in settings_of(tokenizer="characters", share_outside_a_to_z=0.001)
+    assert "tokenizer" not in settings_of(tokenizer="bpe", share_outside_a_to_z=0.9)
+
+
+def test_softmax_is_advised_only_where_many_captions_are_shared():
+    assert settings_of(share_shared=0.9)["loss"] == "softmax"
+    assert "loss" not in settings_of(share_shared=0.05)
+
+
+@pytest.mark.parametrize(
+    ("facts", "word"),
+    [
+        ({"num_train": 300}, "by heart"),
+        ({"num_validation": 50}, "2.0 points"),
+        ({"num_leaks": 3}, "better"),
+        ({"num_duplicate_images": 2000}, "copies"),
+        ({"num_unreadable": 900}, "cannot be read"),
+        ({"num_classes": 10, "class_ratio": 30}, "30 times"),
+        ({"share_cut": 0.2}, "cut"),
+    ],
+)
+def test_what_would_mislead_is_said(facts, word):
+    assert word in warned_of(**facts) and word not in warned_of()
+
+
+def test_facts_of_a_report_give_the_advice_in_it():
+    report = checked(catalogue_of(*[["a dog"]] * 20), validation=[1, 2])
+    assert [advice.sentence for advice in advise(facts_of(report))] == report.advice != []
+
+
+@pytest.mark.parametrize(
+    ("caption", "script"),
+    [
+        ("a dog", "Latin"),
+        ("ein Mädchen", "Latin"),
+        ("собака бежит", "Cyrillic"),
+        ("σκύλος", "Greek"),
+        ("قطة صغيرة", "Arabic"),
+        ("כלב", "Hebrew"),
+        ("कुत्ता", "Devanagari"),
+        ("一只狗", "Han"),
+        ("いぬがはしる", "Kana"),
+        ("개가 달린다", "Hangul"),
+        ("สุนัข", "Thai"),
+        ("🦄🐶", "Emoji"),
+        ("🦄 unicorn", "Latin"),
+        ("\uff44\uff4f\uff47", "Latin"),
+        ("123 !", "none"),
+        ("", "none"),
+    ],
+)
+def test_the_script_of_a_caption_is_that_of_its_letters(caption, script):
+    assert script_of(caption) == script and scripts_of([caption]) == {script: 1}
+
+
+@pytest.mark.parametrize(
+    ("caption", "language"),
+    [
+        ("a brown dog runs through the grass", "English"),
+        ("ein brauner Hund läuft durch das Gras", "German"),
+        ("un chien brun court dans l'herbe avec un enfant", "French"),
+        ("un perro marrón corre por la hierba con un niño", "Spanish"),
+        ("um cachorro marrom corre na grama com uma criança", "Portuguese"),
+        ("un cane marrone corre nell'erba con una ragazza", "Italian"),
+        ("een bruine hond rent door het gras", "Dutch"),
+        ("çimenlerde koşan bir köpek ve iki çocuk", "Turkish"),
+        ("seekor anjing berlari di rumput", "Indonesian"),
+        ("xyzzy plugh", "unknown"),
+    ],
+)
+def test_a_language_is_known_by_its_commonest_words_or_not_at_all(caption, language):
+    assert languages_of([caption]) == {language: 1.0}
+
+
+def test_languages_are_shares_of_the_captions_in_latin_letters():
+    assert languages_of(["a dog in the snow", "a cat on the mat", "qwrt", "собака"]) == {
+        "English": 2 / 3,
+        "unknown": 1 / 3,
+    }
+    assert languages_of([]) == {}
+
+
+def test_letters_outside_a_to_z_are_a_share_of_the_letters():
+    assert share_outside_a_to_z(["Dog 123 🦄!"]) == 0 and share_outside_a_to_z([]) == 0
+    assert share_outside_a_to_z(["äb", "собы"]) == 5 / 6

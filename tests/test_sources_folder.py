@@ -1,0 +1,554 @@
+"""Folders of pictures: captions beside them, within them, or in the names of folders and files."""
+
+import io
+import os
+import struct
+import time
+from pathlib import Path
+
+import pillow_heif
+import pytest
+from PIL import Image, PngImagePlugin
+
+from lapclip.data.catalogue import Options
+from lapclip.data.sources.folder import has_pictures, open_folder
+from lapclip.data.sources.metadata import description, parse_xmp
+from lapclip.data.sources.naming import caption_in_name, class_name, side_of
+from lapclip.errors import UserError
+
+FOLDER = Path("photos")
+
+
+def draw(name: str, **options) -> Path:
+    """A small picture of its own colour in the folder."""
+    path = FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (16, 16), (len(name) * 7 % 256, 90, 30)).save(path, **options)
+    return path
+
+
+def touch(*names: str) -> None:
+    """Files that are only called pictures: these kinds never open them."""
+    for name in names:
+        path = FOLDER / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+
+
+def write(name: str, text: str | bytes) -> None:
+    path = FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def opened(format: str | None = None, **options):
+    return open_folder(FOLDER, "photos", Options(format=format, **options))
+
+
+def captions(catalogue) -> dict[str, list[str]]:
+    return dict(zip(catalogue.names, catalogue.captions, strict=True))
+
+
+# Captions beside the pictures
+
+
+def test_a_text_beside_a_picture_is_its_captions_line_by_line():
+    draw("cat.jpg"), draw("more/dog.PNG"), draw("bird.jpeg")
+    write("cat.txt", "a cat\n\n  a cat asleep  \r\n")
+    write("more/dog.TXT", "a dog")
+    write("bird.caption", "a bird")
+    catalogue = opened()
+    assert catalogue.format == "txt"
+    assert captions(catalogue) == {
+        "bird.jpeg": ["a bird"],
+        "cat.jpg": ["a cat", "a cat asleep"],
+        "more/dog.PNG": ["a dog"],
+    }
+    assert not catalogue.problems.counts
+    for number, name in enumerate(catalogue.names):
+        assert catalogue.reader.read(number) == (FOLDER / name).read_bytes()
+
+
+def test_phone_pictures_are_pictures():
+    pillow_heif.register_heif_opener()
+    draw("IMG_0001.HEIC")
+    write("IMG_0001.txt", "a phone's picture")
+    assert captions(opened()) == {"IMG_0001.HEIC": ["a phone's picture"]}
+
+
+@pytest.mark.parametrize(
+    "data", ["ein Bär".encode(), b"\xef\xbb\xbfein B\xc3\xa4r", "ein Bär\r\n".encode("utf-16"), b"ein B\xe4r"]
+)
+def test_text_is_read_in_the_encoding_that_its_editor_wrote(data):
+    touch("a.jpg")
+    write("a.txt", data)
+    catalogue = opened()
+    assert catalogue.captions == [["ein Bär"]]
+    assert list(catalogue.problems.counts) == (
+        ["is not UTF-8; it was read as Windows-1252"] if data == b"ein B\xe4r" else []
+    )
+
+
+def test_a_letter_with_an_accent_may_be_written_in_two_ways():
+    touch("cafe\u0301.jpg")
+    write("caf\u00e9.txt", "a café")
+    assert opened().captions == [["a café"]]
+
+
+def test_pictures_without_text_and_texts_without_picture_are_counted():
+    touch("a.jpg", "b.jpg", "c.jpg")
+    write("a.txt", "a thing")
+    write("b.txt", "\n \n")
+    write("z.txt", "nothing to see")
+    catalogue = opened()
+    assert catalogue.names == ["a.jpg"]
+    assert catalogue.problems.names == {
+        "has no caption": ["b.jpg", "c.jpg"],
+        "has no picture beside it": ["z.txt"],
+    }
+
+
+def test_a_huge_text_is_cut_and_one_of_boxes_or_bytes_is_no_caption():
+    touch("a.jpg", "b.jpg", "c.jpg", "d.jpg")
+    write("a.txt", b"first\n" + b"x" * 2_000_000)
+    write("b.txt", "0 0.5 0.5 0.25 0.25\n2 0.1 0.1 0.2 0.2\n")
+    write("c.txt", b"\0\1\2\3")
+    write("d.txt", "".join(f"caption {i}\n" for i in range(5000)))
+    catalogue = opened()
+    assert captions(catalogue)["a.jpg"] == ["first"]
+    assert catalogue.names == ["a.jpg", "d.jpg"] and len(catalogue.captions[1]) == 1000
+    assert catalogue.problems.names["has more than 1 MB of text; it was cut"] == ["a.txt"]
+    assert catalogue.problems.names["holds the boxes of objects, not captions"] == ["b.txt"]
+    assert catalogue.problems.names["is not text"] == ["c.txt"]
+
+
+def test_a_few_notes_among_many_pictures_do_not_make_it_a_folder_of_texts():
+    touch(*(f"golden_retriever/{i}.jpg" for i in range(20)), *(f"tabby/{i}.jpg" for i in range(20)))
+    write("tabby/3.txt", "a note")
+    assert opened().format == "classes"
+
+
+# What is not read
+
+
+def test_hidden_files_and_what_systems_leave_behind_are_not_seen():
+    touch("a.jpg", "._a.jpg", ".trash/b.jpg", "__MACOSX/a.jpg", "sub/@eaDir/c.jpg", "Thumbs.db")
+    write("a.txt", "a thing")
+    catalogue = opened()
+    assert catalogue.names == ["a.jpg"] and not catalogue.problems.counts
+
+
+def test_nothing_outside_the_folder_is_read():
+    Path("elsewhere").mkdir()
+    Path("elsewhere/secret.txt").write_text("a secret")
+    Path("elsewhere/secret.jpg").write_bytes(b"secret")
+    touch("a.jpg", "b.jpg", "c.jpg")
+    write("a.txt", "a thing")
+    write("c.txt", "another")
+    (FOLDER / "linked.jpg").symlink_to(Path("elsewhere/secret.jpg").resolve())
+    (FOLDER / "linked.txt").write_text("a thing that is elsewhere")
+    (FOLDER / "b.txt").symlink_to(Path("elsewhere/secret.txt").resolve())
+    (FOLDER / "again.jpg").symlink_to("c.jpg")
+    (FOLDER / "again.txt").symlink_to("c.txt")
+    (FOLDER / "gone.jpg").symlink_to("nothing.jpg")
+    (FOLDER / "folder").symlink_to(Path("elsewhere").resolve())
+    (FOLDER / "loop").symlink_to(".")
+    catalogue = opened()
+    assert captions(catalogue) == {"a.jpg": ["a thing"], "again.jpg": ["another"], "c.jpg": ["another"]}
+    assert catalogue.problems.names["is a link that leads out of the folder"] == ["b.txt", "linked.jpg"]
+    assert catalogue.problems.names["is a link to a folder; such are not followed"] == ["folder", "loop"]
+    assert catalogue.problems.names["is a link that leads nowhere"] == ["gone.jpg"]
+    assert "linked.jpg" in opened(images="elsewhere").names, (
+        "a folder that the person named is the source's too"
+    )
+
+
+def test_a_pipe_called_a_picture_does_not_stop_anything():
+    touch("a.jpg")
+    write("a.txt", "a thing")
+    os.mkfifo(FOLDER / "pipe.jpg")
+    os.mkfifo(FOLDER / "pipe.txt")
+    catalogue = opened()
+    assert catalogue.names == ["a.jpg"] and catalogue.problems.counts["is not a regular file"] == 2
+
+
+def test_a_name_that_is_no_unicode_can_be_written_down():
+    FOLDER.mkdir()
+    try:
+        Path(os.fsdecode(b"photos/caf\xe9.jpg")).write_bytes(b"")
+    except OSError:
+        pytest.skip("this file system refuses such names")
+    Path(os.fsdecode(b"photos/caf\xe9.txt")).write_text("a café")
+    catalogue = opened()
+    assert captions(catalogue) == {"caf\\xe9.jpg": ["a café"]} and catalogue.reader.read(0) == b""
+
+
+# Captions within the pictures
+
+
+def exif(**tags) -> Image.Exif:
+    numbers = {"description": 0x010E, "title": 0x9C9B, "comment": 0x9C9C, "subject": 0x9C9F}
+    block = Image.Exif()
+    for tag, value in tags.items():
+        if tag == "user_comment":
+            block.get_ifd(0x8769)[0x9286] = value
+        else:
+            block[numbers[tag]] = value if tag == "description" else value.encode("utf-16-le") + b"\0\0"
+    return block
+
+
+def xmp(inside: str) -> bytes:
+    return (
+        '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?><x:xmpmeta xmlns:x="adobe:ns:meta/">'
+        '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+        '<rdf:Description rdf:about="" xmlns:dc="http://purl.org/dc/elements/1.1/"'
+        ' xmlns:Iptc4xmpCore="http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/">'
+        f'{inside}</rdf:Description></rdf:RDF></x:xmpmeta>{" " * 200}<?xpacket end="w"?>'
+    ).encode()
+
+
+XMP = xmp(
+    '<dc:title><rdf:Alt><rdf:li xml:lang="x-default">Fuchs</rdf:li></rdf:Alt></dc:title><dc:description><rdf:Alt>'
+    '<rdf:li xml:lang="de">ein Fuchs</rdf:li><rdf:li xml:lang="x-default">a fox &amp; snow</rdf:li>'
+    "</rdf:Alt></dc:description>"
+)
+
+
+def with_iptc(jpeg: bytes, *records: tuple[int, int, bytes]) -> bytes:
+    """A JPEG with an APP13 segment as Photoshop writes it: an 8BIM block of IPTC records."""
+    iptc = b"".join(struct.pack(">BBBH", 0x1C, a, b, len(data)) + data for a, b, data in records)
+    block = (
+        b"8BIM"
+        + struct.pack(">H", 0x0404)
+        + b"\0\0"
+        + struct.pack(">L", len(iptc))
+        + iptc
+        + b"\0" * (len(iptc) % 2)
+    )
+    segment = b"Photoshop 3.0\0" + block
+    return jpeg[:2] + b"\xff\xed" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
+
+
+def encoded(format: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16), "red").save(buffer, format, **options)
+    return buffer.getvalue()
+
+
+def png_text(**chunks: str) -> PngImagePlugin.PngInfo:
+    info = PngImagePlugin.PngInfo()
+    for key, text in chunks.items():
+        info.add_itxt(key, text) if not text.isascii() else info.add_text(key, text)
+    return info
+
+
+@pytest.mark.parametrize(
+    ("picture", "expected"),
+    [
+        (lambda: encoded("JPEG", exif=exif(description="a fox")), ["a fox"]),
+        (lambda: encoded("JPEG", exif=exif(description="ein Bär".encode())), ["ein Bär"]),
+        (lambda: encoded("TIFF", exif=exif(description="a fox")), ["a fox"]),
+        (lambda: encoded("WEBP", exif=exif(description="a fox")), ["a fox"]),
+        (lambda: encoded("PNG", exif=exif(description="a fox")), ["a fox"]),
+        (
+            lambda: encoded("JPEG", exif=exif(title="Füchse", comment="im Schnee 🦊")),
+            ["im Schnee 🦊", "Füchse"],
+        ),
+        (lambda: encoded("JPEG", exif=exif(subject="a subject")), ["a subject"]),
+        (lambda: encoded("JPEG", exif=exif(user_comment=b"ASCII\0\0\0a fox\0\0")), ["a fox"]),
+        (
+            lambda: encoded("JPEG", exif=exif(user_comment=b"UNICODE\0" + "狐 a fox".encode("utf-16-le"))),
+            ["狐 a fox"],
+        ),
+        (
+            lambda: encoded("JPEG", exif=exif(user_comment=b"UNICODE\0" + "狐 a fox".encode("utf-16-be"))),
+            ["狐 a fox"],
+        ),
+        (
+            lambda: encoded("JPEG", exif=exif(user_comment=b"JIS\0\0\0\0\0" + "狐".encode("iso2022_jp"))),
+            ["狐"],
+        ),
+        (lambda: encoded("JPEG", exif=exif(user_comment=b"\0" * 8 + "füchse".encode())), ["füchse"]),
+        (lambda: encoded("JPEG", xmp=XMP), ["a fox & snow", "Fuchs"]),
+        (lambda: encoded("WEBP", xmp=XMP), ["a fox & snow", "Fuchs"]),
+        (lambda: encoded("JPEG", xmp=xmp("<dc:description>plain</dc:description>")), ["plain"]),
+        (
+            lambda: encoded("JPEG", xmp=XMP, exif=exif(description="another")),
+            ["a fox & snow", "another", "Fuchs"],
+        ),
+        (lambda: encoded("JPEG", xmp=XMP, exif=exif(description="Fuchs")), ["a fox & snow", "Fuchs"]),
+        (
+            lambda: with_iptc(
+                encoded("JPEG"), (1, 90, b"\x1b%G"), (2, 5, b"Fuchs"), (2, 120, "ein Füchslein".encode())
+            ),
+            ["ein Füchslein", "Fuchs"],
+        ),
+        (lambda: with_iptc(encoded("JPEG"), (2, 120, b"ein F\xfcchslein")), ["ein Füchslein"]),
+        (lambda: encoded("PNG", pnginfo=png_text(Title="Fox", Description="a fox")), ["a fox", "Fox"]),
+        (lambda: encoded("PNG", pnginfo=png_text(Comment="ein Füchslein 🦊")), ["ein Füchslein 🦊"]),
+        (
+            lambda: encoded("PNG", pnginfo=png_text(**{"XML:com.adobe.xmp": XMP.decode()})),
+            ["a fox & snow", "Fuchs"],
+        ),
+    ],
+)
+def test_what_people_wrote_into_a_picture_is_its_captions(picture, expected):
+    assert description(picture()) == expected
+
+
+def test_a_phone_picture_describes_itself():
+    pillow_heif.register_heif_opener()
+    path = draw("IMG_0001.heic", exif=exif(description="a phone's picture").tobytes())
+    assert description(path) == ["a phone's picture"] and opened().format == "metadata"
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        "OLYMPUS DIGITAL CAMERA         ",
+        "SONY DSC",
+        "Created with GIMP",
+        "default",
+        "   ",
+        "DSC_0012.JPG",
+        "2019",
+        '{"a":1}',
+    ],
+)
+def test_what_cameras_and_programs_write_is_no_caption(junk):
+    assert description(encoded("JPEG", exif=exif(description=junk))) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not a picture",
+        encoded("JPEG", exif=exif(description="a fox"))[:60],
+        encoded("JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"),
+        encoded("JPEG", xmp=b"<x:xmpmeta"),
+        encoded("PNG")[:20],
+    ],
+)
+def test_a_broken_picture_just_says_nothing(data):
+    assert description(data) == []
+
+
+def test_a_broken_block_leaves_the_others():
+    assert description(encoded("JPEG", xmp=b"<broken", exif=exif(description="a fox"))) == ["a fox"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-16-be"])
+def test_xml_that_grows_is_refused_in_every_encoding(encoding):
+    bomb = '<!DOCTYPE a [<!ENTITY b "a fox"><!ENTITY c "&b;&b;">]>' + XMP.decode().replace(
+        "a fox &amp; snow", "&c;"
+    )
+    assert list(parse_xmp(bomb.removeprefix("\ufeff").encode(encoding))) == []
+    assert (False, "a fox & snow") in list(parse_xmp(XMP.decode().encode(encoding)))
+    assert description(encoded("WEBP", xmp=XMP + b" " * 2**21)) == [], "nor is a huge one parsed"
+
+
+def test_a_folder_of_described_pictures_is_seen_and_those_without_are_counted():
+    for number in range(6):
+        draw(f"IMG_{number}.jpg", exif=exif(description=f"picture number {number}"))
+    draw("IMG_9.jpg")
+    catalogue = opened()
+    assert catalogue.format == "metadata"
+    assert captions(catalogue)["IMG_3.jpg"] == ["picture number 3"] and len(catalogue.names) == 6
+    assert catalogue.problems.names == {"has no caption": ["IMG_9.jpg"]}
+
+
+def test_one_text_in_all_pictures_is_no_description():
+    for number in range(6):
+        draw(
+            f"{'ab'[number % 2]}/IMG_{number}.jpg", exif=exif(description="Studio Smith, all rights reserved")
+        )
+    assert opened().format == "classes"
+
+
+# Classes
+
+
+def test_folders_are_classes_and_splits_are_sides():
+    touch(
+        "train/golden_retriever/1.jpg",
+        "train/n02123045-tabby/2.jpg",
+        "val/golden_retriever/3.jpg",
+        "test/7/4.jpg",
+    )
+    catalogue = opened()
+    assert catalogue.format == "classes"
+    found = zip(catalogue.names, catalogue.captions, catalogue.labels, catalogue.sides, strict=True)
+    assert list(found) == [
+        ("test/7/4.jpg", ["7"], "7", "test"),
+        ("train/golden_retriever/1.jpg", ["golden retriever"], "golden retriever", "train"),
+        ("train/n02123045-tabby/2.jpg", ["tabby"], "tabby", "train"),
+        ("val/golden_retriever/3.jpg", ["golden retriever"], "golden retriever", "validation"),
+    ]
+
+
+def test_a_train_among_cars_is_a_class():
+    touch("bus/1.jpg", "car/2.jpg", "train/3.jpg")
+    catalogue = opened()
+    assert catalogue.labels == ["bus", "car", "train"] and catalogue.sides == [None, None, None]
+
+
+def test_folders_around_the_classes_do_not_matter():
+    touch("archive/images/cat/1.jpg", "archive/images/dog/deeper/2.jpg", "archive/images/dog/2.jpg")
+    assert opened().labels == ["cat", "dog", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("golden_retriever", "golden retriever"),
+        ("n02099601-golden_retriever", "golden retriever"),
+        ("n02099267-flat-coated_retriever", "flat-coated retriever"),
+        ("001.Black_footed_Albatross", "Black footed Albatross"),
+        ("AnnualCrop", "Annual Crop"),
+        ("hot-dog", "hot dog"),
+        ("2 apples", "2 apples"),
+        ("7", "7"),
+        ("Äpfel", "Äpfel"),
+    ],
+)
+def test_a_class_is_called_by_its_words(folder, name):
+    assert class_name(folder) == name
+
+
+@pytest.mark.parametrize(
+    ("folder", "side"),
+    [
+        ("train", "train"), ("Training_Set", "train"), ("val2017", "validation"), ("test_images", "test"),
+        ("train_station", None), ("valley", None), ("images", None), ("train_val", None),
+    ],
+)  # fmt: skip
+def test_a_side_is_a_word_of_its_own(folder, side):
+    assert side_of(folder) == side
+
+
+def test_sides_are_known_for_every_kind():
+    touch("images/train2017/a.jpg", "images/val2017/b.jpg", "cover.jpg")
+    for name in ("images/train2017/a", "images/val2017/b", "cover"):
+        write(f"{name}.txt", "a thing")
+    catalogue = opened()
+    assert dict(zip(catalogue.names, catalogue.sides, strict=True)) == {
+        "cover.jpg": None,
+        "images/train2017/a.jpg": "train",
+        "images/val2017/b.jpg": "validation",
+    }
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("name", "caption"),
+    [
+        ("two dogs_playing-in snow (3).jpg", "two dogs playing in snow"),
+        ("red%20fox%20in%20snow.jpg", "red fox in snow"),
+        ("001_red+fox.jpg", "red fox"),
+        ("a-cat-on-a-mat-1920x1080.webp", "a cat on a mat"),
+        ("TwoDogsPlaying3.jpg", "Two Dogs Playing"),
+        ("2024-01-05 birthday party.jpg", "birthday party"),
+        ("sunset at the beach 9f86d081884c7d65.jpg", "sunset at the beach"),
+        ("2 dogs in snow.jpg", "2 dogs in snow"),
+        ("image of a dog.jpg", "image of a dog"),
+        ("red fox - Copy.jpg", "red fox"),
+        ("犬が雪の中で遊ぶ.jpg", "犬が雪の中で遊ぶ"),
+    ],
+)
+def test_a_name_of_words_is_a_caption(name, caption):
+    assert caption_in_name(f"some/folder/{name}") == caption
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "IMG_1234.jpg", "DSC0001.JPG", "PXL_20230101_101010123.MP.jpg", "Screenshot 2024-01-01 at 10.00.00.png",
+        "Screen Shot 2020-01-01 at 1.00.00\u202fPM.png", "WhatsApp Image 2024-01-01 at 10.10.10 (1).jpeg",
+        "signal-2024-01-01-10-10-10-123.jpg", "photo_2024-01-01_10-10-10.jpg", "FB_IMG_1600000000.jpg",
+        "550e8400-e29b-41d4-a716-446655440000.jpg", "667626_18933d713e.jpg", "COCO_train2014_000000391895.jpg",
+        "jane-doe-dQw4w9WgXcQ-unsplash.jpg", "a.jpg",
+    ],
+)  # fmt: skip
+def test_a_name_that_a_camera_or_a_program_gave_is_none(name):
+    assert caption_in_name(name) == ""
+
+
+def test_a_folder_of_named_pictures_is_seen():
+    touch("a red fox.jpg", "two dogs_playing.jpg", "more/cat-on-a-mat (2).jpg", "IMG_0001.jpg")
+    catalogue = opened()
+    assert catalogue.format == "names"
+    assert captions(catalogue) == {
+        "a red fox.jpg": ["a red fox"],
+        "more/cat-on-a-mat (2).jpg": ["cat on a mat"],
+        "two dogs_playing.jpg": ["two dogs playing"],
+    }
+    assert catalogue.problems.names == {"has no caption": ["IMG_0001.jpg"]}
+
+
+def test_numbered_names_of_a_class_are_no_captions():
+    touch(*(f"{c}/{c}_{i:04}.jpg" for c in ("golden_retriever", "siamese_cat") for i in range(10)))
+    assert opened().format == "classes"
+
+
+# In all kinds
+
+
+def test_a_person_can_force_the_kind():
+    for name in ("red fox/the red fox.jpg", "arctic fox/an arctic fox.jpg"):
+        draw(name, exif=exif(description=f"description of {name[:5]}"))
+        write(name.replace(".jpg", ".txt"), "text")
+    found = {
+        kind: captions(opened(kind))["red fox/the red fox.jpg"]
+        for kind in ("txt", "metadata", "classes", "names")
+    }
+    assert found == {
+        "txt": ["text"],
+        "metadata": ["description of red f"],
+        "classes": ["red fox"],
+        "names": ["the red fox"],
+    }
+    assert opened().format == "txt"
+    with pytest.raises(UserError, match="cannot be read as `csv`"):
+        opened("csv")
+
+
+def test_pictures_without_any_captions_are_an_error_that_says_what_to_do():
+    touch("IMG_0001.jpg", "IMG_0002.jpg")
+    with pytest.raises(UserError, match="`photos/` has pictures but no captions") as caught:
+        opened()
+    assert caught.value.hint == (
+        "put `IMG_0001.txt` next to `IMG_0001.jpg`, or pass a table: `lapclip train pairs.csv`"
+    )
+
+
+def test_a_folder_without_pictures_says_so():
+    FOLDER.mkdir()
+    with pytest.raises(UserError, match="`photos` holds no files"):
+        opened()
+    write("a.doc", "x")
+    write("b.txt", "x")
+    assert not has_pictures(FOLDER)
+    with pytest.raises(UserError, match="`photos` holds 2 files and no pictures"):
+        opened()
+    touch("deep/er/c.JPG")
+    assert has_pictures(FOLDER)
+
+
+def test_the_order_is_that_of_names_not_of_the_disk():
+    for name in ("c", "a", "b/z", "b/a", "B"):
+        touch(f"{name}.jpg")
+        write(f"{name}.txt", "a thing")
+    assert opened().names == sorted(opened().names) == ["B.jpg", "a.jpg", "b/a.jpg", "b/z.jpg", "c.jpg"]
+
+
+def test_twenty_thousand_pictures_open_in_a_moment_because_none_is_opened():
+    for group in range(10):
+        (FOLDER / f"class_{group}").mkdir(parents=True)
+        for number in range(2000):
+            os.close(os.open(FOLDER / f"class_{group}" / f"{number}.jpg", os.O_CREAT))
+    started = time.process_time()
+    assert len(opened().names) == 20_000
+    assert time.process_time() - started < 3
