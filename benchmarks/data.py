@@ -2,6 +2,7 @@
 
     python benchmarks/data.py                      # about five minutes on two cores
     python benchmarks/data.py --image-size 224     # of the larger models
+    python benchmarks/data.py --pictures 2000      # where starting processes weighs less
 
 Photos of 1000 x 750 are made first: Flickr8k's, cut and enlarged, with the grain of a camera, where `../shared/data`
 has them; smooth noise elsewhere. Each measurement is a process of its own, sampled from outside for its memory, and
@@ -31,6 +32,7 @@ NUM_PROCESSES = os.cpu_count() or 1
 BATCH = 128
 TEXT_LENGTH = 48
 SECONDS_DELIVERED = 4.0
+GRAIN = 5.0  # a standard deviation; makes a file as large as that of a real photo
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
 
 
@@ -83,12 +85,9 @@ def smooth_noise(rng: np.random.Generator) -> Image.Image:
 
 
 def grainy(photo: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """With the fine grain that enlarging lost: without it a file would be half the size of a real one."""
+    """With the fine detail that enlarging lost: without it a file would be half the size of a real one."""
     grain = rng.normal(0, GRAIN, (HEIGHT, WIDTH, 1)).astype(np.float32)
     return Image.fromarray((np.asarray(photo) + grain).clip(0, 255).astype(np.uint8))
-
-
-GRAIN = 5.0
 
 
 # The contenders: each is (number done, seconds), in a process that has done nothing else
@@ -252,13 +251,13 @@ CONTENDERS: dict[str, Callable[[Path, int], tuple[int, float]]] = {
     "from the pack, normalised": lambda folder, size: deliver_packed(folder, size, ready=True),
 }
 # Which is how many times as fast as which, and at least how many times it should be.
-RATIOS = [
-    ("pack, one process", "loop, one process", 2.5),
-    ("pack, all cores", "loop, all cores", 2.5),
-    ("pack, all cores", "loop, one process", None),
-    ("from the pack", "DataLoader", 20.0),
-    ("from the pack, normalised", "DataLoader", None),
-]
+RATIOS = {
+    ("pack, one process", "loop, one process"): 2.5,
+    ("pack, all cores", "loop, all cores"): 2.5,
+    ("pack, all cores", "loop, one process"): None,
+    ("from the pack", "DataLoader"): 20.0,
+    ("from the pack, normalised", "DataLoader"): None,
+}
 
 
 # Measuring
@@ -329,49 +328,35 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         mean_kb = prepare(Path(name), asked.pictures)
-        rounds = []
-        for _ in range(asked.rounds):
-            rounds.append({who: measure(who, Path(name), asked.image_size) for who in CONTENDERS})
-    speeds = {who: [one[who][0] for one in rounds] for who in CONTENDERS}
-    memory = {who: [one[who][1] for one in rounds] for who in CONTENDERS}
-    ratios = [
-        (fast, slow, least, [f / s for f, s in zip(speeds[fast], speeds[slow], strict=True)])
-        for fast, slow, least in RATIOS
+        rounds = [
+            {who: measure(who, Path(name), asked.image_size) for who in CONTENDERS}
+            for _ in range(asked.rounds)
+        ]
+    found: dict[str, Any] = {key: getattr(asked, key) for key in ("pictures", "image_size", "rounds")} | {
+        "mean_kb": mean_kb,
+        "num_processes": NUM_PROCESSES,
+    }
+    found["per_second"] = {who: [one[who][0] for one in rounds] for who in CONTENDERS}
+    found["peak_gb"] = {who: max(one[who][1] for one in rounds) for who in CONTENDERS}
+    found["times_as_fast"] = {f"{f} / {s}": [one[f][0] / one[s][0] for one in rounds] for f, s in RATIOS}
+    print(json.dumps(found) if asked.json else table(found))
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [
+        f"{found['pictures']} photos of {WIDTH} x {HEIGHT}, {found['mean_kb']:.0f} kB each; "
+        f"pictures of {found['image_size']} px; {NUM_PROCESSES} cores; {found['rounds']} rounds",
+        f"\n{'':28} {'median / s':>12} {'from':>10} {'to':>10} {'peak GB':>9}",
     ]
-    if asked.json:
-        print(
-            json.dumps(
-                {
-                    "pictures": asked.pictures,
-                    "image_size": asked.image_size,
-                    "mean_kb": mean_kb,
-                    "processes": NUM_PROCESSES,
-                    "per_second": speeds,
-                    "peak_gb": memory,
-                    "ratios": [
-                        {"fast": fast, "slow": slow, "least": least, "times": times}
-                        for fast, slow, least, times in ratios
-                    ],
-                }
-            )
-        )
-        return
-    print(
-        f"{asked.pictures} photos of {WIDTH} x {HEIGHT}, {mean_kb:.0f} kB each; pictures of {asked.image_size} px; "
-        f"{NUM_PROCESSES} cores; {asked.rounds} rounds\n"
-    )
-    print(f"{'':28} {'median / s':>12} {'from':>10} {'to':>10} {'peak GB':>9}")
-    for who in CONTENDERS:
-        found = speeds[who]
-        print(
-            f"{who:28} {statistics.median(found):12,.0f} {min(found):10,.0f} {max(found):10,.0f} "
-            f"{max(memory[who]):9.2f}"
-        )
-    print()
-    for fast, slow, least, times in ratios:
+    for who, speeds in found["per_second"].items():
+        median, peak = statistics.median(speeds), found["peak_gb"][who]
+        lines.append(f"{who:28} {median:12,.0f} {min(speeds):10,.0f} {max(speeds):10,.0f} {peak:9.2f}")
+    lines.append("")
+    for (names, times), least in zip(found["times_as_fast"].items(), RATIOS.values(), strict=True):
         median = statistics.median(times)
-        verdict = "" if least is None else f" (at least {least:g}: {'ok' if median >= least else 'MISSED'})"
-        print(f"{fast} / {slow}: {median:.1f} times, from {min(times):.1f} to {max(times):.1f}{verdict}")
+        verdict = f" (at least {least:g}: {'ok' if median >= least else 'MISSED'})" if least else ""
+        lines.append(f"{names}: {median:.1f} times, from {min(times):.1f} to {max(times):.1f}{verdict}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -28,4 +28,5 @@ def check_up(config: Config, part: Part) -> Report:
         tokenizer.lengths(captions),
         text_length=shape_of(config.model).text_length,
         vocab=kind,
+        image_size=shape_of(config.model).image_size,
     )

@@ -5,11 +5,11 @@ merely copied is fetched by a thread; what must be drawn or decoded, by other pr
 """
 
 from collections import deque
-from collections.abc import Callable, Generator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 
@@ -76,38 +76,47 @@ def load_batches(
 ) -> Generator[Batch]:
     """Batches without end, from some step on, in the size the source keeps its pictures in."""
     fetched = fetch_ahead(source, batch_size, source.stored_size(image_size), seed, first_step, workers)
-    with closing(fetched):
-        for some in fetched:
-            tokens, ends = tokenizer.encode(some.captions, text_length)
-            # By tokens, not by letters: what the model cannot tell apart is the same caption.
-            _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
-            yield Batch(some.images, tokens, ends, source.groups(some.indices), caption_ids, some.faults)
+    batches = (make_batch(source, some, tokenizer, text_length) for some in fetched)
+    with closing(fetched), closing(batches):
+        yield from in_a_thread(batches) if source.only_copies else batches
+
+
+def make_batch(source: Source, some: Fetched, tokenizer: Tokenizer, text_length: int) -> Batch:
+    tokens, ends = tokenizer.encode(some.captions, text_length)
+    # By tokens, not by letters: what the model cannot tell apart is the same caption.
+    _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
+    return Batch(some.images, tokens, ends, source.groups(some.indices), caption_ids, some.faults)
+
+
+def in_a_thread(batches: Generator[Batch]) -> Generator[Batch]:
+    """The next batch is made while this one is used; for work so light that it slows nothing."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, batches)
+        while True:
+            batch = coming.result()
+            coming = thread.submit(next, batches)
+            yield batch
 
 
 def fetch_ahead(
     source: Source, batch_size: int, size: int, seed: int, first_step: int, workers: int
 ) -> Generator[Fetched]:
-    """The pairs of each step; the next ones are fetched while these are used, unless nobody is there to do it."""
+    """The pairs of each step; with workers, the next ones are fetched while these are used."""
     step = first_step
-    if workers == 0 and not source.only_copies:
+    if workers == 0:
         while True:
             indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
             yield fetch(source, indices, epochs, size, seed)
             step += 1
-    pool_of: AbstractContextManager[Executor] = (
-        worker_pool(source, workers) if workers else ThreadPoolExecutor(1)
-    )
-    work: Callable[..., Fetched] = fetch_held if workers else partial(fetch, source)
-    piece_size = PIECE if workers else batch_size
-    with pool_of as pool:
+    with worker_pool(source, workers) as pool:
         waiting: deque[list[Future]] = deque()
         while True:
             while len(waiting) < 2:
                 indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
                 waiting.append(
                     [
-                        pool.submit(work, indices[i : i + piece_size], epochs[i : i + piece_size], size, seed)
-                        for i in range(0, batch_size, piece_size)
+                        pool.submit(fetch_held, indices[i : i + PIECE], epochs[i : i + PIECE], size, seed)
+                        for i in range(0, batch_size, PIECE)
                     ]
                 )
                 step += 1
@@ -116,8 +125,6 @@ def fetch_ahead(
 
 def collect(pieces: list[Future], batch_size: int, size: int) -> Fetched:
     """Puts what was fetched into one batch, and lets go of each piece at once."""
-    if len(pieces) == 1:
-        return pieces.pop().result()
     indices = np.empty(batch_size, dtype=np.int64)
     images = np.empty((batch_size, 3, size, size), dtype=np.uint8)
     captions: list[str] = []
@@ -138,10 +145,8 @@ def fetch(source: Source, indices: np.ndarray, epochs: np.ndarray, size: int, se
         images = source.pixels(indices, size)
     except Unreadable:
         indices, images, faults = fetch_singly(source, indices, size)
-    captions = []
-    for index, epoch in zip(indices.tolist(), epochs.tolist(), strict=True):
-        wordings = source.captions(index)
-        captions.append(wordings[(scattered(index, seed) + epoch) % len(wordings)])
+    turns = zip(indices.tolist(), epochs.tolist(), strict=True)
+    captions = [source.caption(index, scattered(index, seed) + epoch) for index, epoch in turns]
     return Fetched(indices, images, captions, faults)
 
 

@@ -30,6 +30,11 @@ class Source(ABC):
     def captions(self, index: int) -> tuple[str, ...]:
         """What is said of it, one wording or several."""
 
+    def caption(self, index: int, turn: int) -> str:
+        """One of the captions; they take turns."""
+        wordings = self.captions(index)
+        return wordings[turn % len(wordings)]
+
     def name(self, index: int) -> str:
         return f"picture {index}"
 
@@ -96,6 +101,12 @@ class Viewed(Source):
         if self.each_caption:
             return (self.view.caption(int(self.numbers[index])),)
         return self.view.captions(int(self.pictures[index]))
+
+    def caption(self, index: int, turn: int) -> str:
+        if self.each_caption:
+            return self.view.caption(int(self.numbers[index]))
+        first, last = self.view.first[self.pictures[index] : self.pictures[index] + 2].tolist()
+        return self.view.caption(first + turn % (last - first))
 
     def name(self, index: int) -> str:
         return self.view.name(int(self.picture_number(np.array([index]))[0]))
@@ -218,6 +229,10 @@ class Mixed(Source):
     def captions(self, index: int) -> tuple[str, ...]:
         part, own = self.part_of(index)
         return part.captions(own)
+
+    def caption(self, index: int, turn: int) -> str:
+        part, own = self.part_of(index)
+        return part.caption(own, turn)
 
     def name(self, index: int) -> str:
         part, own = self.part_of(index)
