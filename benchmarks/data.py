@@ -10,6 +10,7 @@ rounds go through all contenders in turn, so that a busy minute is shared by all
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -48,8 +49,7 @@ def make_photos(folder: Path, num_photos: int) -> None:
         name = f"{number:06}.jpg"
         if originals:
             original = originals[number % len(originals)]
-            photo = enlarged(original, rng)
-            said = captions[original.name]
+            photo, said = enlarged(original, rng), captions[original.name]
         else:
             photo = smooth_noise(rng)
             said = [f"picture {number} of a fog, seen {k + 1} times" for k in range(5)]
@@ -59,14 +59,19 @@ def make_photos(folder: Path, num_photos: int) -> None:
 
 
 def flickr_photos() -> tuple[list[Path], dict[str, list[str]]]:
-    captions: dict[str, list[str]] = {}
     if not FLICKR.is_dir():
-        return [], captions
-    for line in (FLICKR / "captions.txt").read_text("utf-8").splitlines()[1:]:
-        name, _, caption = line.partition(",")
-        captions.setdefault(name, []).append(caption.strip('" ').replace('"', ""))
+        return [], {}
+    captions = read_captions(FLICKR / "captions.txt")
     originals = sorted(path for path in (FLICKR / "images").iterdir() if path.name in captions)
     return [originals[i] for i in np.random.default_rng(1).permutation(len(originals))], captions
+
+
+def read_captions(table: Path) -> dict[str, list[str]]:
+    captions: dict[str, list[str]] = {}
+    for line in table.read_text("utf-8").splitlines()[1:]:
+        name, _, caption = line.partition(",")
+        captions.setdefault(name, []).append(caption.replace('"', ""))
+    return captions
 
 
 def enlarged(path: Path, rng: np.random.Generator) -> Image.Image:
@@ -119,7 +124,7 @@ class Files:
             from lapclip.data.tokenizer import load_tokenizer
 
             self.tokenizer = load_tokenizer(tokenizer_file)
-            self.captions = read_captions(folder)
+            self.captions = read_captions(folder / "captions.csv")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -139,25 +144,16 @@ class Files:
         return torch.stack(pictures), *map(torch.from_numpy, self.tokenizer.encode(captions, TEXT_LENGTH))
 
 
-def read_captions(folder: Path) -> dict[str, list[str]]:
-    captions: dict[str, list[str]] = {}
-    for line in (folder / "captions.csv").read_text("utf-8").splitlines()[1:]:
-        name, _, caption = line.partition(",")
-        captions.setdefault(name, []).append(caption.strip('"'))
-    return captions
-
-
 def loop_alone(folder: Path, image_size: int) -> tuple[int, float]:
     import torch
 
     from lapclip.data.pack import size_for
 
     torch.set_num_threads(1)
-    paths, size = sorted(folder.glob("*.jpg")), size_for(image_size)
+    files = Files(folder, size_for(image_size))
     started = time.perf_counter()
-    for path in paths:
-        usual_transform(str(path), size)
-    return len(paths), time.perf_counter() - started
+    num_done = sum(1 for index in range(len(files)) if files[index] is not None)
+    return num_done, time.perf_counter() - started
 
 
 def loop_together(folder: Path, image_size: int) -> tuple[int, float]:
@@ -197,13 +193,8 @@ def deliver_files(folder: Path, image_size: int) -> tuple[int, float]:
     return rate(iter(loader))
 
 
-def deliver_packed(folder: Path, image_size: int, *, ready: bool) -> tuple[int, float]:
-    """From the pack, as bytes; `ready` makes them what the DataLoader gives, cropped and normalised numbers."""
-    batches = packed_batches(folder, image_size)
-    return rate(normalised(batches, image_size) if ready else batches)
-
-
 def packed_batches(folder: Path, image_size: int) -> Iterator[Any]:
+    """lapclip's own delivery: bytes, in the size that the pack keeps."""
     from lapclip.config import load_config
     from lapclip.data.batches import load_batches
     from lapclip.data.opening import finished, open_source
@@ -218,6 +209,7 @@ def packed_batches(folder: Path, image_size: int) -> Iterator[Any]:
 
 
 def normalised(batches: Iterator[Any], image_size: int) -> Iterator[Any]:
+    """What the DataLoader gives: numbers, in the size that the model looks at."""
     import torch
 
     from lapclip.augment import augment
@@ -247,8 +239,8 @@ CONTENDERS: dict[str, Callable[[Path, int], tuple[int, float]]] = {
     "loop, all cores": loop_together,
     "pack, all cores": lambda folder, size: pack_once(folder, size, None),
     "DataLoader": deliver_files,
-    "from the pack": lambda folder, size: deliver_packed(folder, size, ready=False),
-    "from the pack, normalised": lambda folder, size: deliver_packed(folder, size, ready=True),
+    "from the pack": lambda folder, size: rate(packed_batches(folder, size)),
+    "from the pack, normalised": lambda folder, size: rate(normalised(packed_batches(folder, size), size)),
 }
 # Which is how many times as fast as which, and at least how many times it should be.
 RATIOS = {
@@ -273,7 +265,8 @@ def measure(contender: str, folder: Path, image_size: int) -> tuple[float, float
         def sample() -> None:
             nonlocal peak
             while not done.wait(0.05):
-                peak = max(peak, held_bytes(psutil.Process(child.pid)))
+                with contextlib.suppress(psutil.Error):  # it may end while we look
+                    peak = max(peak, held_bytes(psutil.Process(child.pid)))
 
         sampler = threading.Thread(target=sample)
         sampler.start()
@@ -289,16 +282,10 @@ def measure(contender: str, folder: Path, image_size: int) -> tuple[float, float
 def held_bytes(process: psutil.Process) -> int:
     """What a process and its children hold; what they share counts once where the system can say so."""
     total = 0
-    try:
-        members = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return 0
-    for member in members:
-        try:
+    with contextlib.suppress(psutil.Error):  # one that ended while we look; the next sample is soon
+        for member in [process, *process.children(recursive=True)]:
             memory = member.memory_full_info()
             total += getattr(memory, "pss", memory.rss)
-        except psutil.Error:
-            continue
     return total
 
 
@@ -307,7 +294,7 @@ def prepare(folder: Path, num_photos: int) -> float:
     from lapclip.data.tokenizer import train_tokenizer
 
     make_photos(folder, num_photos)
-    captions = [caption for several in read_captions(folder).values() for caption in several]
+    captions = [caption for several in read_captions(folder / "captions.csv").values() for caption in several]
     (folder / "tokenizer.json").write_text(train_tokenizer("bpe", captions, 4000).to_json(), "utf-8")
     return statistics.mean(path.stat().st_size for path in folder.glob("*.jpg")) / 1e3
 
@@ -328,6 +315,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as name:
         mean_kb = prepare(Path(name), asked.pictures)
+        measure("from the pack", Path(name), asked.image_size)  # makes the pack that later ones find
         rounds = [
             {who: measure(who, Path(name), asked.image_size) for who in CONTENDERS}
             for _ in range(asked.rounds)

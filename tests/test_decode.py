@@ -68,12 +68,24 @@ def test_a_turned_photo_stands_upright():
     assert "rotated" in traits_of(encoded(lying, "JPEG", exif=exif))
 
 
+def test_a_turned_tiff_is_turned_once():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    lying = halves("RGB", (255, 255, 255), (0, 0, 0)).resize((64, 32))
+    decoded = decode(encoded(lying, "TIFF", exif=exif), 16)
+    assert decoded.pixels[:, 1].mean() > 200 and decoded.pixels[:, 14].mean() < 50
+
+
 def test_a_large_jpeg_is_scaled_while_decoding_and_looks_the_same():
     rng = np.random.default_rng(0)
-    photo = Image.fromarray(rng.integers(0, 255, (9, 12, 3), dtype=np.uint8)).resize((1000, 750), Image.Resampling.BICUBIC)
+    photo = Image.fromarray(rng.integers(0, 255, (9, 12, 3), dtype=np.uint8)).resize(
+        (1000, 750), Image.Resampling.BICUBIC
+    )
     data = encoded(photo, "JPEG", quality=95)
     whole = Image.open(io.BytesIO(data)).crop((125, 0, 875, 750)).resize((72, 72), Image.Resampling.BICUBIC)
-    difference = np.abs(decode(data, 72).pixels.transpose(1, 2, 0).astype(int) - np.asarray(whole).astype(int))
+    difference = np.abs(
+        decode(data, 72).pixels.transpose(1, 2, 0).astype(int) - np.asarray(whole).astype(int)
+    )
     assert difference.mean() < 2
 
 
@@ -84,7 +96,12 @@ def png_of_size(width: int, height: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(1000)))
+        + chunk(b"IEND", b"")
+    )
 
 
 JPEG = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")
@@ -112,4 +129,6 @@ def test_a_picture_of_a_hundred_megapixels_is_decoded_in_little_memory():
     """JPEG is scaled while decoding; a grey one here, to be quick to make."""
     data = encoded(Image.linear_gradient("L").resize((10_000, 10_000)), "JPEG")
     decoded = decode(data, 16)
-    assert int(decoded.record["width"]) == 10_000 and decoded.pixels[0, 0].mean() < decoded.pixels[0, -1].mean()
+    assert (
+        int(decoded.record["width"]) == 10_000 and decoded.pixels[0, 0].mean() < decoded.pixels[0, -1].mean()
+    )

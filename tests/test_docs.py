@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT, SMALL, as_flags, environment
+from conftest import ROOT, SMALL, as_flags, environment, picture_folder
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("guide-*.md"))]
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
@@ -34,10 +34,18 @@ def runnable(line: str) -> str | None:
     if line.startswith("make train"):
         return f"make --no-print-directory -C {shlex.quote(str(ROOT))} -n train >/dev/null && lapclip train {SMALLER}"
     if line.startswith("lapclip train") and "--resume" not in line:
-        return re.sub(r"--(minutes|epochs|steps|size|batch-size) \S+", "", line) + " " + SMALLER
+        small = re.sub(r"--(minutes|epochs|steps|size|batch-size) \S+", "", line) + " " + SMALLER
+        return small.replace(f"--source {SMALL['source']}", "") if "photos" in line else small
     if line.startswith("lapclip train --resume"):
         return re.sub(r"--minutes \S+", "--steps 6", line)
     return line
+
+
+def what_people_have(path) -> None:
+    """A folder with captions and a table, as the pages call them."""
+    folder = picture_folder(path / "photos", 40)
+    rows = [f"photos/{file.name},words about {file.stem}" for file in sorted(folder.glob("*.jpg"))]
+    (path / "pairs.csv").write_text("\n".join(["image,caption", *rows]))
 
 
 @pytest.mark.slow
@@ -46,6 +54,7 @@ def test_every_command_a_page_shows_runs(page, tmp_path):
     found = commands(page)
     assert found, "a page without a command teaches nothing"
     path = f"{ROOT / '.venv' / 'bin'}:{environment()['PATH']}"
+    what_people_have(tmp_path)
     for line in filter(None, map(runnable, found)):
         done = subprocess.run(
             line,

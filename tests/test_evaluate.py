@@ -99,6 +99,8 @@ def test_the_interval_holds_the_truth_about_19_times_in_20():
 
 def test_the_caption_of_one_picture_may_find_an_equal_one():
     known = unit(np.random.default_rng(0).normal(size=(12, 16)))
-    twice = replace(different(np.tile(known, (2, 1)), known, np.arange(12), names(12)), groups=np.arange(24) % 12)
+    twice = replace(
+        different(np.tile(known, (2, 1)), known, np.arange(12), names(12)), groups=np.arange(24) % 12
+    )
     assert retrieval(twice, 12)["text_to_image"]["recall@1"] == 1
     assert retrieval(replace(twice, groups=np.arange(24)), 12)["text_to_image"]["recall@1"] == 0

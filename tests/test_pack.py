@@ -76,7 +76,10 @@ def test_equal_pictures_share_a_row_and_a_side(tmp_path):
         (folder / f"copy-{number:02}.txt").write_text("again")
     data = opened(folder, validation_share=0.3)
     assert len(np.unique(data.parts[0].files.pack.records["row"])) == 20
-    sides = [{source.name(i).removeprefix("copy-") for i in range(source.num_pairs)} for source in (data.training, data.held_out)]
+    sides = [
+        {source.name(i).removeprefix("copy-") for i in range(source.num_pairs)}
+        for source in (data.training, data.held_out)
+    ]
     assert sides[0].isdisjoint(sides[1]) and len(sides[1]) >= 2
     groups = data.training.groups(np.arange(data.training.num_pairs))
     assert len(np.unique(groups)) == data.training.num_pairs / 2
@@ -105,7 +108,9 @@ def test_killed_packing_goes_on_from_there(tmp_path):
     arguments = [sys.executable, "-m", "lapclip", "data", "pack", str(folder), "--image-size", "64"]
     done = []
     for _ in range(3):
-        process = subprocess.Popen(arguments, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            arguments, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        )
         deadline = time.monotonic() + 60
         start = done[-1] if done else 0
         while time.monotonic() < deadline and process.poll() is None and records_written() <= start + 40:

@@ -68,7 +68,9 @@ def test_one_caption_an_epoch_in_turn_or_all_of_them(tmp_path):
     indices = np.arange(one.num_pairs)
     epochs = [fetch(one, indices, np.full(len(indices), e), 24, seed=0).captions for e in range(3)]
     assert all(len({words[i] for words in epochs}) == 3 for i in indices), "each caption in its turn"
-    shown = fetch(everything, np.arange(everything.num_pairs), np.zeros(everything.num_pairs, int), 24, seed=0)
+    shown = fetch(
+        everything, np.arange(everything.num_pairs), np.zeros(everything.num_pairs, int), 24, seed=0
+    )
     assert len(set(shown.captions)) == everything.num_pairs
     groups = everything.groups(np.arange(everything.num_pairs))
     assert set(Counter(groups.tolist()).values()) == {3}, "the loss knows that three captions share a picture"
@@ -80,7 +82,9 @@ def test_a_packed_source_is_small_to_send(tmp_path):
     training = opened(picture_folder(tmp_path / "photos", 30)).training
     training.pixels(np.arange(5), 24)
     assert len(pickle.dumps(training)) < 2000
-    assert np.array_equal(pickle.loads(pickle.dumps(training)).pixels(np.arange(5), 24), training.pixels(np.arange(5), 24))
+    assert np.array_equal(
+        pickle.loads(pickle.dumps(training)).pixels(np.arange(5), 24), training.pixels(np.arange(5), 24)
+    )
 
 
 def test_a_bounded_shuffle_shows_every_pair_once_and_reads_neighbours_together():
@@ -116,8 +120,17 @@ def test_a_source_that_vanishes_ends_in_words_not_in_a_loop(tmp_path):
 def test_training_goes_on_when_pictures_are_deleted_under_it(tmp_path, pack):
     folder = picture_folder(tmp_path / "photos", 40)
     data = opened(folder, pack=pack)
-    tokenizer = train_tokenizer("bpe", [data.training.captions(i)[0] for i in range(data.training.num_pairs)], 400)
-    settings = {"batch_size": 8, "image_size": 16, "text_length": 16, "seed": 0, "first_step": 0, "workers": 0}
+    tokenizer = train_tokenizer(
+        "bpe", [data.training.captions(i)[0] for i in range(data.training.num_pairs)], 400
+    )
+    settings = {
+        "batch_size": 8,
+        "image_size": 16,
+        "text_length": 16,
+        "seed": 0,
+        "first_step": 0,
+        "workers": 0,
+    }
     batches = load_batches(data.training, tokenizer, **settings)
     next(batches)
     for index in range(5):
@@ -132,7 +145,14 @@ def test_training_goes_on_when_pictures_are_deleted_under_it(tmp_path, pack):
 @pytest.mark.parametrize("more", [{}, {"workers": 1}])
 def test_a_run_trains_on_a_folder_from_the_pack_and_without_it(tmp_path, more):
     folder = picture_folder(tmp_path / "photos", 60)
-    settings = {"size": "nano", "image_size": 16, "batch_size": 8, "steps": 12, "threads": 1, "num_validation": 16}
+    settings = {
+        "size": "nano",
+        "image_size": 16,
+        "batch_size": 8,
+        "steps": 12,
+        "threads": 1,
+        "num_validation": 16,
+    }
     flags = [*as_flags(settings | more), *(["--no-pack"] if more else [])]
     done = lapclip("train", str(folder), "--json", *flags)
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,8 @@ import typing
 from dataclasses import fields
 from pathlib import Path
 
+from cyclopts import App
+
 from lapclip.cli import app
 from lapclip.config import SETTINGS, Config
 
@@ -21,10 +23,19 @@ def main() -> None:
 
 def cli_page() -> str:
     parts = [NOTE, "# Commands\n"]
-    for command in ([], *([name] for name in app if not name.startswith("-"))):
+    for command in all_commands(app):
         name = " ".join(["lapclip", *command])
         parts.append(f"## {name}\n\n```\n{help_of(command)}\n```\n")
     return "\n".join(parts)
+
+
+def all_commands(part: App, above: tuple[str, ...] = ()) -> list[list[str]]:
+    """Each command and the commands below it."""
+    found = [list(above)]
+    for name in part:
+        if not name.startswith("-"):
+            found += all_commands(part[name], (*above, name))
+    return found
 
 
 def help_of(command: list[str]) -> str:

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor
 
 from lapclip.checkpoint import best, load_weights
 from lapclip.config import DeviceName
+from lapclip.data.decode import Unreadable, decode, middle_square, to_rgb
+from lapclip.data.files import read_file
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.device import Device, pick_device
 from lapclip.errors import UserError
@@ -63,20 +65,16 @@ def refuse_one(several: object) -> None:
 
 
 def to_pixels(picture: Picture, image_size: int) -> np.ndarray:
-    """Bytes [3, H, W]: turned upright, the middle square, at the model's size."""
-    if isinstance(picture, str | Path):
-        try:
-            with Image.open(picture) as opened:
-                picture = ImageOps.exif_transpose(opened).convert("RGB")
-        except (
-            Exception
-        ) as error:  # a broken file can raise nearly anything: OSError, SyntaxError, struct.error
-            raise UserError(
-                f"cannot read `{picture}` as a picture: {error}", hint="leave it out, or convert it to JPEG"
-            ) from None
-    return np.asarray(
-        ImageOps.fit(picture.convert("RGB"), (image_size, image_size), Image.Resampling.BICUBIC)
-    ).transpose(2, 0, 1)
+    """Bytes [3, H, W]: turned upright, the middle square, at the model's size; a file as a pack would decode it."""
+    if isinstance(picture, Image.Image):
+        return np.asarray(middle_square(to_rgb(picture), image_size)).transpose(2, 0, 1)
+    try:
+        return decode(read_file(str(picture)), image_size).pixels
+    except (Unreadable, OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(
+            f"cannot read `{picture}` as a picture: {why}", hint="leave it out, or convert it to JPEG"
+        ) from None
 
 
 def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:

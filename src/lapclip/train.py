@@ -138,6 +138,8 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             )
             for warning in warnings_of(data, run, tokenizer, model.size.text_length, now.step):
                 yield report(warning)
+            data.release()
+            release_memory()
 
             while (share := share_done(cfg, steps, now.step, now.seconds)) < 1:
                 # one step

@@ -20,6 +20,7 @@ from lapclip.data.workers import held, worker_pool
 from lapclip.errors import UserError
 
 PIECE = 64  # pairs a worker prepares at once: small, so that a large batch is shared and never held twice
+MOST_REMEMBERED = 100_000  # captions whose tokens are kept in memory: 30 MB
 MOST_TRIES = 100  # pairs tried in place of one whose picture is broken
 
 
@@ -75,6 +76,8 @@ def load_batches(
     workers: int,
 ) -> Generator[Batch]:
     """Batches without end, from some step on, in the size the source keeps its pictures in."""
+    if source.only_copies and (words := source.all_captions(MOST_REMEMBERED)) is not None:
+        tokenizer.remember(words)
     fetched = fetch_ahead(source, batch_size, source.stored_size(image_size), seed, first_step, workers)
     batches = (make_batch(source, some, tokenizer, text_length) for some in fetched)
     with closing(fetched), closing(batches):

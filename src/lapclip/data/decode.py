@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
 # What a record notes about a picture, one bit each.
 TRAITS = ("grey", "cmyk", "sixteen_bit", "alpha", "palette", "rotated", "animated")
@@ -61,21 +61,21 @@ class Decoded:
 
 def digest(*parts: bytes) -> bytes:
     """Sixteen bytes that stand for some others."""
-    state = hashlib.blake2b(digest_size=16)
+    state = hashlib.sha256()  # which processors have instructions for
     for part in parts:
-        state.update(len(part).to_bytes(8, "little") + part)
-    return state.digest()
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()[:16]
 
 
-def decode(data: bytes, size: int) -> Decoded:
-    """The middle square of a picture, upright, at a size; Unreadable when it is none."""
+def decode(data: bytes, size: int, content: bytes | None = None) -> Decoded:
+    """The middle square of a picture, upright, at a size; Unreadable when it is none. `content` is the bytes' digest."""
     if not data:
         raise Unreadable("is empty")
     record = np.zeros((), RECORD)
-    record["content"], record["num_bytes"] = np.void(digest(data)), len(data)
+    record["content"], record["num_bytes"] = np.void(content or digest(data)), len(data)
     try:
-        picture = open_picture(data, size, record)
-        square = middle_square(picture, size)
+        square = open_square(data, size, record)
         thumb = square.resize((THUMB, THUMB), Image.Resampling.BOX)
         record["thumb"] = np.asarray(thumb)
         record["dhash"] = difference_hash(square)
@@ -89,21 +89,35 @@ def decode(data: bytes, size: int) -> Decoded:
     return Decoded(pixels, record)
 
 
-def open_picture(data: bytes, size: int, record: np.ndarray) -> Image.Image:
-    """The decoded picture, RGB and upright, at least `size` on its short side where the original is."""
+def open_square(data: bytes, size: int, record: np.ndarray) -> Image.Image:
+    """The middle square of a picture, RGB and upright; fills in what the record says of the original."""
     with warnings.catch_warnings(), own_limit():
         warnings.simplefilter("ignore")  # about metadata
-        picture = Image.open(io.BytesIO(data), formats=formats())
+        picture = Image.open(io.BytesIO(data), formats=formats(data))
         width, height = picture.size
         if picture.format in ("JPEG", "MPO"):
-            picture.draft("RGB", (2 * size, 2 * size))  # scaled while decoding, and still twice what is kept
+            picture.draft("RGB", (size, size))  # scaled while decoding, to no less than what is kept
         if picture.width * picture.height > MOST_PIXELS:  # before `getexif`, which may decode
             raise Unreadable(f"has {width * height / 1e6:,.0f} million pixels, too many to decode safely")
         turned = picture.getexif().get(0x0112, 1)  # orientation
         record["width"], record["height"] = (height, width) if turned in (5, 6, 7, 8) else (width, height)
         record["format"] = FORMATS.index(picture.format or "")
         record["traits"] = sum(1 << TRAITS.index(trait) for trait in traits(picture, turned))
-        return to_rgb(ImageOps.exif_transpose(picture))
+        scale = round(width / picture.width)
+        # Decoded sizes are rounded up: the last row may be half a one.
+        extent = (width / scale, height / scale) if scale > 1 else (None, None)
+        square = middle_square(to_rgb(picture), size, *extent)
+        return upright(square, picture.getexif().get(0x0112, 1))  # asked again: some turn as they load
+
+
+def upright(square: Image.Image, turned: int) -> Image.Image:
+    """A square as its orientation says it is seen; turning is cheap once the picture is small."""
+    method = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_90,
+    }.get(turned)  # fmt: skip
+    return square if method is None else square.transpose(method)
 
 
 @contextlib.contextmanager
@@ -116,8 +130,13 @@ def own_limit() -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS = before
 
 
-def formats() -> list[str]:
-    register_heif()
+def formats(data: bytes) -> list[str]:
+    """What a picture that begins so may be opened as."""
+    if data[4:8] == b"ftyp":
+        register_heif()
+    Image.preinit()
+    if not set(FORMATS) - {"HEIF"} <= Image.OPEN.keys():
+        Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
@@ -125,7 +144,6 @@ def register_heif() -> None:
     """Phones' HEIC, when the extra is installed."""
     if "HEIF" in Image.OPEN:
         return
-    Image.init()
     try:
         import pillow_heif
     except ImportError:
@@ -163,11 +181,14 @@ def to_rgb(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
-def middle_square(picture: Image.Image, size: int) -> Image.Image:
-    """The middle square, cropped and resized in one go."""
-    side = min(picture.size)
-    left, top = (picture.width - side) / 2, (picture.height - side) / 2
-    if picture.size == (size, size):
+def middle_square(
+    picture: Image.Image, size: int, width: float | None = None, height: float | None = None
+) -> Image.Image:
+    """The middle square, cropped and resized in one go; of a part of the picture when its extent is given."""
+    width, height = width or picture.width, height or picture.height
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    if picture.size == (size, size) and side == size:
         return picture
     return picture.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
 

@@ -33,7 +33,7 @@ LEAST_PICTURES = 4
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
     """One of the sources named, opened."""
 
@@ -41,7 +41,7 @@ class Part:
     weight: float
     training: Source
     held_out: Source
-    files: "Files | None" = None  # None for what lapclip draws itself
+    files: "Files | None" = None  # None for what lapclip draws itself, and once it is released
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ class Data:
     """Pairs to train on, and pairs held out."""
 
     parts: tuple[Part, ...]
+    fingerprint: str  # changes when pictures or captions do
     training: Source = field(repr=False)
     held_out: Source = field(repr=False)
 
@@ -71,11 +72,10 @@ class Data:
             part.name + (f"@{part.weight:g}" if part.weight != 1 else "") for part in self.parts
         )
 
-    @property
-    def fingerprint(self) -> str:
-        """Changes when pictures or captions do."""
-        own = [part.files.view.fingerprint if part.files else part.name for part in self.parts]
-        return digest(self.source.encode(), *(o.encode() for o in own)).hex()
+    def release(self) -> None:
+        """Lets go of what only opening and the doctor need: the words of a million pairs."""
+        for part in self.parts:
+            part.files = None
 
 
 def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None, Data]:
@@ -87,14 +87,21 @@ def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None
             parts.append(Part(name, weight, training, held_out))
         else:
             parts.append((yield from open_files(config, name, weight, size_for(image_size))))
+    fingerprint = fingerprint_of(parts)
     if len(parts) == 1:
-        return Data(tuple(parts), parts[0].training, parts[0].held_out)
+        return Data(tuple(parts), fingerprint, parts[0].training, parts[0].held_out)
     weights = tuple(part.weight for part in parts)
     return Data(
         tuple(parts),
+        fingerprint,
         Mixed(tuple(part.training for part in parts), weights),
         Mixed(tuple(part.held_out for part in parts), (1.0,) * len(parts)),
     )
+
+
+def fingerprint_of(parts: list[Part]) -> str:
+    own = [f"{p.files.view.fingerprint if p.files else p.name}@{p.weight}" for p in parts]
+    return digest(*(o.encode() for o in own)).hex()
 
 
 def finished(work: Generator[object, None, T]) -> T:

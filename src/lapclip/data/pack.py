@@ -13,7 +13,7 @@ import shutil
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from lapclip.run import write_atomically
 
 VERSION = 1
 PIECE = 32  # pictures a process decodes at once
-FEW = 64  # pictures that are decoded here, sooner than processes start
+FEW = 200  # pictures that are decoded here, sooner than processes start
 SPARE_BYTES = 2**30  # of the disk, never taken
 
 
@@ -88,7 +88,9 @@ def pack(
             check_disk(len(missing) * (journal.row_bytes + RECORD.itemsize))
             num_unreadable = 0
             yield Progress(0, len(missing), 0)
-            for done, numbers, outcomes in decode_all(catalogue.reader, missing, size, journal, workers):
+            for done, numbers, outcomes in decode_all(
+                Decoder(catalogue.reader, size, journal.contents), missing, workers
+            ):
                 for number, outcome in zip(numbers, outcomes, strict=True):
                     num_unreadable += isinstance(outcome, str)
                     found[number] = journal.add(int(stamps[number]), outcome)
@@ -109,19 +111,19 @@ def all_stamps(catalogue: Catalogue) -> Iterator[int]:
 
 
 def decode_all(
-    reader: Reader, numbers: np.ndarray, size: int, journal: Journal, workers: int | None
+    decoder: "Decoder", numbers: np.ndarray, workers: int | None
 ) -> Iterator[tuple[int, np.ndarray, list[Outcome]]]:
     """How many are done, some pictures' numbers, and what became of them; in order, by all cores together."""
     pieces = deque(numbers[i : i + PIECE] for i in range(0, len(numbers), PIECE))
+    done = 0
     if len(numbers) <= FEW or workers == 0:
-        for place, piece in enumerate(pieces):
-            done = min(len(numbers), (place + 1) * PIECE)
-            yield done, piece, decode_piece(reader, piece, size, journal.contents)
+        for piece in pieces:
+            done += len(piece)
+            yield done, piece, decoder.decode(piece)
         return
     workers = min(workers or num_usable_cores(), len(pieces))
-    with worker_pool((reader, size, journal.contents), workers) as pool:
+    with worker_pool(decoder, workers) as pool:
         waiting: deque[tuple[np.ndarray, Future]] = deque()
-        done = 0
         while pieces or waiting:
             while pieces and len(waiting) < 2 * workers:  # a bounded number of pictures is in flight
                 waiting.append((pieces[0], pool.submit(decode_held, pieces.popleft())))
@@ -131,33 +133,43 @@ def decode_all(
 
 
 def decode_held(numbers: np.ndarray) -> list[Outcome]:
-    reader, size, contents = held()
-    return decode_piece(reader, numbers, size, contents)
+    return held().decode(numbers)
 
 
-def decode_piece(reader: Reader, numbers: np.ndarray, size: int, contents: np.ndarray) -> list[Outcome]:
-    return [decode_one(reader, int(number), size, contents) for number in numbers]
+@dataclass
+class Decoder:
+    """Decodes pictures, but none that it or the pack has met before."""
 
+    reader: Reader
+    size: int
+    packed: np.ndarray  # keys of contents, ascending
+    met: set[int] = field(default_factory=set)
 
-def decode_one(reader: Reader, number: int, size: int, contents: np.ndarray) -> Outcome:
-    """One picture; what the pack knows by content is not decoded again."""
-    try:
-        data = reader.read(number)
-        content = digest(data)
-        key = np.frombuffer(content[:8], "<u8")[0]
-        place = np.searchsorted(contents, key)
-        if place < len(contents) and contents[place] == key:
-            record = np.zeros((), RECORD)
-            record["content"] = np.void(content)
-            return record, None
-        decoded = decode(data, size)
-        return decoded.record, decoded.pixels
-    except Unreadable as problem:
-        return str(problem)
-    except OSError as error:
-        return f"cannot be read: {(error.strerror or str(error)).lower()}"
-    except ValueError as error:
-        return str(error)
+    def decode(self, numbers: np.ndarray) -> list[Outcome]:
+        return [self.decode_one(int(number)) for number in numbers]
+
+    def decode_one(self, number: int) -> Outcome:
+        try:
+            data = self.reader.read(number)
+            content = digest(data)
+            key = int.from_bytes(content[:8], "little")
+            if self.is_known(key):
+                record = np.zeros((), RECORD)
+                record["content"] = np.void(content)
+                return record, None
+            decoded = decode(data, self.size, content)
+            self.met.add(key)
+            return decoded.record, decoded.pixels
+        except Unreadable as problem:
+            return str(problem)
+        except OSError as error:
+            return f"cannot be read: {(error.strerror or str(error)).lower()}"
+        except ValueError as error:
+            return str(error)
+
+    def is_known(self, key: int) -> bool:
+        place = int(np.searchsorted(self.packed, np.uint64(key)))
+        return key in self.met or (place < len(self.packed) and int(self.packed[place]) == key)
 
 
 def needed_bytes(catalogue: Catalogue, size: int) -> int:

@@ -36,7 +36,8 @@ def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
     if name == "emoji" or name.startswith("emoji:"):
         from lapclip.data.sources.emoji import open_emoji
 
-        return open_emoji(name, options), name
+        kind, colon, where = name.partition(":")
+        return open_emoji(name, options), f"{kind}{colon}{os.path.abspath(where)}" if colon else kind
     if options.format == "tar" and Path(name).is_dir():
         name = os.path.join(name, "*.tar")
     if is_shards(name) or options.format == "tar":

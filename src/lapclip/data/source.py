@@ -35,6 +35,10 @@ class Source(ABC):
         wordings = self.captions(index)
         return wordings[turn % len(wordings)]
 
+    def all_captions(self, most: int) -> list[str] | None:
+        """Every caption there is, unless they are too many to hold."""
+        return None
+
     def name(self, index: int) -> str:
         return f"picture {index}"
 
@@ -107,6 +111,11 @@ class Viewed(Source):
             return self.view.caption(int(self.numbers[index]))
         first, last = self.view.first[self.pictures[index] : self.pictures[index] + 2].tolist()
         return self.view.caption(first + turn % (last - first))
+
+    def all_captions(self, most: int) -> list[str] | None:
+        if (self.view.first[self.pictures + 1] - self.view.first[self.pictures]).sum() > most:
+            return None
+        return [caption for picture in self.pictures.tolist() for caption in self.view.captions(picture)]
 
     def name(self, index: int) -> str:
         return self.view.name(int(self.picture_number(np.array([index]))[0]))
@@ -233,6 +242,11 @@ class Mixed(Source):
     def caption(self, index: int, turn: int) -> str:
         part, own = self.part_of(index)
         return part.caption(own, turn)
+
+    def all_captions(self, most: int) -> list[str] | None:
+        parts = [part.all_captions(most) for part in self.parts]
+        known = [caption for own in parts if own is not None for caption in own]
+        return known if None not in parts and len(known) <= most else None
 
     def name(self, index: int) -> str:
         part, own = self.part_of(index)

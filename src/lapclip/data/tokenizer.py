@@ -4,7 +4,9 @@ Both are `tokenizers` pipelines in one `tokenizer.json`, lower-cased, with the s
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ class Tokenizer:
 
     def __init__(self, pipeline: tokenizers.Tokenizer):
         self.pipeline = pipeline
+        self.known: dict[str, Sequence[int]] = {}
         self.pipeline.encode_special_tokens = (
             True  # `<end>` in a caption is plain text: only `encode` ends a row
         )
@@ -48,11 +51,24 @@ class Tokenizer:
         """Tokens of each caption, start and end included, before any cut."""
         return np.array([len(ids) + 2 for ids in self.ids(captions)])
 
-    def ids(self, captions: list[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.pipeline.encode_batch(captions, add_special_tokens=False)]
+    def remember(self, captions: Iterable[str]) -> None:
+        """Tokenises captions that will come again and again, so that later it is a mere look-up."""
+        for some in batched(captions, 10_000):
+            self.known |= zip(some, (array("i", ids) for ids in self.ids(list(some))), strict=True)
+
+    def ids(self, captions: list[str]) -> list[Sequence[int]]:
+        new = [caption for caption in captions if caption not in self.known]
+        found = iter(self.pipeline.encode_batch_fast(new, add_special_tokens=False) if new else ())
+        return [self.known[c] if c in self.known else next(found).ids for c in captions]
 
     def to_json(self) -> str:
         return self.pipeline.to_str(pretty=True)
+
+
+def batched(captions: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
+    captions = iter(captions)
+    while some := tuple(islice(captions, size)):
+        yield some
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

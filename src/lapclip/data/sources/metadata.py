@@ -51,7 +51,9 @@ def description(picture: bytes | str | Path) -> list[str]:
     try:
         with opened(picture) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(file, formats=formats()) as image:
+            allowed = formats(file.read(12))
+            file.seek(0)
+            with Image.open(file, formats=allowed) as image:
                 found = [clean_caption(text) for text in texts(image)]
     except Exception:  # a broken file can raise nearly anything: OSError, SyntaxError, struct.error
         return []
