@@ -154,7 +154,8 @@ def summarise(config: Config, data: Data, tokenizer: Tokenizer) -> DataSummary:
         share_outside_a_to_z=share_outside_a_to_z(captions),
         is_drawn=is_drawn,
         says_sides=float(np.mean([bool(SIDE_WORDS.search(caption)) for caption in captions])),
-        is_packed=data.training.only_copies,
+        only_copies=data.training.only_copies,
+        is_streamed=any(part.files is not None and part.files.is_streamed for part in data.parts),
         is_remote=any("://" in part.name for part in data.parts),
     )
 
@@ -165,8 +166,8 @@ def absolute(path: str | None) -> str | None:
 
 def sample_captions(source: Source, most: int) -> list[str]:
     """Captions from all over a source, all wordings of each pair."""
-    num_pairs = min(source.num_pairs, most)
-    indices = np.unique(np.linspace(0, source.num_pairs - 1, num_pairs).astype(int))
+    num_pairs = min(source.num_different, most)
+    indices = np.unique(np.linspace(0, source.num_different - 1, num_pairs).astype(int))
     return list(islice((c for index in indices for c in source.captions(int(index))), most))
 
 

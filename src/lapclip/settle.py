@@ -20,7 +20,8 @@ class DataSummary:
     share_outside_a_to_z: float = 0.0  # of the captions' letters
     is_drawn: bool = True  # by lapclip itself: always new, and its captions say left and right
     says_sides: float = 1.0  # share of captions with `left` or `right`
-    is_packed: bool = False  # or drawn or decoded as it is needed
+    only_copies: bool = False  # nothing is drawn or decoded while training
+    is_streamed: bool = False  # decoded in every epoch, for want of a pack
     is_remote: bool = False
 
 
@@ -183,11 +184,11 @@ def settle_loss(data: DataSummary) -> tuple[LossName, str]:
 
 def settle_workers(size: Size, data: DataSummary, machine: Machine) -> tuple[int, str]:
     """Processes that draw or decode ahead, where that is a notable part of a step."""
-    if data.is_packed:
+    if data.only_copies:
         return 0, "a thread copies the next batch from the pack during a step"
     if data.is_remote:
         return 1, "one process reads ahead, so that nothing is fetched twice"
-    if not data.is_drawn:
+    if data.is_streamed:
         return max(1, machine.num_cores // 2), "half the cores decode the next batches during a step"
     if flops_per_pair(size, num_tokens=size.text_length) < MANY_FLOPS:
         return 1, "one process prepares the next batch during a step"
@@ -198,7 +199,7 @@ def settle_looks(data: DataSummary) -> dict[str, tuple[Any, str]]:
     """How pictures are kept and varied, with reasons; what is drawn anew each time needs none of it."""
     says_sides = data.says_sides > 0.02
     return {
-        "pack": (data.is_packed, "there is room for it" if data.is_packed else "there is no room for it"),
+        "pack": (not data.is_streamed, f"there is {'no ' if data.is_streamed else ''}room for it"),
         "crop": (
             1.0 if data.is_drawn else 0.6,
             "the same pictures come again and again; crops keep them new",

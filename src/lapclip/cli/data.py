@@ -140,7 +140,7 @@ def show(
     from lapclip.data.sheet import draw_sheet
 
     training = opened.training
-    chosen = np.unique(np.linspace(0, training.num_pairs - 1, count).astype(int)).tolist()
+    chosen = np.unique(np.linspace(0, training.num_different - 1, count).astype(int)).tolist()
     rows = [(training.picture(i, 128), list(training.captions(i)), training.name(i)) for i in chosen]
     try:
         draw_sheet(out, rows)
@@ -152,7 +152,7 @@ def show(
     if json:
         print_json({"path": str(out), "num_images": len(rows)})
     else:
-        people.print(f"{len(rows)} of {training.num_pairs:,} pairs", highlight=False)
+        people.print(f"{len(rows)} of {training.num_different:,} pairs", highlight=False)
         Console().print(str(out), highlight=False, soft_wrap=True)
     return 0
 

@@ -170,7 +170,7 @@ def fetch_singly(
                 break
             except Unreadable as problem:
                 faults.append(f"`{source.name(int(taken[place]))}` {problem}")
-                taken[place] = (taken[place] + 1) % source.num_pairs
+                taken[place] = (taken[place] + 1) % source.num_different
         else:
             raise UserError(
                 f"{MOST_TRIES} pictures in a row cannot be read, the last one {faults[-1]}",

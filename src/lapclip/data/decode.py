@@ -69,7 +69,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 def decode(data: bytes, size: int, content: bytes | None = None) -> Decoded:
-    """The middle square of a picture, upright, at a size; Unreadable when it is none. `content` is the bytes' digest."""
+    """The middle square of a picture, upright, at a size; Unreadable when it is none. `content` is its digest."""
     if not data:
         raise Unreadable("is empty")
     record = np.zeros((), RECORD)

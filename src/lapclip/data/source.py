@@ -22,6 +22,11 @@ class Source(ABC):
     num_pairs: int  # in an epoch
     only_copies = False  # whether a picture costs nothing but a copy, so that a thread can fetch it
 
+    @property
+    def num_different(self) -> int:
+        """Pairs there are; indices lie below it. In an epoch some may come twice."""
+        return self.num_pairs
+
     @abstractmethod
     def picture(self, index: int, size: int) -> Image.Image:
         """The picture, RGB, square, of about that size; Unreadable when it cannot be had."""
@@ -202,6 +207,10 @@ class Mixed(Source):
     @property
     def num_pairs(self) -> int:  # type: ignore[override]
         return sum(self.counts)
+
+    @property
+    def num_different(self) -> int:
+        return int(self.starts[-1])
 
     @cached_property
     def counts(self) -> list[int]:

@@ -3,8 +3,8 @@
 Both are `tokenizers` pipelines in one `tokenizer.json`, lower-cased, with the same four special symbols.
 """
 
-from collections import Counter
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path

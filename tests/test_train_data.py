@@ -1,0 +1,69 @@
+"""Training on what people have: exact after a resume however the pictures come, and honest when the source changes."""
+
+import shutil
+
+import pytest
+from conftest import SMALL, picture_folder
+from test_train import assert_equal_to_the_bit, of, trained
+
+from lapclip.config import load_config
+from lapclip.data.pack import packs_folder
+from lapclip.events import Step, Warned
+from lapclip.prepare import prepare
+from lapclip.train import train
+
+
+def config_for(source: object, **more):
+    return load_config(flags=SMALL | {"source": str(source), "steps": 8, "validation_share": 0.2} | more)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"captions": "all"}, {"pack": False}, {"crop": 0.4, "flip": True, "colour": 0.2}, {"mixed": True}],
+    ids=lambda more: "-".join(more) or "packed",
+)
+def test_a_resumed_run_equals_one_that_never_stopped_however_pictures_come(tmp_path, more):
+    source = str(picture_folder(tmp_path / "photos", 40))
+    for file in (tmp_path / "photos").glob("*.txt"):
+        file.write_text(f"{file.read_text()}\nanother caption of {file.stem}")
+    if more.pop("mixed", False):
+        source += f" + {picture_folder(tmp_path / 'others', 12, first=60)}@1.5 + synthetic:30"
+    config = config_for(source, **more)
+    straight, _ = trained(config, "straight")
+    run = prepare(config, "broken")
+    for event in train(run.load_config(), run):
+        if isinstance(event, Step) and event.step == 3:
+            break
+    shutil.rmtree(packs_folder())  # somebody cleaned up; it is made again
+    events = list(train(run.load_config(), run))
+    assert [step.step for step in of(Step, events)] == [4, 5, 6, 7, 8]
+    assert not [w for w in of(Warned, events) if "changed" in w.message]
+    assert_equal_to_the_bit(straight, run)
+
+
+def test_a_source_that_changed_is_said_when_a_run_goes_on(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 40)
+    run = prepare(config_for(folder), "run")
+    for event in train(run.load_config(), run):
+        if isinstance(event, Step) and event.step == 3:
+            break
+    picture_folder(folder, 3, first=90)
+    events = list(train(run.load_config(), run))
+    assert [w for w in of(Warned, events) if "the source has changed" in w.message]
+    assert of(Step, events)[-1].step == 8
+
+
+def test_a_run_finds_its_source_from_another_folder(tmp_path, monkeypatch):
+    picture_folder(tmp_path / "photos", 40)
+    run = prepare(config_for("photos"), "run")
+    assert run.name == "run" and run.load_config().data.source == str(tmp_path / "photos")
+    config = run.load_config()
+    run.path = run.path.absolute()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert of(Step, list(train(config, run)))[-1].step == 8
+
+
+def test_a_run_is_named_after_its_source(tmp_path):
+    picture_folder(tmp_path / "my photos", 12)
+    assert prepare(config_for("my photos")).name == "my-photos-nano-1"
