@@ -78,8 +78,10 @@ def show_packing(
                 now = next(work)
             except StopIteration as end:
                 return end.value
-            if now.total and now.done == 0 and not people.is_terminal:
-                people.print(f"{what}: {now.total:,}", highlight=False)
+            if now.total and now.done == 0:
+                people.print(
+                    f"{what}: {now.total:,}, {now.needed_bytes / 1e6:,.0f} MB on the disk", highlight=False
+                )
             if requests:
                 work.close()
                 raise Stopped

@@ -14,6 +14,7 @@ from lapclip.data.decode import THUMB
 NUM_VALUES = THUMB * THUMB * 3  # in a thumb
 MOST_BITS = 4  # of the difference hash; a photo saved again as JPEG 50 keeps within them 99 times in 100
 MOST_DIFFERENCE = 8.0  # of 255, on average over the thumb; 5% brighter is 5
+MOST_ANYWHERE = 20  # in the thumb; saved again at half the size and 5% brighter, 99 in 100 stay within 18
 # Drawings on a plain ground, such as emoji, may differ in one place alone, so they must agree in each to within what
 # saving them again changes.
 MOST_PLAIN_DIFFERENCE, MOST_PLAIN_ANYWHERE = 1.5, 8
@@ -74,7 +75,7 @@ def near_groups(thumbs: np.ndarray, hashes: np.ndarray, places: np.ndarray) -> n
             near[near] = np.abs(sums[left[near]] - sums[right[near]]).sum(axis=1) <= limit[near]
             one, other = left[near], right[near]
             total, largest = differences(thumbs, places[one], places[other])
-            agree = (largest <= MOST_PLAIN_ANYWHERE) | ~(is_plain[one] | is_plain[other])
+            agree = largest <= np.where(is_plain[one] | is_plain[other], MOST_PLAIN_ANYWHERE, MOST_ANYWHERE)
             same = agree & (total <= limit[near])
             labels = joined(labels, one[same], other[same])
     return labels

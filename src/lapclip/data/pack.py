@@ -39,6 +39,7 @@ class Progress:
     done: int
     total: int
     num_unreadable: int
+    needed_bytes: int  # of the disk, for all that is to be done
 
 
 @dataclass(frozen=True)
@@ -85,16 +86,17 @@ def pack(
         with Journal(path, size) as journal:
             found = journal.find(stamps)
             missing = np.flatnonzero((found < 0) & (stamps != 0))
-            check_disk(len(missing) * (journal.row_bytes + RECORD.itemsize))
+            needed = len(missing) * (journal.row_bytes + RECORD.itemsize)
+            check_disk(needed)
             num_unreadable = 0
-            yield Progress(0, len(missing), 0)
+            yield Progress(0, len(missing), 0, needed)
             for done, numbers, outcomes in decode_all(
                 Decoder(catalogue.reader, size, journal.contents), missing, workers
             ):
                 for number, outcome in zip(numbers, outcomes, strict=True):
                     num_unreadable += isinstance(outcome, str)
                     found[number] = journal.add(int(stamps[number]), outcome)
-                yield Progress(done, len(missing), num_unreadable)
+                yield Progress(done, len(missing), num_unreadable, needed)
         records = journal.chosen(found)
         whys = read_whys(path)
         broken = np.flatnonzero(records["row"] < 0)
