@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lapclip.cli import run_command
 from lapclip.config import Config, load_config
 from lapclip.machine import wait_calmly
 
@@ -83,6 +84,20 @@ def lapclip(*arguments: str, **options) -> subprocess.CompletedProcess:
         env=environment(),
         **options,
     )
+
+
+@pytest.fixture
+def call(capfd, monkeypatch):
+    """Runs the command in this process, which has torch loaded already; for what needs no process of its own."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        capfd.readouterr()
+        code = run_command(list(arguments))
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+
+    return run
 
 
 def command(*arguments: str) -> list[str]:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, command, environment, lapclip, picture_folder
+from conftest import ROOT, command, environment, picture_folder
 from PIL import Image
 from test_decode import JPEG, png_of_size
 
@@ -18,13 +18,19 @@ from lapclip.data.decode import TRAITS
 NANO = ("--size", "nano")
 
 
-def check(source: object, *flags: str) -> dict:
-    done = lapclip("data", "check", str(source), *NANO, "--json", *flags)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+@pytest.fixture
+def check(call):
+    """What the doctor finds, as a program reads it."""
+
+    def run(source: object, *flags: str) -> dict:
+        done = call("data", "check", str(source), *NANO, "--json", *flags)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
 
 
-def test_check_says_what_there_is(tmp_path):
+def test_check_says_what_there_is(tmp_path, check):
     folder = picture_folder(tmp_path / "photos", 40)
     (folder / "copy.png").write_bytes((folder / "00.jpg").read_bytes())
     (folder / "copy.txt").write_text("the same words\nand others")
@@ -42,16 +48,16 @@ def test_check_says_what_there_is(tmp_path):
     assert report["caption_tokens"]["50"] > 2 and isinstance(report["advice"], list) and report["advice"]
 
 
-def test_check_reads_well_on_eighty_columns(tmp_path):
+def test_check_reads_well_on_eighty_columns(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 20)
     (folder / "broken.jpg").write_bytes(JPEG[:300])
     (folder / "broken.txt").write_text("half a picture")
-    done = lapclip("data", "check", str(folder), *NANO)
+    done = call("data", "check", str(folder), *NANO)
     assert done.returncode == 0 and max(map(len, done.stdout.replace(str(folder), "").splitlines())) <= 80
     assert "20" in done.stdout and "broken.jpg" in done.stdout and "Truncated" in done.stdout
 
 
-def test_advice_is_what_training_follows(tmp_path):
+def test_advice_is_what_training_follows(tmp_path, call, check):
     folder = picture_folder(tmp_path / "photos", 40)
     for number in range(40):
         words = " ".join(f"word{number}x{i}" for i in range(20))
@@ -61,31 +67,30 @@ def test_advice_is_what_training_follows(tmp_path):
         line.split()[0]: line.split()[1].strip("`:") for line in report["advice"] if line.startswith("`--")
     }
     assert "`--text-length" in advised and "`--batch-size" in advised
-    done = lapclip("train", str(folder), *NANO, "--steps", "1", "--image-size", "16", "--json")
+    done = call("train", str(folder), *NANO, "--steps", "1", "--image-size", "16", "--json")
     settled = json.loads(done.stdout)["settled"]
     assert str(settled["text_length"]["value"]) == advised["`--text-length"]
     assert str(settled["batch_size"]["value"]) == advised["`--batch-size"]
 
 
-def test_pack_says_what_it_did(tmp_path):
+def test_pack_says_what_it_did(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 10)
     first, second = (
-        json.loads(lapclip("data", "pack", str(folder), "--image-size", "64", "--json").stdout)
-        for _ in range(2)
+        json.loads(call("data", "pack", str(folder), "--image-size", "64", "--json").stdout) for _ in range(2)
     )
     assert (first["num_images"], first["num_reused"], second["num_reused"]) == (10, 0, 10)
     assert first["path"] == second["path"] and Path(first["path"]).is_dir()
     assert first["bytes"] >= 10 * 3 * 72 * 72 and first["seconds"] > 0
 
 
-def test_show_draws_a_sheet(tmp_path):
+def test_show_draws_a_sheet(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 10)
-    done = lapclip("data", "show", str(folder), *NANO, "--out", "my.png", "--count", "6", "--json")
+    done = call("data", "show", str(folder), *NANO, "--out", "my.png", "--count", "6", "--json")
     assert json.loads(done.stdout) == {"path": "my.png", "num_images": 6}
     with Image.open("my.png") as sheet:
         assert sheet.width > 300
-    assert lapclip("data", "show", "synthetic:50", *NANO).returncode == 0 and Path("sheet.png").exists()
-    refused = lapclip("data", "show", str(folder), *NANO, "--out", "no/where/my.png")
+    assert call("data", "show", "synthetic:50", *NANO).returncode == 0 and Path("sheet.png").exists()
+    refused = call("data", "show", str(folder), *NANO, "--out", "no/where/my.png")
     assert refused.returncode == 1 and "cannot write" in refused.stderr
 
 
@@ -100,15 +105,15 @@ def test_show_draws_a_sheet(tmp_path):
         (["show", "synthetic", "--count", "0"], 1, "`--count` is 0"),
     ],
 )
-def test_mistakes_are_said_in_words(arguments, code, says):
-    done = lapclip("data", *arguments)
+def test_mistakes_are_said_in_words(arguments, code, says, call):
+    done = call("data", *arguments)
     assert done.returncode == code and says in done.stderr and "hint:" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
-def test_a_stopped_pack_says_how_to_go_on(tmp_path):
-    folder = picture_folder(tmp_path / "photos", 600, side=400)
+def test_a_stopped_pack_says_how_to_go_on(tmp_path, call):
+    folder = picture_folder(tmp_path / "photos", 400, side=300)
     process = subprocess.Popen(
         command("data", "pack", str(folder)), stderr=subprocess.PIPE, text=True, env=environment()
     )
@@ -120,8 +125,8 @@ def test_a_stopped_pack_says_how_to_go_on(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "the same command goes on from there" in said
     assert "Traceback" not in said
-    again = json.loads(lapclip("data", "pack", str(folder), "--json").stdout)
-    assert again["num_images"] == 600 and again["num_reused"] > 0
+    again = json.loads(call("data", "pack", str(folder), "--json").stdout)
+    assert again["num_images"] == 400 and again["num_reused"] > 0
 
 
 def hostile_folder(path: Path) -> Path:
@@ -144,7 +149,7 @@ def hostile_folder(path: Path) -> Path:
     return folder
 
 
-def test_a_hostile_folder_is_counted_named_and_survived(tmp_path):
+def test_a_hostile_folder_is_counted_named_and_survived(tmp_path, check):
     report = check(hostile_folder(tmp_path / "photos"))
     assert report["num_images"] == 20 and report["num_unreadable"] == 5
     assert set(report["unreadable"]) == {"truncated.jpg", "empty.jpg", "bomb.png", "text.jpg", "script.jpg"}
@@ -153,18 +158,16 @@ def test_a_hostile_folder_is_counted_named_and_survived(tmp_path):
     ]
 
 
-def test_too_many_broken_pictures_stop_a_run_before_it_begins(tmp_path):
+def test_too_many_broken_pictures_stop_a_run_before_it_begins(tmp_path, call):
     folder = hostile_folder(tmp_path / "photos")
-    done = lapclip("train", str(folder), *NANO, "--steps", "2")
+    done = call("train", str(folder), *NANO, "--steps", "2")
     assert done.returncode == 1 and "5 of 25 pictures cannot be used" in done.stderr
     assert "--max-unreadable 0.21" in done.stderr and not Path("runs").exists()
-    done = lapclip(
-        "train", str(folder), *NANO, "--image-size", "16", "--steps", "2", "--max-unreadable", "0.21"
-    )
+    done = call("train", str(folder), *NANO, "--image-size", "16", "--steps", "2", "--max-unreadable", "0.21")
     assert done.returncode == 0 and "5 of 25 pictures are left out" in done.stderr
 
 
-def test_a_picture_of_a_hundred_megapixels_costs_no_more_memory_than_it_must(tmp_path):
+def test_a_picture_of_a_hundred_megapixels_costs_no_more_memory_than_it_must(tmp_path, check):
     folder = picture_folder(tmp_path / "photos", 8)
     Image.new("RGB", (10_000, 10_000), "navy").save(folder / "large.png", compress_level=1)
     Image.new("RGB", (10_000, 10_000), "navy").save(folder / "large.jpg")
@@ -173,7 +176,7 @@ def test_a_picture_of_a_hundred_megapixels_costs_no_more_memory_than_it_must(tmp
     assert report["num_images"] == 10 and report["num_unreadable"] == 0
 
 
-def test_nothing_in_a_tar_leads_out_of_it(tmp_path):
+def test_nothing_in_a_tar_leads_out_of_it(tmp_path, check):
     folder = picture_folder(tmp_path / "photos", 8)
     with tarfile.open(tmp_path / "set.tar", "w") as tar:
         for file in sorted(folder.iterdir()):
@@ -189,12 +192,12 @@ def test_nothing_in_a_tar_leads_out_of_it(tmp_path):
     assert sum(problem["count"] for problem in report["problems"].values()) >= 2
 
 
-def test_names_that_move_the_cursor_are_shown_without_moving_it(tmp_path):
+def test_names_that_move_the_cursor_are_shown_without_moving_it(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 8)
     evil = "\x1b[2Jgone\x07.jpg"
     (folder / evil).write_bytes(b"x")
     (folder / evil.replace(".jpg", ".txt")).write_text("a name like a command")
-    done = lapclip("data", "check", str(folder), *NANO)
+    done = call("data", "check", str(folder), *NANO)
     assert (
         done.returncode == 0
         and "\x1b" not in done.stdout
@@ -213,12 +216,12 @@ CAPTIONS = [
 ]
 
 
-def test_any_caption_can_be_trained_on(tmp_path):
+def test_any_caption_can_be_trained_on(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 20)
     for number, caption in enumerate(CAPTIONS):
         (folder / f"{number:02}.txt").write_text(caption, encoding="utf-8")
     (folder / "19.txt").write_text("  \n\n")
-    done = lapclip("train", str(folder), *NANO, "--image-size", "16", "--steps", "1", "--json")
+    done = call("train", str(folder), *NANO, "--image-size", "16", "--steps", "1", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["settled"]["batch_size"]["value"] <= 19
 
@@ -228,7 +231,7 @@ FLICKR = ROOT.parent / "shared" / "data" / "flickr8k"
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FLICKR.exists(), reason="needs the Flickr8k photos")
-def test_the_doctor_sees_flickr8k_whole():
+def test_the_doctor_sees_flickr8k_whole(check):
     report = check(FLICKR)
     assert (report["num_images"], report["num_captions"], report["num_unreadable"]) == (7091, 35455, 0)
     assert report["duplicate_images"] == [["2851198725_37b6027625.jpg", "3050606344_af711c726c.jpg"]]

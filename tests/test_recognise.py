@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas
 import pytest
 import webdataset
-from conftest import lapclip, picture_folder
+from conftest import picture_folder
 
 from lapclip.config import DataConfig
 from lapclip.data.catalogue import Options
@@ -274,8 +274,8 @@ def test_a_folder_with_two_tables_asks_which(tmp_path):
         open_catalogue(".", Options())
 
 
-def test_named_columns_are_used(tmp_path):
+def test_named_columns_are_used(tmp_path, call):
     csv(tmp_path)
-    done = lapclip("data", "check", "pairs.csv", "--caption-column", "txet", "--size", "nano")
+    done = call("data", "check", "pairs.csv", "--caption-column", "txet", "--size", "nano")
     assert done.returncode == 1 and "`txet`" in done.stderr and "did you mean `text`?" in done.stderr
-    assert lapclip("data", "check", "pairs.csv", "--caption-column", "text", "--size", "nano").returncode == 0
+    assert call("data", "check", "pairs.csv", "--caption-column", "text", "--size", "nano").returncode == 0
