@@ -167,6 +167,39 @@ def test_too_many_broken_pictures_stop_a_run_before_it_begins(tmp_path, call):
     assert done.returncode == 0 and "5 of 25 pictures are left out" in done.stderr
 
 
+def test_missing_pictures_are_said_and_too_many_stop_a_run(tmp_path, call):
+    names = [f"photos/{p.name}" for p in sorted(picture_folder(tmp_path / "photos", 30).glob("*.jpg"))]
+
+    def table(missing: int) -> None:
+        rows = [f"{name},words" for name in [*names, *(f"photos/gone{n}.jpg" for n in range(missing))]]
+        Path("t.csv").write_text("\n".join(["image,caption", *rows]))
+
+    table(missing=2)
+    done = call("train", "t.csv", *NANO, "--image-size", "16", "--steps", "1")
+    assert done.returncode == 0 and "`photos/gone0.jpg` is missing, and so 1 more" in done.stderr
+    table(missing=30)
+    done = call("train", "t.csv", *NANO, "--image-size", "16", "--steps", "1")
+    assert done.returncode == 1 and "30 pictures that" in done.stderr and "--images FOLDER" in done.stderr
+
+
+def test_names_do_not_move_the_cursor_when_training_either(tmp_path, call):
+    folder = picture_folder(tmp_path / "photos", 20)
+    (folder / "\x1b[2Jgone.jpg").write_bytes(b"x")
+    (folder / "\x1b[2Jgone.txt").write_text("a name like a command")
+    for most in ("0", "1"):
+        done = call(
+            "train", str(folder), *NANO, "--image-size", "16", "--steps", "1", "--max-unreadable", most
+        )
+        assert done.returncode == (most == "0") and "gone.jpg" in done.stderr and "\x1b[2J" not in done.stderr
+
+
+def test_the_doctor_looks_at_every_picture_or_says_that_it_cannot(tmp_path, call, monkeypatch):
+    folder = picture_folder(tmp_path / "photos", 20)
+    monkeypatch.setattr("lapclip.data.pack.SPARE_BYTES", 10**18)
+    done = call("data", "check", str(folder), *NANO)
+    assert done.returncode == 1 and "the pack needs" in done.stderr
+
+
 def test_a_picture_of_a_hundred_megapixels_costs_no_more_memory_than_it_must(tmp_path, check):
     folder = picture_folder(tmp_path / "photos", 8)
     Image.new("RGB", (10_000, 10_000), "navy").save(folder / "large.png", compress_level=1)

@@ -1,11 +1,13 @@
 """The pack: each picture decoded once, whatever happens in between, and never more than has changed."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,9 @@ from conftest import environment, lapclip, picture_folder
 from PIL import Image
 
 from lapclip.config import DataConfig
+from lapclip.data import journal
 from lapclip.data import pack as packing
+from lapclip.data.catalogue import Gathering
 from lapclip.data.decode import decode
 from lapclip.data.opening import finished, open_source
 from lapclip.errors import UserError
@@ -146,7 +150,7 @@ def test_too_small_a_disk_is_said_before_anything_is_written(tmp_path, monkeypat
     monkeypatch.setattr(packing, "SPARE_BYTES", 10**18)
     with pytest.raises(UserError, match=r"needs 0\.00 GB more"):
         opened(folder, pack=True)
-    assert not list(packing.packs_folder().glob("*/pixels")) or records_written() == 0
+    assert [file.stat().st_size for file in packing.packs_folder().glob("*/pixels")] in ([], [0])
 
 
 def test_without_room_pictures_are_decoded_as_they_are_needed(tmp_path, monkeypatch):
@@ -162,11 +166,85 @@ def test_without_room_pictures_are_decoded_as_they_are_needed(tmp_path, monkeypa
             assert np.array_equal(streamed.pixels(np.array([index]), 24), pixels[name])
 
 
-def test_one_process_at_a_time_packs(tmp_path):
+def test_one_process_at_a_time_packs_and_others_wait_a_while(tmp_path, monkeypatch):
     folder = picture_folder(tmp_path / "photos", 8)
     path = packed(folder).path
-    with packing.locked(path), pytest.raises(UserError, match="another process is packing"):
+    monkeypatch.setattr(journal, "SECONDS_OF_PATIENCE", 0.2)
+    with journal.locked(path), pytest.raises(UserError, match="another process is packing"):
         packed(folder)
+
+
+@pytest.mark.slow
+def test_two_commands_at_once_get_along(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 60)
+    arguments = [sys.executable, "-m", "lapclip", "data", "pack", str(folder), "--json"]
+    both = [
+        subprocess.Popen(arguments, env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    results = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    assert [result["num_images"] for result in results] == [60, 60] and records_written() == 60
+
+
+def test_a_full_disk_is_said_in_words_and_what_is_packed_is_kept(tmp_path):
+    """A real limit of the system: no file may grow beyond 100 kB."""
+    folder = picture_folder(tmp_path / "photos", 40)
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));" \
+        "from lapclip.cli import run_command; sys.exit(run_command(sys.argv[1:]))"  # fmt: skip
+    arguments = ["data", "pack", str(folder), "--image-size", "64", "--workers", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", limited, *arguments], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "cannot write" in done.stderr and "file too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert packed(folder, 64).num_reused >= 4
+
+
+@dataclass(frozen=True)
+class Flaky:
+    """Files on a disk that does not answer, for as long as a file called `down` is there."""
+
+    paths: list[str]
+
+    def read(self, index):
+        if index == 3 and os.path.exists("down"):
+            raise OSError(5, "Input/output error")
+        return Path(self.paths[index]).read_bytes()
+
+    def stamp(self, index):
+        return "always the same"
+
+
+def test_a_fault_that_goes_away_is_forgotten(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 12)
+    gathering = Gathering()
+    paths = [str(path) for path in sorted(folder.glob("*.jpg"))]
+    for path in paths:
+        gathering.add(path, ["words"])
+    catalogue = gathering.catalogue("flaky", "txt", Flaky(paths))
+    Path("down").touch()
+    assert finished(packing.pack(catalogue, "flaky", 24, 0)).unreadable == {
+        3: "cannot be read: input/output error"
+    }
+    Path("down").unlink()
+    again = finished(packing.pack(catalogue, "flaky", 24, 0))
+    assert not again.unreadable and again.num_reused == 11
+
+
+def test_removing_or_extending_a_pack_does_not_disturb_whoever_has_it_open(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 12)
+    data = opened(folder)
+    path = data.parts[0].files.pack.path
+    with (path / "pixels").open("ab") as file:
+        file.write(bytes(1000))  # half a row, as while another process packs
+    other = opened(folder)
+    shutil.rmtree(path)
+    for held in (data, other):
+        assert (
+            held.held_out.picture(0, 16).size == (24, 24)
+            and held.held_out.captions(0)
+            and held.held_out.name(0)
+        )
+        assert held.training.pixels(np.arange(5), 24).any() and held.training.caption(2, 1)
 
 
 def test_clean_lists_and_removes(tmp_path, call):

@@ -3,6 +3,7 @@
 import json
 import pickle
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,6 +52,51 @@ def test_photos_can_be_mixed_with_what_lapclip_draws(tmp_path):
     data = opened(f"{picture_folder(tmp_path / 'photos', 12)} + synthetic:30")
     indices = data.training.order(0, 0)
     assert data.training.pixels(indices, data.training.stored_size(16)).shape == (len(indices), 3, 24, 24)
+
+
+def test_a_picture_that_two_parts_hold_is_on_one_side(tmp_path):
+    one = picture_folder(tmp_path / "one", 24)
+    for side, numbers in (("train", range(12)), ("val", range(12, 24))):
+        picture_folder(tmp_path / "two" / side, len(numbers), first=numbers.start)
+    mixed = opened(f"{one} + {tmp_path / 'two'}", validation_share=0.2)
+    contents = {}
+    for part in mixed.parts:
+        for source, side in ((part.training, "train"), (part.held_out, "held out")):
+            for index in range(source.num_pairs):
+                contents.setdefault(Path(source.name(index)).name, set()).add(side)
+    assert len(contents) == 24 and not [name for name, sides in contents.items() if len(sides) > 1]
+    groups = mixed.held_out.groups(np.arange(mixed.held_out.num_pairs))
+    assert len(np.unique(groups)) < len(groups), "equal pictures of two parts are equal for the loss"
+
+
+def test_a_weight_survives_being_written_down(tmp_path):
+    one, two = picture_folder(tmp_path / "one", 8), picture_folder(tmp_path / "two", 8, first=20)
+    for weight in ("0.00001", "1.2345678", "1000"):
+        data = opened(f"{one} + {two}@{weight}")
+        assert parse_source(data.source) == [(str(one), 1.0), (str(two), float(weight))]
+
+
+@pytest.mark.parametrize("name", ["holiday@2023", "a + b", "50 % + 7@2", "ünïcode 🐈", 'quote\'d "x"'])
+def test_a_folder_may_be_called_anything(tmp_path, name):
+    picture_folder(tmp_path / name, 8)
+    assert opened(name).parts[0].name == str(tmp_path / name)
+    assert opened(str(tmp_path / name)).training.num_pairs
+
+
+def test_a_split_of_one_picture_is_no_split(tmp_path):
+    picture_folder(tmp_path / "photos" / "train", 20)
+    picture_folder(tmp_path / "photos" / "val", 1, first=50)
+    data = opened(tmp_path / "photos")
+    assert data.held_out.num_pairs >= 2 and data.training.num_pairs + data.held_out.num_pairs == 21
+
+
+def test_a_folder_of_pictures_named_relative_to_the_table_is_found_again(tmp_path, monkeypatch):
+    names = sorted(p.name for p in picture_folder(tmp_path / "set" / "deep" / "pics", 8).glob("*.jpg"))
+    (tmp_path / "set" / "t.csv").write_text(
+        "image,caption\n" + "\n".join(f"{name},words of {name[:2]}" for name in names)
+    )
+    data = opened("set/t.csv", images="deep/pics")
+    assert data.images == str(tmp_path / "set" / "deep" / "pics")
 
 
 def captioned(path, count, captions):

@@ -6,11 +6,12 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.embedder import Embedder
+from lapclip.errors import UserError
 
 KS = (1, 5, 10)
 
@@ -25,40 +26,34 @@ class Pool:
     captions: list[str]
     indices: np.ndarray  # [N], the pictures' numbers in their source
     groups: np.ndarray  # [N], equal for equal pictures
+    faults: tuple[str, ...] = ()  # pictures that could not be had, and are not in it
 
 
 def embed_pool(embedder: Embedder, source: Source, num_images: int) -> Pool:
     """A sample of a source's pictures with all their captions; the pictures are never all in memory."""
     asked, size, chunk = source.sample(num_images), embedder.model.size.image_size, embedder.chunk
-    rows, kept = [], []
+    rows, kept, faults = [], [], []
     for start in range(0, len(asked), chunk):
-        found = [
-            (index, picture)
-            for index in asked[start : start + chunk]
-            if (picture := try_picture(source, index, size))
-        ]
-        rows.append(embedder.images([picture for _, picture in found]))
-        kept += [index for index, _ in found]
-    indices = np.array(kept, dtype=np.int64)
+        pictures = []
+        for index in asked[start : start + chunk].tolist():
+            try:
+                pictures.append(source.picture(index, size))
+                kept.append(index)
+            except Unreadable as problem:  # a streamed one; then nothing is searched for it
+                faults.append(f"`{shortened(source.name(index))}` {shortened(str(problem))}")
+        rows.append(embedder.images(pictures))
+    if not kept:
+        raise UserError(
+            f"none of {len(faults)} held-out pictures can be read, the first one {faults[0]}",
+            hint="look whether the source is still there",
+        )
+    indices = np.array(kept)
     wordings = [source.captions(int(index)) for index in indices]
     captions = [caption for words in wordings for caption in words]
     image_of_caption = np.repeat(np.arange(len(indices)), [len(words) for words in wordings])
-    return Pool(
-        np.concatenate(rows),
-        embedder.texts(captions),
-        image_of_caption,
-        captions,
-        indices,
-        source.groups(indices),
-    )
-
-
-def try_picture(source: Source, index: int, size: int) -> Image.Image | None:
-    """A streamed picture may be broken; then nothing is searched for it."""
-    try:
-        return source.picture(int(index), size)
-    except Unreadable:
-        return None
+    groups = source.groups(indices)
+    texts = embedder.texts(captions)
+    return Pool(np.concatenate(rows), texts, image_of_caption, captions, indices, groups, tuple(faults))
 
 
 def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:

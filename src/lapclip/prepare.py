@@ -1,7 +1,6 @@
 """Makes a run folder that is alone enough to train from, and changes what may change when a run goes on."""
 
 import math
-import os
 import re
 import shutil
 from collections.abc import Generator, Mapping
@@ -16,6 +15,7 @@ import torch
 from lapclip import checkpoint
 from lapclip.config import BUDGETS, Config, load_config
 from lapclip.data.advice import advise, facts_of_captions
+from lapclip.data.catalogue import shortened
 from lapclip.data.opening import Data, Part, finished, open_source
 from lapclip.data.pack import Progress
 from lapclip.data.scripts import share_outside_a_to_z
@@ -40,6 +40,7 @@ from lapclip.settle import (
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
+GONE = ("is missing", "lies outside the source's folder")  # what `Folders` says of pictures
 PLAIN_STEMS = ("captions", "results", "metadata", "train", "data", "*", "images")  # that name no dataset
 
 
@@ -52,11 +53,24 @@ def open_here(config: Config) -> Generator[Progress, None, Data]:
 
 
 def refuse_if_broken(part: Part, most: float) -> None:
-    if part.files is None or not part.files.pack.unreadable:
+    if part.files is None:
         return
-    num_pictures, broken = len(part.files.catalogue.names), part.files.pack.unreadable
+    catalogue, broken = part.files.catalogue, part.files.pack.unreadable
+    num_missing = sum(catalogue.problems.counts[what] for what in GONE)
+    if num_missing > most * (len(catalogue.names) + num_missing):
+        what, name = next(
+            (what, catalogue.problems.names[what][0]) for what in GONE if catalogue.problems.counts[what]
+        )
+        raise UserError(
+            f"{num_missing:,} pictures that `{part.name}` names cannot be had: `{name}` {what}",
+            hint="say where the pictures are: `--images FOLDER`; or put up with it: `--max-unreadable 1`",
+        )
+    if not broken:
+        return
+    num_pictures = len(catalogue.names)
     if (share := len(broken) / num_pictures) > most:
-        named = ", ".join(f"`{part.files.catalogue.names[n]}` {why}" for n, why in list(broken.items())[:3])
+        first = list(broken.items())[:3]
+        named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in first)
         raise UserError(
             f"{len(broken):,} of {num_pictures:,} pictures cannot be used: {named}",
             hint=f"mend or remove them, or put up with them: `--max-unreadable {share + 0.01:.2f}`",
@@ -119,7 +133,7 @@ def settle_here(config: Config, tokenizer: Tokenizer, data: Data) -> tuple[Confi
     text_length, why_text_length = settle_text_length(config, summary)
     config = replace(
         config,
-        data=replace(config.data, source=data.source, images=absolute(config.data.images)),
+        data=replace(config.data, source=data.source, images=data.images),
         model=replace(config.model, text_length=text_length),
         device=replace(config.device, device=device.name),
     )
@@ -158,10 +172,6 @@ def summarise(config: Config, data: Data, tokenizer: Tokenizer) -> DataSummary:
         is_streamed=any(part.files is not None and part.files.is_streamed for part in data.parts),
         is_remote=any("://" in part.name for part in data.parts),
     )
-
-
-def absolute(path: str | None) -> str | None:
-    return None if path is None else os.path.abspath(path)
 
 
 def sample_captions(source: Source, most: int) -> list[str]:

@@ -36,6 +36,8 @@ from lapclip.run import Run
 from lapclip.settle import half_a_step, share_done, total_steps
 from lapclip.step import choose_patches, contrastive_step, move
 
+MOST_FAULTS_SAID = 10  # each by itself, of pictures that turn out broken while training
+
 
 def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event]:
     """Trains a prepared run to the end of its budget; writes each event to the run, then yields it."""
@@ -65,7 +67,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
         run.write_config(config)  # a resumed run may have been given more time
         saved_step, saved_seconds, is_over = now.step, now.seconds, False
         pool: Pool | None = None
-        faults: set[str] = set()
+        faults: dict[str, None] = {}
 
         def report(event: Event) -> Event:
             run.write(event)
@@ -75,6 +77,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             nonlocal pool
             started = time.perf_counter()
             pool = embed_pool(embedder, held_out, config.data.num_validation)
+            faults.update(dict.fromkeys(pool.faults))
             recall = retrieval(pool, batch_size)
             is_best = now.best_recall is None or goodness(recall) > goodness(now.best_recall)
             now.last_eval_step, now.last_eval_seconds = now.step, now.seconds
@@ -146,17 +149,18 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                 started = time.perf_counter()
                 try:
                     batch = next(batches)
-                except UserError:
+                    new_faults = [fault for fault in batch.faults if fault not in faults]
+                    faults |= dict.fromkeys(new_faults)
+                    refuse_if_too_many(list(faults), training.num_pairs, config.data.max_unreadable)
+                except (UserError, OSError):
                     if now.step > saved_step:
                         save()
                     raise
                 data_seconds = time.perf_counter() - started
-                for fault in [fault for fault in batch.faults if fault not in faults]:
-                    faults.add(fault)
+                for fault in new_faults if len(faults) <= MOST_FAULTS_SAID else ():
                     yield report(
-                        Warned(now.step, f"{fault}; another pair took its place", "mend or remove it")
+                        Warned(now.step, f"{fault}; another pair takes its place", "mend or remove it")
                     )
-                refuse_if_too_many(faults, training.num_pairs, config.data.max_unreadable)
                 keep_BK = choose_patches(
                     now.step,
                     seed=cfg.seed,
@@ -276,6 +280,13 @@ def warnings_of(data: Data, run: Run, tokenizer: Tokenizer, text_length: int, st
                 message=f"`{part.name}` is not packed: its pictures are decoded anew in every epoch",
                 hint="`lapclip data pack` says how much room a pack needs",
             )
+        for what, count in part.files.catalogue.problems.counts.most_common(3):
+            name = part.files.catalogue.problems.names[what][0]
+            yield Warned(
+                step,
+                message=f"`{name}` {what}" + (f", and so {count - 1:,} more" if count > 1 else ""),
+                hint=f"`lapclip data check {part.name}` names them",
+            )
         if broken := part.files.pack.unreadable:
             yield Warned(
                 step,
@@ -287,10 +298,10 @@ def warnings_of(data: Data, run: Run, tokenizer: Tokenizer, text_length: int, st
         yield cut
 
 
-def refuse_if_too_many(faults: set[str], num_pairs: int, most: float) -> None:
-    if len(faults) > max(10, most * num_pairs):
+def refuse_if_too_many(faults: list[str], num_pairs: int, most: float) -> None:
+    if len(faults) > max(MOST_FAULTS_SAID, most * num_pairs):
         raise UserError(
-            f"{len(faults):,} pictures could not be read while training, the last one {max(faults)}",
+            f"{len(faults):,} pictures could not be read while training, the last one {faults[-1]}",
             hint="look whether the source is still there; `--max-unreadable` puts up with more",
         )
 

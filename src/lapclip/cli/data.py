@@ -1,6 +1,7 @@
 """`lapclip data`: the doctor, the pack, a contact sheet, and what lies in the cache."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,7 +45,7 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
 
     Looks at every picture, and packs them on the way, so that training starts at once.
     """
-    config, opened = open_for(flags)
+    config, opened = open_for({**flags, "pack": True})
     with working("examining"):
         from lapclip.checkup import check_up
 
@@ -137,11 +138,15 @@ def show(
     _, opened = open_for(flags)
     import numpy as np
 
+    from lapclip.data.decode import Unreadable
     from lapclip.data.sheet import draw_sheet
 
     training = opened.training
     chosen = np.unique(np.linspace(0, training.num_different - 1, count).astype(int)).tolist()
-    rows = [(training.picture(i, 128), list(training.captions(i)), training.name(i)) for i in chosen]
+    rows = []
+    for i in chosen:
+        with suppress(Unreadable):  # of a streamed source; `check` names it
+            rows.append((training.picture(i, 128), list(training.captions(i)), training.name(i)))
     try:
         draw_sheet(out, rows)
     except OSError as error:

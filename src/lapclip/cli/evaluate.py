@@ -1,5 +1,6 @@
 """`lapclip eval`: how well a run finds."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -30,7 +31,8 @@ def evaluate(
     from lapclip.run import open_run
 
     config = open_run(run).load_config()
-    data = config.data if source is None else load_config(flags={"source": source, **flags}).data
+    data = config.data if source is None else load_config(flags={"source": source}).data
+    data = replace(data, **flags)
     with working("starting"):
         from lapclip.data.opening import open_source
         from lapclip.embedder import load

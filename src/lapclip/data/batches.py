@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
@@ -169,7 +170,7 @@ def fetch_singly(
                 images.append(source.pixels(taken[place : place + 1], size)[0])
                 break
             except Unreadable as problem:
-                faults.append(f"`{source.name(int(taken[place]))}` {problem}")
+                faults.append(f"`{shortened(source.name(int(taken[place])))}` {shortened(str(problem))}")
                 taken[place] = (taken[place] + 1) % source.num_different
         else:
             raise UserError(

@@ -6,6 +6,8 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,9 +18,18 @@ from lapclip.data.decode import RECORD
 from lapclip.errors import UserError
 
 SECONDS_BETWEEN_SYNCS = 5.0
-Outcome = (
-    tuple[np.ndarray, np.ndarray | None] | str
-)  # a record and its pixels, None when known; or why it has none
+SECONDS_OF_PATIENCE = 20.0  # with another process that has the pack
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why a picture has no pixels; a lasting one lies in its bytes, so that nobody need try again."""
+
+    why: str
+    is_lasting: bool
+
+
+Outcome = tuple[np.ndarray, np.ndarray | None] | Fault  # a record and its pixels, None when these are known
 
 
 class Journal:
@@ -30,6 +41,7 @@ class Journal:
         try:
             self.records_file: BinaryIO = (path / "records").open("ab+")
             self.pixels_file: BinaryIO = (path / "pixels").open("ab+")
+            self.whys_file: BinaryIO = (path / "why.jsonl").open("ab")
         except OSError as error:
             raise cannot_pack(path, error) from None
         self.records = self.read_whole_records()
@@ -37,27 +49,34 @@ class Journal:
         self.pixels_file.truncate(self.num_rows * self.row_bytes)
         is_decoded = self.records["row"] >= 0
         self.contents = np.unique(content_keys(self.records[is_decoded]))
-        self.decoded: dict[
-            bytes, int
-        ] = {}  # record by content, looked up only when there is something to add
-        self.added: list[np.ndarray] = []
+        self.num_records = len(self.records)
         self.last_sync = time.monotonic()
+
+    @cached_property
+    def decoded(self) -> dict[bytes, int]:
+        """The number of a record for each content; made only when there is something to add."""
+        contents = self.records["content"]
+        return {contents[i].tobytes(): int(i) for i in np.flatnonzero(self.records["row"] >= 0)}
 
     def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
+        try:
             self.sync()
-        self.records_file.close()
-        self.pixels_file.close()
+        finally:
+            for file in (self.records_file, self.pixels_file, self.whys_file):
+                with contextlib.suppress(OSError):  # said by `sync` already
+                    file.close()
 
     def read_whole_records(self) -> np.ndarray:
         """The records whose pixels are on the disk; what a killed process left half done is cut off."""
-        self.records_file.seek(0)
         num_records = os.fstat(self.records_file.fileno()).st_size // RECORD.itemsize
         num_rows = os.fstat(self.pixels_file.fileno()).st_size // self.row_bytes
-        records = np.fromfile(self.records_file, dtype=RECORD, count=num_records)
+        if not num_records:
+            self.records_file.truncate(0)
+            return np.empty(0, RECORD)
+        records: np.ndarray = np.memmap(self.path / "records", RECORD, mode="r", shape=(num_records,))
         torn = np.flatnonzero(records["row"] >= num_rows)
         records = records[: torn[0]] if len(torn) else records
         self.records_file.truncate(len(records) * RECORD.itemsize)
@@ -76,38 +95,36 @@ class Journal:
 
     def add(self, stamp: int, outcome: Outcome) -> int:
         """Appends a picture; returns the number of its record."""
-        if isinstance(outcome, str):
+        if isinstance(outcome, Fault):
             record = np.zeros((), RECORD)
             record["row"] = -1
-            with (self.path / "why.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"stamp": stamp, "why": outcome}) + "\n")
+            self.write(self.whys_file, (json.dumps({"stamp": stamp, "why": outcome.why}) + "\n").encode())
         else:
-            record, pixels = outcome
-            if not self.decoded:
-                self.decoded = {
-                    r["content"].tobytes(): i for i, r in enumerate(self.records) if r["row"] >= 0
-                }
-            known = self.decoded.get(record["content"].tobytes())
-            if known is not None:
-                record = self.record(known).copy()
-            else:
-                assert pixels is not None, "known contents have a record"
-                record["row"] = self.num_rows
-                self.write(self.pixels_file, pixels.tobytes())
-                self.num_rows += 1
+            record = self.add_pixels(*outcome)
         record["stamp"] = stamp
-        number = len(self.records) + len(self.added)
-        if not isinstance(outcome, str):
-            self.decoded.setdefault(record["content"].tobytes(), number)
+        if not isinstance(outcome, Fault):
+            self.decoded.setdefault(record["content"].tobytes(), self.num_records)
         self.write(self.records_file, record.tobytes())
-        self.added.append(record)
+        self.num_records += 1
         if time.monotonic() - self.last_sync > SECONDS_BETWEEN_SYNCS:
             self.sync()
-        return number
+        return self.num_records - 1
 
-    def record(self, number: int) -> np.ndarray:
-        known = len(self.records)
-        return self.added[number - known] if number >= known else np.array(self.records[number])
+    def add_pixels(self, record: np.ndarray, pixels: np.ndarray | None) -> np.ndarray:
+        """The record with its row: a new one, or that of the same content."""
+        known = self.decoded.get(record["content"].tobytes())
+        if known is not None:
+            return self.read_record(known)
+        assert pixels is not None, "known contents have a record"
+        record["row"] = self.num_rows
+        self.write(self.pixels_file, pixels.tobytes())
+        self.num_rows += 1
+        return record
+
+    def read_record(self, number: int) -> np.ndarray:
+        self.records_file.flush()
+        data = os.pread(self.records_file.fileno(), RECORD.itemsize, number * RECORD.itemsize)
+        return np.frombuffer(data, RECORD)[0:1].copy().reshape(())
 
     def write(self, file: BinaryIO, data: bytes) -> None:
         try:
@@ -117,17 +134,23 @@ class Journal:
 
     def sync(self) -> None:
         """Pixels first: a record never promises what is not there."""
-        for file in (self.pixels_file, self.records_file):
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            for file in (self.pixels_file, self.whys_file, self.records_file):
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise cannot_pack(self.path, error) from None
         self.last_sync = time.monotonic()
 
     def chosen(self, numbers: np.ndarray) -> np.ndarray:
         """The records of these numbers; -1 gives the record of a picture that is gone."""
-        gone = np.zeros((), RECORD)
-        gone["row"] = -1
-        every = np.concatenate([self.records, np.array(self.added, dtype=RECORD), gone[None]])
-        return every[numbers]
+        self.records_file.flush()
+        chosen = np.zeros(len(numbers), RECORD)
+        chosen["row"] = -1
+        if self.num_records:
+            every = np.memmap(self.path / "records", RECORD, mode="r", shape=(self.num_records,))
+            chosen[numbers >= 0] = every[numbers[numbers >= 0]]
+        return chosen
 
 
 def content_keys(records: np.ndarray) -> np.ndarray:
@@ -147,19 +170,25 @@ def read_whys(path: Path) -> dict[int, str]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time adds to a pack; the lock ends with the process."""
+    """One process at a time adds to a pack; the lock ends with the process. Waits a while for another one."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         file = (path / "lock").open("a")
     except OSError as error:
         raise cannot_pack(path, error) from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"another process is packing into `{path}`", hint="wait until it is done, then try again"
-            ) from None
+        give_up = time.monotonic() + SECONDS_OF_PATIENCE
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise UserError(
+                        f"another process is packing into `{path}`",
+                        hint="wait until it is done, then try again",
+                    ) from None
+                time.sleep(0.05)
         os.utime(path / "lock")
         yield
 

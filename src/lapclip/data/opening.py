@@ -1,5 +1,6 @@
 """From the name of a source to pairs that can be trained on: opened, packed, split."""
 
+import os
 import re
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -8,13 +9,14 @@ from typing import TypeVar
 import numpy as np
 
 from lapclip.config import DataConfig
-from lapclip.data.catalogue import Catalogue, Options
+from lapclip.data.catalogue import Catalogue, Options, shortened
 from lapclip.data.decode import RECORD, digest
 from lapclip.data.groups import content_groups, side_of_groups
-from lapclip.data.journal import content_keys, locked
+from lapclip.data.journal import cannot_pack, content_keys, locked
 from lapclip.data.pack import (
     Pack,
     Progress,
+    describe_folder,
     folder_bytes,
     folder_for,
     needed_bytes,
@@ -30,6 +32,9 @@ from lapclip.errors import UserError, suggest
 
 MOST_SCENES = 100_000_000  # their order is held in memory
 LEAST_PICTURES = 4
+LEAST_ON_A_SIDE = 2
+MOST_WEIGHT = 1000
+WEIGHT = re.compile(r"(\d+(\.\d*)?|\.\d+)(e-?\d+)?")
 T = TypeVar("T")
 
 
@@ -64,12 +69,13 @@ class Data:
     fingerprint: str  # changes when pictures or captions do
     training: Source = field(repr=False)
     held_out: Source = field(repr=False)
+    images: str | None = None  # the folder that `--images` means
 
     @property
     def source(self) -> str:
         """The name that opens the same from any folder."""
         return " + ".join(
-            part.name + (f"@{part.weight:g}" if part.weight != 1 else "") for part in self.parts
+            part.name + (f"@{part.weight!r}" if part.weight != 1 else "") for part in self.parts
         )
 
     def release(self) -> None:
@@ -80,23 +86,121 @@ class Data:
 
 def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None, Data]:
     """Opens what `source` names, packs what is not packed, and says how far it is."""
+    named = parse_source(config.source)
+    size = size_for(image_size)
+    found = [None if is_synthetic(name) else open_part(config, name) for name, _ in named]
+    is_streamed = must_stream(config, [part for part in found if part], size)
+    packs = []
+    for part in found:
+        if part and is_streamed:
+            packs.append(Pack(folder_for(part.identity, size), size, named_records(part.catalogue), {}, 0))
+        elif part:
+            packs.append((yield from pack(part.catalogue, part.identity, size, config.workers)))
+    files = split([part for part in found if part], packs, config.validation_share, is_streamed)
+    waiting = iter(files)
     parts = []
-    for name, weight in parse_source(config.source):
-        if name.partition(":")[0] == "synthetic":
-            training, held_out = open_synthetic(name)
-            parts.append(Part(name, weight, training, held_out))
+    for (name, weight), part in zip(named, found, strict=True):
+        if part is None:
+            parts.append(Part(name, weight, *open_synthetic(name)))
         else:
-            parts.append((yield from open_files(config, name, weight, size_for(image_size))))
-    fingerprint = fingerprint_of(parts)
+            own = next(waiting)
+            training, held_out = (make_source(own, side, config) for side in (TRAIN, VALIDATION))
+            parts.append(Part(part.identity, weight, training, held_out, own))
+    images = next((part.images for part in found if part), config.images)
+    return Data(tuple(parts), fingerprint_of(parts), *mixed(parts), images)
+
+
+def mixed(parts: list[Part]) -> tuple[Source, Source]:
+    """The training pairs and the held-out pairs of all parts; a part that has none of one kind is not in it."""
     if len(parts) == 1:
-        return Data(tuple(parts), fingerprint, parts[0].training, parts[0].held_out)
-    weights = tuple(part.weight for part in parts)
-    return Data(
-        tuple(parts),
-        fingerprint,
-        Mixed(tuple(part.training for part in parts), weights),
-        Mixed(tuple(part.held_out for part in parts), (1.0,) * len(parts)),
+        return parts[0].training, parts[0].held_out
+    training = [part for part in parts if part.training.num_pairs]
+    held_out = tuple(part.held_out for part in parts if part.held_out.num_pairs)
+    weights = tuple(part.weight for part in training)
+    return Mixed(tuple(part.training for part in training), weights), Mixed(held_out, (1.0,) * len(held_out))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A source that somebody else made, as it was found."""
+
+    catalogue: Catalogue
+    identity: str
+    images: str | None  # the folder that `--images` means
+
+
+def open_part(config: DataConfig, name: str) -> Found:
+    images = resolve_images(config.images, name)
+    options = Options(config.format, images, config.image_column, config.caption_column)
+    catalogue, identity = open_catalogue(name, options)
+    return Found(catalogue, identity, images)
+
+
+def resolve_images(images: str | None, name: str) -> str | None:
+    """The folder meant: here, or beside the table; from now on by its whole path."""
+    if images is None:
+        return None
+    beside = os.path.join(os.path.dirname(os.path.abspath(name)), images)
+    return beside if not os.path.exists(images) and os.path.exists(beside) else os.path.abspath(images)
+
+
+def must_stream(config: DataConfig, found: list[Found], size: int) -> bool:
+    """Whether pictures are decoded anew in each epoch: as asked, or because not all packs fit on the disk."""
+    if config.pack is not None:
+        return not config.pack
+    needed = sum(needed_bytes(part.catalogue, size) for part in found)
+    there = sum(folder_bytes(folder_for(part.identity, size)) for part in found)
+    return needed > room_bytes() + there
+
+
+def split(found: list[Found], packs: list[Pack], share: float, is_streamed: bool) -> list[Files]:
+    """Decides the sides of all parts together, so that a picture that two of them hold is on one side."""
+    if not found:
+        return []
+    records = np.concatenate([packed.records for packed in packs])
+    groups = np.arange(len(records)) if is_streamed else content_groups(records)
+    by_content = side_of_groups(records, groups, share)
+    ends = np.cumsum([len(packed.records) for packed in packs])
+    places = [slice(end - len(packed.records), end) for packed, end in zip(packs, ends, strict=True)]
+    sides = np.concatenate(
+        [
+            sides_of(f.catalogue, records[place], by_content[place])
+            for f, place in zip(found, places, strict=True)
+        ]
     )
+    if len(found) > 1:  # within one source its own split wins
+        leaked = (sides == TRAIN) & np.isin(groups, groups[sides == VALIDATION])
+        sides[leaked] = UNUSED
+    return [
+        write_files(part, packed, groups[place], sides[place], is_streamed)
+        for part, packed, place in zip(found, packs, places, strict=True)
+    ]
+
+
+def write_files(part: Found, packed: Pack, groups: np.ndarray, sides: np.ndarray, is_streamed: bool) -> Files:
+    usable = np.flatnonzero(packed.records["row"] >= 0)
+    if len(usable) < LEAST_PICTURES:
+        name = part.catalogue.name
+        raise UserError(
+            f"`{name}` has {len(usable)} pictures that can be used, and at least {LEAST_PICTURES} are needed"
+            + (f"; {first_unreadable(part.catalogue, packed)}" if packed.unreadable else ""),
+            hint=f"`lapclip data check {name}` says what is wrong with the others",
+        )
+    with locked(packed.path):
+        describe_folder(packed.path, part.identity, packed.size)
+        try:
+            view = write_view(
+                packed.path,
+                part.catalogue,
+                usable,
+                rows=packed.records["row"][usable],
+                keys=content_keys(packed.records)[usable],
+                groups=groups[usable],
+                sides=sides[usable],
+            )
+        except OSError as error:
+            raise cannot_pack(packed.path, error) from None
+    return Files(part.catalogue, packed, view, groups, sides, is_streamed)
 
 
 def fingerprint_of(parts: list[Part]) -> str:
@@ -116,22 +220,26 @@ def finished(work: Generator[object, None, T]) -> T:
 def parse_source(text: str) -> list[tuple[str, float]]:
     """Names and weights: `flickr8k + emoji@2` is two sources, the second one twice as often."""
     parts = []
-    for part in text.split(" + "):
+    for part in [text] if os.path.exists(text) else text.split(" + "):
         name, at, weight = part.strip().rpartition("@")
-        if not at or not re.fullmatch(r"\d+(\.\d+)?|\.\d+", weight):
+        if not at or os.path.exists(part.strip()) or not WEIGHT.fullmatch(weight):
             name, weight = part.strip(), "1"
         if not name:
             raise UserError(
                 f"`{text}` names no source beside a `+`",
                 hint="write `photos + captions.csv@2`; the number is a weight",
             )
-        if not 0 < float(weight) <= 1000:
+        if not 0 < float(weight) <= MOST_WEIGHT:
             raise UserError(
                 f"`{part.strip()}` has a weight of {weight}",
-                hint="a weight lies above 0, and is at most 1000",
+                hint=f"a weight lies above 0, and is at most {MOST_WEIGHT}",
             )
         parts.append((name, float(weight)))
     return parts
+
+
+def is_synthetic(name: str) -> bool:
+    return name.partition(":")[0] == "synthetic"
 
 
 def open_synthetic(name: str) -> tuple[Source, Source]:
@@ -152,48 +260,13 @@ def open_synthetic(name: str) -> tuple[Source, Source]:
     return (SceneSource(num_pairs=int(rest)) if rest else SceneSource()), HeldOutScenes()
 
 
-def open_files(config: DataConfig, name: str, weight: float, size: int) -> Generator[Progress, None, Part]:
-    """Pictures and captions that somebody else made: from a pack, or decoded anew each time where none fits."""
-    options = Options(config.format, config.images, config.image_column, config.caption_column)
-    catalogue, identity = open_catalogue(name, options)
-    folder = folder_for(identity, size)
-    is_streamed = config.pack is False or (
-        config.pack is None and needed_bytes(catalogue, size) > room_bytes() + folder_bytes(folder)
-    )
-    if is_streamed:
-        packed = Pack(folder, size, named_records(catalogue), {}, 0)
-        groups = np.arange(len(catalogue.names))
-    else:
-        packed = yield from pack(catalogue, identity, size, config.workers)
-        groups = content_groups(packed.records)
-    sides = sides_of(catalogue, packed.records, groups, config.validation_share)
-    usable = np.flatnonzero(packed.records["row"] >= 0)
-    if len(usable) < LEAST_PICTURES:
-        raise UserError(
-            f"`{name}` has {len(usable)} pictures that can be used, and at least {LEAST_PICTURES} are needed"
-            + (f"; {first_unreadable(catalogue, packed)}" if packed.unreadable else ""),
-            hint=f"`lapclip data check {name}` says what is wrong with the others",
-        )
-    with locked(folder):
-        view = write_view(
-            folder,
-            catalogue,
-            usable,
-            rows=packed.records["row"][usable],
-            keys=content_keys(packed.records)[usable],
-            groups=groups[usable],
-            sides=sides[usable],
-        )
-    files = Files(catalogue, packed, view, groups, sides, is_streamed)
-    training, held_out = (make_source(files, side, config) for side in (TRAIN, VALIDATION))
-    return Part(identity, weight, training, held_out, files)
-
-
 def make_source(files: Files, side: int, config: DataConfig) -> Source:
     each_caption = config.captions == "all" and side == TRAIN
     pack, view = files.pack, files.view
     if not files.is_streamed:
-        return Packed(view, pack.size, side, each_caption, pixels_file=pack.path / "pixels")
+        packed = Packed(view, pack.size, side, each_caption, pixels_file=pack.path / "pixels")
+        packed.hold()
+        return packed
     return Streamed(
         view,
         pack.size,
@@ -204,15 +277,14 @@ def make_source(files: Files, side: int, config: DataConfig) -> Source:
     )
 
 
-def sides_of(catalogue: Catalogue, records: np.ndarray, groups: np.ndarray, share: float) -> np.ndarray:
+def sides_of(catalogue: Catalogue, records: np.ndarray, by_content: np.ndarray) -> np.ndarray:
     """The dataset's own split where it has one; otherwise by the content of each group of equal pictures."""
     own = np.array([OWN[side] for side in catalogue.sides], dtype=np.int8)
-    is_usable = records["row"] >= 0
+    usable = records["row"] >= 0
     if (own == UNUSED).any() and not (own == VALIDATION).any():
         own[own == UNUSED] = VALIDATION  # a test set, and nothing else to measure on
-    if (own[is_usable] == TRAIN).any() and (own[is_usable] == VALIDATION).any():
+    if min((own[usable] == side).sum() for side in (TRAIN, VALIDATION)) >= LEAST_ON_A_SIDE:
         return own
-    by_content = side_of_groups(records, groups, share)
     return np.where(own == UNUSED, UNUSED, np.where(by_content, VALIDATION, TRAIN)).astype(np.int8)
 
 
@@ -240,4 +312,4 @@ def mean_bytes(catalogue: Catalogue) -> float:
 
 def first_unreadable(catalogue: Catalogue, packed: Pack) -> str:
     number, why = next(iter(packed.unreadable.items()))
-    return f"`{catalogue.names[number]}` {why}"
+    return f"`{shortened(catalogue.names[number])}` {shortened(why)}"

@@ -20,7 +20,7 @@ import numpy as np
 
 from lapclip.data.catalogue import Catalogue, Reader
 from lapclip.data.decode import RECORD, Unreadable, decode, digest
-from lapclip.data.journal import Journal, Outcome, locked, read_whys
+from lapclip.data.journal import Fault, Journal, Outcome, locked, read_whys
 from lapclip.data.workers import held, worker_pool
 from lapclip.errors import UserError
 from lapclip.machine import cache_folder, num_usable_cores
@@ -69,7 +69,10 @@ def packs_folder() -> Path:
 def folder_for(identity: str, size: int) -> Path:
     """Where the pack of a source lies; the identity is what finds the same pictures again."""
     plain = "".join(c if c.isalnum() else "-" for c in Path(identity).name)[:40].strip("-") or "source"
-    return packs_folder() / f"{plain}-{size}px-{digest(identity.encode(errors='surrogateescape')).hex()[:12]}"
+    return (
+        packs_folder()
+        / f"{plain}-{size}px-{digest(bytes([VERSION]), identity.encode(errors='surrogateescape')).hex()[:12]}"
+    )
 
 
 def pack(
@@ -79,29 +82,38 @@ def pack(
     path = folder_for(identity, size)
     stamps = np.fromiter(all_stamps(catalogue), dtype=np.uint64, count=len(catalogue.names))
     with locked(path):
-        if not (path / "pack.json").exists():
-            write_atomically(
-                path / "pack.json", json.dumps({"version": VERSION, "source": identity, "size": size})
-            )
+        describe_folder(path, identity, size)
         with Journal(path, size) as journal:
             found = journal.find(stamps)
+            num_reused = int((journal.chosen(found)["row"] >= 0).sum())
             missing = np.flatnonzero((found < 0) & (stamps != 0))
             needed = len(missing) * (journal.row_bytes + RECORD.itemsize)
             check_disk(needed)
+            passing: dict[int, str] = {}
             num_unreadable = 0
             yield Progress(0, len(missing), 0, needed)
-            for done, numbers, outcomes in decode_all(
-                Decoder(catalogue.reader, size, journal.contents), missing, workers
-            ):
-                for number, outcome in zip(numbers, outcomes, strict=True):
-                    num_unreadable += isinstance(outcome, str)
-                    found[number] = journal.add(int(stamps[number]), outcome)
+            decoder = Decoder(catalogue.reader, size, journal.contents)
+            for done, numbers, outcomes in decode_all(decoder, missing, workers):
+                for number, outcome in zip(numbers.tolist(), outcomes, strict=True):
+                    num_unreadable += isinstance(outcome, Fault)
+                    if isinstance(outcome, Fault) and not outcome.is_lasting:
+                        passing[number] = outcome.why  # tried again the next time
+                    else:
+                        found[number] = journal.add(int(stamps[number]), outcome)
                 yield Progress(done, len(missing), num_unreadable, needed)
-        records = journal.chosen(found)
+            records = journal.chosen(found)
         whys = read_whys(path)
-        broken = np.flatnonzero(records["row"] < 0)
-        unreadable = {int(i): whys.get(int(stamps[i]), "is missing") for i in broken}
-        return Pack(path, size, records, unreadable, num_reused=len(stamps) - len(missing))
+        broken = np.flatnonzero(records["row"] < 0).tolist()
+        unreadable = {i: passing.get(i) or whys.get(int(stamps[i]), "is missing") for i in broken}
+        return Pack(path, size, records, unreadable, num_reused)
+
+
+def describe_folder(path: Path, identity: str, size: int) -> None:
+    """Says whose folder it is, for `lapclip data clean`."""
+    if not (path / "pack.json").exists():
+        write_atomically(
+            path / "pack.json", json.dumps({"version": VERSION, "source": identity, "size": size})
+        )
 
 
 def all_stamps(catalogue: Catalogue) -> Iterator[int]:
@@ -163,11 +175,11 @@ class Decoder:
             self.met.add(key)
             return decoded.record, decoded.pixels
         except Unreadable as problem:
-            return str(problem)
+            return Fault(str(problem), is_lasting="pip install" not in str(problem))
         except OSError as error:
-            return f"cannot be read: {(error.strerror or str(error)).lower()}"
+            return Fault(f"cannot be read: {(error.strerror or str(error)).lower()}", is_lasting=False)
         except ValueError as error:
-            return str(error)
+            return Fault(str(error), is_lasting=False)
 
     def is_known(self, key: int) -> bool:
         place = int(np.searchsorted(self.packed, np.uint64(key)))

@@ -144,7 +144,14 @@ class Packed(Viewed):
 
     @cached_property
     def rows(self) -> np.ndarray:
-        return np.memmap(self.pixels_file, dtype=np.uint8, mode="r").reshape(-1, 3, self.size, self.size)
+        # As many as the view speaks of: another process may be adding more.
+        num_rows = int(self.view.rows.max()) + 1
+        return np.memmap(self.pixels_file, np.uint8, mode="r", shape=(num_rows, 3, self.size, self.size))
+
+    def hold(self) -> None:
+        """Maps all that will be read, so that it stays even when the pack is removed."""
+        self.view.hold()
+        _ = self.rows, self.pictures
 
     def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
         return self.rows[self.view.rows[self.picture_number(indices)]]
@@ -273,11 +280,12 @@ class Mixed(Source):
         return images
 
     def groups(self, indices: np.ndarray) -> np.ndarray:
-        """No picture of one part equals one of another, as far as is known."""
+        """The numbers of parts that were split together; for what is drawn, numbers of its own."""
         groups = np.empty(len(indices), dtype=np.int64)
         for number, part in enumerate(self.parts):
             own = self.is_of(number, indices)
-            groups[own] = part.groups(indices[own] - self.starts[number]) * len(self.parts) + number
+            found = part.groups(indices[own] - self.starts[number])
+            groups[own] = found if isinstance(part, Viewed) else -1 - found * len(self.parts) - number
         return groups
 
     def is_of(self, number: int, indices: np.ndarray) -> np.ndarray:

@@ -49,7 +49,8 @@ class Tokenizer:
 
     def lengths(self, captions: list[str]) -> np.ndarray:
         """Tokens of each caption, start and end included, before any cut."""
-        return np.array([len(ids) + 2 for ids in self.ids(captions)])
+        counts = [len(ids) + 2 for some in batched(captions, 10_000) for ids in self.ids(list(some))]
+        return np.array(counts, dtype=np.int64)
 
     def remember(self, captions: Iterable[str]) -> None:
         """Tokenises captions that will come again and again, so that later it is a mere look-up."""

@@ -81,6 +81,11 @@ class View:
     def column(self, name: str) -> np.ndarray:
         return np.load(self.path / f"{name}.npy", mmap_mode="r")
 
+    def hold(self) -> None:
+        """Maps every column."""
+        _ = self.numbers, self.rows, self.groups, self.sides, self.ranks, self.first
+        _ = self.caption_ends, self.caption_bytes, self.name_ends, self.name_bytes
+
     def caption(self, number: int) -> str:
         return text_at(self.caption_bytes, self.caption_ends, number)
 
@@ -123,8 +128,9 @@ def write_view(
     ).hex()
     path = folder / f"view-{digest(bytes([VERSION]), caption_data, name_data, *contents.values()).hex()}"
     if not path.exists():
+        for left in folder.glob(".view-*"):
+            shutil.rmtree(left, ignore_errors=True)  # by a killed process
         beside = folder / f".view-{os.getpid()}"
-        shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
         (beside / "captions").write_bytes(caption_data or b"\0")  # an empty file cannot be mapped
         (beside / "names").write_bytes(name_data or b"\0")
