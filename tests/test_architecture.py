@@ -25,7 +25,7 @@ LAYERS = [
     {"embedder"},
     {"evaluate", "settle"},
     {"prepare"},
-    {"checkup"},
+    {"checkup", "forewarn"},
     {"train"},
     {"monitor"},
     {"cli", "__init__"},

@@ -89,7 +89,7 @@ def test_show_draws_a_sheet(tmp_path, call):
     assert json.loads(done.stdout) == {"path": "my.png", "num_images": 6}
     with Image.open("my.png") as sheet:
         assert sheet.width > 300
-    assert call("data", "show", "synthetic:50", *NANO).returncode == 0 and Path("sheet.png").exists()
+    assert call("data", "show", "synthetic:50", *NANO).returncode == 0 and Path("lapclip-sheet.png").exists()
     refused = call("data", "show", str(folder), *NANO, "--out", "no/where/my.png")
     assert refused.returncode == 1 and "cannot write" in refused.stderr
 

@@ -1,25 +1,27 @@
 """The doctor's round: reads a packed part of the data with the tokenizer that training would use, and examines it."""
 
+from dataclasses import replace
+
 from lapclip.config import Config
 from lapclip.data.doctor import Report, examine
-from lapclip.data.opening import Part
+from lapclip.data.opening import Data, Part
 from lapclip.data.scripts import share_outside_a_to_z
 from lapclip.data.tokenizer import train_tokenizer
 from lapclip.data.view import VALIDATION
 from lapclip.model.clip import shape_of
-from lapclip.prepare import NUM_CAPTIONS_READ, sample_captions
+from lapclip.prepare import NUM_CAPTIONS_READ, sample_captions, summarise
 from lapclip.settle import settle_tokenizer
 
 
 def check_up(config: Config, part: Part) -> Report:
-    """What there is to say about one part."""
+    """What there is to say about one part; of settings, what training would choose."""
     files = part.files
     assert files is not None, "what lapclip draws is sound"
     sample = sample_captions(part.training, NUM_CAPTIONS_READ)
     kind, _ = settle_tokenizer(config, share_outside_a_to_z(sample))
     tokenizer = train_tokenizer(kind, sample, config.data.max_vocab)
     captions = [caption for own in files.catalogue.captions for caption in own]
-    return examine(
+    report = examine(
         files.catalogue,
         files.pack.records,
         files.pack.unreadable,
@@ -29,4 +31,13 @@ def check_up(config: Config, part: Part) -> Report:
         text_length=shape_of(config.model).text_length,
         vocab=kind,
         image_size=shape_of(config.model).image_size,
+    )
+    alone = Data((part,), "", part.training, part.held_out)
+    settings = [advice.sentence for advice in summarise(config, alone, tokenizer).advice.values()]
+    if num := sum("pip install" in why for why in files.pack.unreadable.values()):
+        settings.append(
+            f"{num:,} of the unreadable pictures are HEIC: `pip install 'lapclip[heic]'`, then try again"
+        )
+    return replace(
+        report, advice=[*settings, *(line for line in report.advice if not line.startswith("`--"))]
     )

@@ -87,7 +87,7 @@ class ModelConfig:
     """What learns."""
 
     size: SizeName = opt("tiny", "the shape of the model, by name")
-    image_size: int | None = opt(None, "pixels of each side of a picture", at_least=8)
+    image_size: int | None = opt(None, "pixels of each side of a picture", at_least=8, at_most=1024)
     patch_size: int | None = opt(None, "pixels of each side of a patch", at_least=1)
     text_length: int | None = opt(None, "most tokens of a caption; the rest is cut", at_least=4)
     recompute: bool = opt(

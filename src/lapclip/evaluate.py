@@ -88,16 +88,15 @@ def in_batch(
     _, first_caption_N = np.unique(image_of_caption, return_index=True)
     order = np.random.default_rng(0).permutation(len(first_caption_N))
     size = min(batch_size, len(order))
-    right = []
+    right, chances = [], []
     for start in range(0, len(order) - size + 1, size):
         images = order[start : start + size]
         cosine = cosine_MN[np.ix_(first_caption_N[images], images)]
         is_pair = is_pair_MN[np.ix_(first_caption_N[images], images)]
-        right += [
-            recall(cosine, is_pair, ks=(1,))["recall@1"],
-            recall(cosine.T, is_pair.T, ks=(1,))["recall@1"],
-        ]
-    return {"accuracy": float(np.mean(right)), "chance": 1 / size, "batch_size": size}
+        for way in (recall(cosine, is_pair, ks=(1,)), recall(cosine.T, is_pair.T, ks=(1,))):
+            right.append(way["recall@1"])
+            chances.append(way["chance@1"])
+    return {"accuracy": float(np.mean(right)), "chance": float(np.mean(chances)), "batch_size": size}
 
 
 def recall(cosine_QA: np.ndarray, is_pair_QA: np.ndarray, ks: tuple[int, ...] = KS) -> dict[str, Any]:

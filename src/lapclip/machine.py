@@ -92,7 +92,7 @@ def own_peak_bytes() -> int:
 def cache_folder() -> Path:
     """Where what can be made again is kept: `$LAPCLIP_CACHE`, or lapclip's place in the user's cache folder."""
     if asked := os.environ.get("LAPCLIP_CACHE"):
-        return Path(asked)
+        return Path(asked).expanduser()
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "lapclip"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lapclip"

@@ -3,6 +3,7 @@
 import math
 import re
 import shutil
+import typing
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -13,10 +14,10 @@ import numpy as np
 import torch
 
 from lapclip import checkpoint
-from lapclip.config import BUDGETS, Config, load_config
+from lapclip.config import BUDGETS, Config, FormatName, load_config
 from lapclip.data.advice import advise, facts_of_captions
 from lapclip.data.catalogue import shortened
-from lapclip.data.opening import Data, Part, finished, open_source
+from lapclip.data.opening import Data, Part, finished, open_source, parse_source
 from lapclip.data.pack import Progress
 from lapclip.data.scripts import share_outside_a_to_z
 from lapclip.data.source import Source
@@ -41,7 +42,7 @@ from lapclip.settle import (
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
 GONE = ("is missing", "lies outside the source's folder")  # what `Folders` says of pictures
-PLAIN_STEMS = ("captions", "results", "metadata", "train", "data", "*", "images")  # that name no dataset
+PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")  # that name no dataset
 
 
 def open_here(config: Config) -> Generator[Progress, None, Data]:
@@ -98,13 +99,17 @@ def prepare(config: Config, name: str | None = None, data: Data | None = None) -
 
 
 def plain_name(source: str) -> str:
-    """What a run over a source is called: `flickr8k` for `/home/me/flickr8k/captions.txt`."""
-    first = source.partition(" + ")[0]
-    if first.partition(":")[0] in ("synthetic", "emoji", "hf"):
-        first = first.replace("/", "-")
-    path = Path(first)
-    named = path.parent.name if path.stem in PLAIN_STEMS and path.parent.name else path.stem
-    return re.sub(r"[^\w.-]+", "-", named.replace(":", "-")).strip("-.") or "run"
+    """What a run over a source is called: `flickr8k` for `flickr8k/captions.txt`, `photos-emoji` for two."""
+    return "-".join(plain_part(name) for name, _ in parse_source(source)[:2])
+
+
+def plain_part(name: str) -> str:
+    if name.partition(":")[0] in ("synthetic", "emoji", "hf"):
+        name = name.replace("/", "-")
+    path = Path(name).absolute()
+    stem = re.sub(r"[{*\[].*", "", path.stem)  # of shards
+    named = path.parent.name if stem in PLAIN_STEMS else stem
+    return re.sub(r"[^\w.]+", "-", named).strip("-._") or "run"
 
 
 def revise(run: Run, flags: Mapping[str, object], data: Data | None = None) -> Config:
@@ -171,7 +176,15 @@ def summarise(config: Config, data: Data, tokenizer: Tokenizer) -> DataSummary:
         only_copies=data.training.only_copies,
         is_streamed=any(part.files is not None and part.files.is_streamed for part in data.parts),
         is_remote=any("://" in part.name for part in data.parts),
+        format=format_of(data),
     )
+
+
+def format_of(data: Data) -> FormatName | None:
+    """What `--format` would call it, for one source alone."""
+    files = data.parts[0].files
+    known = {name: name for name in typing.get_args(FormatName)}
+    return known.get(files.catalogue.format) if files is not None and len(data.parts) == 1 else None
 
 
 def sample_captions(source: Source, most: int) -> list[str]:
@@ -179,6 +192,15 @@ def sample_captions(source: Source, most: int) -> list[str]:
     num_pairs = min(source.num_different, most)
     indices = np.unique(np.linspace(0, source.num_different - 1, num_pairs).astype(int))
     return list(islice((c for index in indices for c in source.captions(int(index))), most))
+
+
+def refuse_if_other(run: Run, data: Data) -> None:
+    """A run may find its data in another place, but not other data."""
+    if run.load_machine().get("data") not in (None, data.fingerprint):
+        raise UserError(
+            f"`{data.source}` holds other pairs than run `{run.name}` began with",
+            hint=f"start a new run from its settings: `lapclip train --config {run.path}/config.toml --source ...`",
+        )
 
 
 def refuse_if_finished(run: Run, config: Config, num_pairs: int) -> None:

@@ -163,13 +163,24 @@ def read_end(path: Path) -> bytes:
         return file.read()
 
 
-def new_run(name: str | None, *, prefix: str) -> Run:
-    """Makes `runs/NAME` here; without a name, the next free `runs/PREFIX-1`, `-2` and so on."""
-    if name is not None and (not name.strip(".") or name.startswith("-") or re.search(r"[\s/\\\0]", name)):
+def refuse_name(name: str) -> None:
+    """Refuses what cannot be the name of a new run, before any work is done for it."""
+    if not name.strip(".") or name.startswith("-") or re.search(r"[\s/\\\0]", name):
         raise UserError(
-            f"`{name}` cannot be the name of a run",
+            f"`{name}` cannot be the name of a run: it has a space or a slash, or is no word",
             hint="use a plain word: `--run cats`; it becomes `runs/cats`",
         )
+    if (RUNS / name).exists():
+        raise UserError(
+            f"there is a run called `{name}` already",
+            hint=f"continue it with `--resume {name}`, or choose another name with `--run`",
+        )
+
+
+def new_run(name: str | None, *, prefix: str) -> Run:
+    """Makes `runs/NAME` here; without a name, the next free `runs/PREFIX-1`, `-2` and so on."""
+    if name is not None:
+        refuse_name(name)
     try:
         if name is not None:
             path = RUNS / name

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from lapclip.config import BUDGETS, Config, LossName, TokenizerName, TrainConfig
+from lapclip.config import BUDGETS, Config, FormatName, LossName, TokenizerName, TrainConfig
 from lapclip.data.advice import Advice, DataFacts, advise_tokenizer
 from lapclip.errors import UserError
 from lapclip.machine import Machine
@@ -23,6 +23,7 @@ class DataSummary:
     only_copies: bool = False  # nothing is drawn or decoded while training
     is_streamed: bool = False  # decoded in every epoch, for want of a pack
     is_remote: bool = False
+    format: FormatName | None = None  # what the one source turned out to be
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,9 @@ def settle(
             for name, value in settle_looks(data).items()
         },
     )
+    if data.format is not None:
+        found = choose("format", config.data.format, data.format, "what the source looks like")
+        settled_data = replace(settled_data, format=found)
     if data.is_drawn:
         reasons = {name: why for name, why in reasons.items() if name not in LOOKS or why == ASKED}
     settled_device = replace(

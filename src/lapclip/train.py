@@ -6,7 +6,7 @@ It goes on from wherever the run folder stands. Leaving the generator early (`br
 import math
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,20 @@ from lapclip.augment import augment
 from lapclip.checkpoint import Progress
 from lapclip.config import Config, is_due
 from lapclip.data.batches import load_batches
-from lapclip.data.opening import Data, finished, first_unreadable
+from lapclip.data.opening import Data, finished
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import Tokenizer, load_tokenizer
+from lapclip.data.tokenizer import load_tokenizer
 from lapclip.device import default_threads, pick_device, release_memory, set_up_process
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
-from lapclip.evaluate import KS, Pool, embed_pool, retrieval
+from lapclip.evaluate import KS, Pool, belong_together, embed_pool, retrieval
 from lapclip.events import Evaluated, Event, Finished, Saved, Started, Step, Warned
+from lapclip.forewarn import has_changed, warnings_of
 from lapclip.loss import LOSSES, NEEDS_BIAS
 from lapclip.machine import peak_memory_bytes
 from lapclip.model.clip import build_model
 from lapclip.optim import build_optimizer, schedule, set_lr
-from lapclip.prepare import open_here, sample_captions
+from lapclip.prepare import open_here
 from lapclip.run import Run
 from lapclip.settle import half_a_step, share_done, total_steps
 from lapclip.step import choose_patches, contrastive_step, move
@@ -141,6 +142,9 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             )
             for warning in warnings_of(data, run, tokenizer, model.size.text_length, now.step):
                 yield report(warning)
+            if has_changed(run, data):
+                now.best_step = now.best_recall = None  # measured on other pictures
+                run.write_machine(run.load_machine() | {"data": data.fingerprint})
             data.release()
             release_memory()
 
@@ -262,61 +266,12 @@ def is_finite(model: nn.Module) -> bool:
     return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
 
-def warnings_of(data: Data, run: Run, tokenizer: Tokenizer, text_length: int, step: int) -> Iterator[Warned]:
-    """What should be known of the data before it is trained on."""
-    before = run.load_machine().get("data")
-    if step and before not in (None, data.fingerprint):
-        yield Warned(
-            step,
-            message="the source has changed since the run began",
-            hint="training goes on with what is there now; for a fresh start, begin a new run",
-        )
-    for part in data.parts:
-        if part.files is None:
-            continue
-        if part.files.is_streamed:
-            yield Warned(
-                step,
-                message=f"`{part.name}` is not packed: its pictures are decoded anew in every epoch",
-                hint="`lapclip data pack` says how much room a pack needs",
-            )
-        for what, count in part.files.catalogue.problems.counts.most_common(3):
-            name = part.files.catalogue.problems.names[what][0]
-            yield Warned(
-                step,
-                message=f"`{name}` {what}" + (f", and so {count - 1:,} more" if count > 1 else ""),
-                hint=f"`lapclip data check {part.name}` names them",
-            )
-        if broken := part.files.pack.unreadable:
-            yield Warned(
-                step,
-                message=f"{len(broken):,} of {len(part.files.catalogue.names):,} pictures are left out: "
-                f"{first_unreadable(part.files.catalogue, part.files.pack)}",
-                hint=f"`lapclip data check {part.name}` names them all",
-            )
-    if cut := captions_cut(data.training, tokenizer, text_length, step):
-        yield cut
-
-
 def refuse_if_too_many(faults: list[str], num_pairs: int, most: float) -> None:
     if len(faults) > max(MOST_FAULTS_SAID, most * num_pairs):
         raise UserError(
             f"{len(faults):,} pictures could not be read while training, the last one {faults[-1]}",
             hint="look whether the source is still there; `--max-unreadable` puts up with more",
         )
-
-
-def captions_cut(source: Source, tokenizer: Tokenizer, text_length: int, step: int) -> Warned | None:
-    """A warning when many captions lose their end."""
-    lengths = tokenizer.lengths(sample_captions(source, 1000))
-    share = float((lengths > text_length).mean())
-    if share < 0.01:
-        return None
-    return Warned(
-        step,
-        message=f"{share:.0%} of the captions are longer than {text_length} tokens and lose their end",
-        hint=f"`--text-length {int(lengths.max())}` would keep them whole, at some cost in time",
-    )
 
 
 def diverged(step: int, what: str, lr: float, *, newest: Path | None) -> UserError:
@@ -329,12 +284,13 @@ def diverged(step: int, what: str, lr: float, *, newest: Path | None) -> UserErr
 
 def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries: int = 5) -> Warned | None:
     """Draws a few captions of the pool and the pictures the model finds for them; a picture is no reason to fail."""
-    num_captions = len(pool.text_ME)
+    num_captions, is_pair_MN = len(pool.text_ME), belong_together(pool)
     rows = []
     for query in range(0, num_captions, -(-num_captions // num_queries)):
         found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: plot.NUM_FOUND]
-        right = int(pool.image_of_caption[query])
-        pictures = [(source.picture(int(pool.indices[n]), plot.TILE), int(n) == right) for n in found]
+        pictures = [
+            (source.picture(int(pool.indices[n]), plot.TILE), bool(is_pair_MN[query, n])) for n in found
+        ]
         rows.append((pool.captions[query], pictures))
     try:
         plot.draw_found(path, rows)

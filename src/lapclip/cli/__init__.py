@@ -40,7 +40,10 @@ def run_command(arguments: list[str]) -> int:
         complain(problem.message, problem.hint)
         return 1
     except CycloptsError as problem:
-        command = "".join(f"{a} " for a in arguments[:2] if a in app or a in data)
+        below = (
+            arguments[1:2] if arguments[:1] == ["data"] and arguments[1:2] and arguments[1] in data else []
+        )
+        command = "".join(f"{a} " for a in [*(a for a in arguments[:1] if a in app), *below])
         complain(in_our_style(str(problem)), f"`lapclip {command}--help` lists what there is")
         return 2
     except Stopped:

@@ -1,5 +1,6 @@
 """`lapclip data`: the doctor, the pack, a contact sheet, and what lies in the cache."""
 
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -9,9 +10,9 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import people, print_json, show_packing, stop_requests, working
+from lapclip.cli.screen import megabytes, people, print_json, show_packing, stop_requests, working
 from lapclip.config import load_config
-from lapclip.errors import UserError
+from lapclip.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from lapclip.config import Config
@@ -49,7 +50,11 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
     with working("examining"):
         from lapclip.checkup import check_up
 
-        reports = [(part.name, check_up(config, part)) for part in opened.parts if part.files]
+        reports = [
+            (part.name, part.files.catalogue.format, check_up(config, part))
+            for part in opened.parts
+            if part.files
+        ]
     if not reports:
         raise UserError(
             f"`{config.data.source}` is drawn by lapclip itself; there is nothing to examine",
@@ -58,11 +63,11 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
     if json:
         from dataclasses import asdict
 
-        results = [{"source": name} | asdict(report) for name, report in reports]
+        results = [{"source": name, "format": form} | asdict(report) for name, form, report in reports]
         print_json(results[0] if len(results) == 1 else {"sources": results})
     else:
-        for name, report in reports:
-            show_report(name, report)
+        for name, form, report in reports:
+            show_report(f"{name} (read as `{form}`)", report)
     return 0
 
 
@@ -72,12 +77,15 @@ def show_report(name: str, report: "Report") -> None:
     from lapclip.data.doctor import lines
 
     out = Console(highlight=False, markup=False)
-    out.print(f"{name}", style="bold", soft_wrap=True)
+    out.print(name, style="bold", soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for label, sentence in lines(report):
         table.add_row(label, sentence)
     out.print(table)
-    for advice in report.advice:
+    settings = [advice for advice in report.advice if advice.startswith("`--")]
+    if settings:
+        out.print("training will use, unless you say otherwise:")
+    for advice in [*settings, *(a for a in report.advice if a not in settings)]:
         out.print(f"- {advice}")
 
 
@@ -116,7 +124,7 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
         people.print(
             f"{result['num_images']:,} pictures of {result['image_size']} x {result['image_size']} pixels, "
             f"{result['num_reused']:,} of them packed before, {result['num_unreadable']:,} unreadable: "
-            f"{result['bytes'] / 1e6:,.0f} MB, {seconds:.1f} s",
+            f"{megabytes(result['bytes'])}, {seconds:.1f} s",
             highlight=False,
         )
         Console().print(result["path"], highlight=False, soft_wrap=True)
@@ -127,7 +135,7 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
 @with_settings("source", *HOW_TO_READ, *SIZES)
 def show(
     *,
-    out: Annotated[Path, Parameter(help="where the sheet is written")] = Path("sheet.png"),
+    out: Annotated[Path, Parameter(help="where the sheet is written")] = Path("lapclip-sheet.png"),
     count: Annotated[int, Parameter(help="pictures on it")] = 24,
     json: AsJson = False,
     flags: dict[str, Any],
@@ -135,6 +143,9 @@ def show(
     """Draw a contact sheet: some pictures from all over the source, with their captions."""
     if not 1 <= count <= 1000:
         raise UserError(f"`--count` is {count}", hint="a sheet holds 1 to 1000 pictures")
+    out = out.expanduser()
+    if out.suffix.lower() != ".png":
+        raise UserError(f"`--out` is `{out}`", hint="the sheet is a PNG: name it `sheet.png`, or alike")
     _, opened = open_for(flags)
     import numpy as np
 
@@ -172,10 +183,13 @@ def clean(
     from lapclip.data.pack import list_packs, remove_pack
 
     known = list_packs()
-    chosen = known if all else [pack for pack in known if pack.path.name in names or pack.source in names]
-    for name in names:
-        if not any(name in (pack.path.name, pack.source) for pack in known):
-            raise UserError(f"there is no pack `{name}`", hint="`lapclip data clean` lists them")
+    meant = {name: {name, os.path.abspath(name)} for name in names}
+    for name, forms in meant.items():
+        if not any(forms & {pack.path.name, pack.source} for pack in known):
+            like = suggest(name, [pack.path.name for pack in known])
+            raise UserError(f"there is no pack `{name}`{like}", hint="`lapclip data clean` lists them")
+    wanted = set().union(*meant.values())
+    chosen = known if all else [pack for pack in known if wanted & {pack.path.name, pack.source}]
     for pack in chosen:
         remove_pack(pack)
     shown = chosen if names or all else known
@@ -190,7 +204,12 @@ def clean(
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("pack", "source", "MB", "last used"):
-        table.add_column(heading, justify="right" if heading == "MB" else "left", overflow="fold")
+        table.add_column(
+            heading,
+            justify="right" if heading == "MB" else "left",
+            overflow="fold",
+            no_wrap=heading == "pack",
+        )
     for p in shown:
         table.add_row(
             p.path.name,

@@ -32,7 +32,9 @@ def evaluate(
 
     config = open_run(run).load_config()
     data = config.data if source is None else load_config(flags={"source": source}).data
-    data = replace(data, **flags)
+    data = replace(
+        data, pack=config.data.pack, **flags
+    )  # packed or not, as in training: it decides the split
     with working("starting"):
         from lapclip.data.opening import open_source
         from lapclip.embedder import load

@@ -24,6 +24,10 @@ def complain(message: str, hint: str) -> None:
         people.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+def megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:,.0f} MB" if num_bytes > 1e7 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def working(what: str) -> Any:
     """A spinner on a terminal, nothing on a pipe."""
     return people.status(what) if people.is_terminal else nullcontext()
@@ -80,7 +84,7 @@ def show_packing(
                 return end.value
             if now.total and now.done == 0:
                 people.print(
-                    f"{what}: {now.total:,}, {now.needed_bytes / 1e6:,.0f} MB on the disk", highlight=False
+                    f"{what}: {now.total:,}, {megabytes(now.needed_bytes)} on the disk", highlight=False
                 )
             if requests:
                 work.close()

@@ -1,7 +1,7 @@
 """`lapclip train`: begins a run or goes on with one, shows it, and ends with what it came to."""
 
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,7 +41,7 @@ def train(
         raise UserError(
             "`--resume` takes name and settings from the run itself", hint="leave `--run` and `--config` away"
         )
-    with stop_requests("stopping after this step and saving") as requests:
+    with stop_requests("stopping as soon as all is saved") as requests:
         folder, settings, data = (
             begin(config, run, flags, requests) if resume is None else go_on(resume, flags, requests)
         )
@@ -56,7 +56,11 @@ def train(
 def begin(
     config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int]
 ) -> "tuple[Run, Config, Data]":
+    from lapclip.run import refuse_name
+
     settings = load_config(config, flags)
+    if name is not None:
+        refuse_name(name)
     with working("setting up"):
         from lapclip.prepare import open_here, prepare
     data = show_packing(open_here(settings), requests)
@@ -71,8 +75,12 @@ def go_on(name: str, flags: dict[str, Any], requests: list[int]) -> "tuple[Run, 
     run = open_run(name)
     refuse_fixed(run, flags)
     with working("setting up"):
-        from lapclip.prepare import open_here, refuse_if_finished, revise
-    data = show_packing(open_here(run.load_config()), requests)
+        from lapclip.prepare import open_here, refuse_if_finished, refuse_if_other, revise
+    where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}
+    config = run.load_config()
+    data = show_packing(open_here(replace(config, data=replace(config.data, **where))), requests)
+    if "source" in flags:
+        refuse_if_other(run, data)
     with working("setting up"):
         settings = revise(run, flags, data)
     refuse_if_finished(run, settings, data.training.num_pairs)
@@ -80,7 +88,10 @@ def go_on(name: str, flags: dict[str, Any], requests: list[int]) -> "tuple[Run, 
 
 
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
-RESUMABLE = {*BUDGETS, "chunk", "device", "threads", "workers", "save_every", "eval_every", "recompute"}
+RESUMABLE = {
+    *BUDGETS, "source", "images", "max_unreadable",  # the same data, wherever it is now
+    "chunk", "device", "threads", "workers", "save_every", "eval_every", "recompute",
+}  # fmt: skip
 
 
 def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:

@@ -6,12 +6,14 @@ The only place where a stranger's picture is decoded: few formats, limited pixel
 import contextlib
 import hashlib
 import io
+import math
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 # What a record notes about a picture, one bit each.
 TRAITS = ("grey", "cmyk", "sixteen_bit", "alpha", "palette", "rotated", "animated")
@@ -26,7 +28,14 @@ FORMATS = (
     "HEIF",
     "AVIF",
 )  # nothing that runs a program, such as EPS
-MOST_PIXELS = 2**27  # after a JPEG was scaled while decoding: 400 MB as RGB
+MOST_PIXELS = 2**27  # after a JPEG was scaled while decoding
+MOST_BYTES = 640 * 10**6  # held while decoding one picture, in each of several processes on a laptop
+MOST_SCANS = 100  # of a JPEG, each a pass over all of it; a progressive one has about ten
+# Bytes a pixel that a decoder holds besides the picture itself, as measured.
+BESIDE = {"WEBP": 12, "AVIF": 10, "HEIF": 8, "GIF": 1}
+RLE_BESIDE = 36  # of a run-length BMP, which Pillow decodes in Python: for its time, not its memory
+BLOCK_BESIDE = 8  # of a TIFF's strip or tile, which is decoded whole
+WHOLE = 2**22  # pixels that are converted at once; more go in bands of a quarter of that
 THUMB = 8  # pixels each side of the thumbnail that near duplicates are seen by
 
 # One picture in a pack. `stamp` is of its name and the reader's stamp, so that an unchanged file is known unread;
@@ -97,17 +106,86 @@ def open_square(data: bytes, size: int, record: np.ndarray) -> Image.Image:
         width, height = picture.size
         if picture.format in ("JPEG", "MPO"):
             picture.draft("RGB", (size, size))  # scaled while decoding, to no less than what is kept
-        if picture.width * picture.height > MOST_PIXELS:  # before `getexif`, which may decode
-            raise Unreadable(f"has {width * height / 1e6:,.0f} million pixels, too many to decode safely")
-        turned = picture.getexif().get(0x0112, 1)  # orientation
+        refuse_too_large(picture, data, width, height)  # before `getexif`, which may decode
+        turned = orientation(picture)
         record["width"], record["height"] = (height, width) if turned in (5, 6, 7, 8) else (width, height)
         record["format"] = FORMATS.index(picture.format or "")
         record["traits"] = sum(1 << TRAITS.index(trait) for trait in traits(picture, turned))
         scale = round(width / picture.width)
         # Decoded sizes are rounded up: the last row may be half a one.
         extent = (width / scale, height / scale) if scale > 1 else (None, None)
-        square = middle_square(to_rgb(picture), size, *extent)
-        return upright(square, picture.getexif().get(0x0112, 1))  # asked again: some turn as they load
+        square = rgb_square(picture, size, *extent)
+        return upright(square, orientation(picture))  # asked again: some turn as they load
+
+
+def refuse_too_large(picture: Image.Image, data: bytes, width: int, height: int) -> None:
+    """Unreadable when decoding would take too much memory or time, for all that its header says."""
+    num_pixels = picture.width * picture.height
+    num_bytes: float = num_pixels * (stored_bytes(picture.mode) + BESIDE.get(picture.format or "", 0))
+    codec = picture.tile[0][0] if isinstance(picture, ImageFile.ImageFile) and picture.tile else ""
+    if codec == "bmp_rle":
+        num_bytes += num_pixels * RLE_BESIDE
+    elif codec == "jpeg":
+        num_bytes += width * height * kept_coefficients(picture, data)
+    elif isinstance(picture, TiffImagePlugin.TiffImageFile):
+        if codec == "libtiff":
+            num_bytes += block_pixels(picture) * BLOCK_BESIDE
+        if orientation(picture) != 1:  # turned as it loads
+            num_bytes += num_pixels * stored_bytes(picture.mode)
+    if num_pixels > MOST_PIXELS or num_bytes > MOST_BYTES:
+        raise Unreadable(
+            f"has {width * height / 1e6:,.0f} million pixels and needs {num_bytes / 1e6:,.0f} MB of memory, "
+            "too much to decode safely"
+        )
+
+
+def stored_bytes(mode: str) -> int:
+    """What a pixel takes in Pillow, where three channels take as much as four."""
+    return 1 if mode in ("1", "L", "P") else 2 if mode.startswith("I;16") else 4
+
+
+def block_pixels(picture: TiffImagePlugin.TiffImageFile) -> int:
+    """How large a TIFF's strips or tiles are; tiles may be larger than the picture."""
+    tags = picture.tag_v2
+    if 322 in tags:  # TileWidth, and TileLength
+        return tags[322] * tags.get(323, picture.height)
+    return picture.width * min(tags.get(278, picture.height), picture.height)  # RowsPerStrip
+
+
+def kept_coefficients(picture: Image.Image, data: bytes) -> float:
+    """Bytes a pixel, at full size, that a JPEG of several scans keeps until the last: all its coefficients."""
+    layers = [layer[1:3] for layer in getattr(picture, "layer", [])]
+    progressive = "progressive" in picture.info or "progression" in picture.info
+    num_scans = count_scans(data, len(layers), progressive)
+    if num_scans > MOST_SCANS:
+        raise Unreadable(f"is a JPEG of {num_scans:,} scans, too many to decode safely")
+    if num_scans < 2 and not progressive:
+        return 0
+    densest = max(across for across, _ in layers) * max(down for _, down in layers)
+    return 2 * sum(across * down for across, down in layers) / max(densest, 1)
+
+
+MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # of a JPEG's part; the others belong to a scan
+
+
+def count_scans(data: bytes, num_layers: int, progressive: bool) -> int:
+    """How often a JPEG is gone over; read no further than the first scan when that holds everything."""
+    num_scans, at = 0, 2
+    while found := MARKER.search(data, at):
+        at = found.start()
+        kind = data[at + 1]
+        if kind == 0xD9:  # its end
+            break
+        if kind == 0xDA:
+            num_scans += 1
+            if not progressive and data[at + 4 : at + 5] == bytes([num_layers]):
+                break
+        at += 2 if kind in (0x01, 0xD8) else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return num_scans
+
+
+def orientation(picture: Image.Image) -> int:
+    return picture.getexif().get(0x0112, 1)
 
 
 def upright(square: Image.Image, turned: int) -> Image.Image:
@@ -162,35 +240,75 @@ def traits(picture: Image.Image, turned: int) -> list[str]:
             ("alpha", mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in picture.info),
             ("palette", mode == "P"),
             ("rotated", turned not in (0, 1)),
-            ("animated", getattr(picture, "n_frames", 1) > 1 and picture.format != "MPO"),
+            ("animated", getattr(picture, "is_animated", False) and picture.format != "MPO"),
         )
         if is_so
     ]
 
 
-def to_rgb(picture: Image.Image) -> Image.Image:
+def rgb_square(
+    picture: Image.Image, size: int, width: float | None = None, height: float | None = None
+) -> Image.Image:
+    """The middle square as RGB; a large picture is converted band by band, for a second one would not fit."""
+    picture.load()
+    if is_plain(picture) or picture.width * picture.height <= WHOLE:
+        return middle_square(to_rgb(picture), size, width, height)
+    left, top, right, bottom = middle_box(width or picture.width, height or picture.height)
+    across, down = math.floor(left), math.floor(top)  # where the pixels that are needed begin
+    num_columns, num_rows = math.ceil(right) - across, math.ceil(bottom) - down
+    factor = max(1, int((right - left) / size / 3))  # what is left is enough to look no different
+    reduced = Image.new("RGB", (-(-num_columns // factor), -(-num_rows // factor)))
+    step = max(1, WHOLE // 4 // num_columns // factor) * factor
+    brightest = top_value(picture)
+    for row in range(0, num_rows, step):
+        box = (across, down + row, across + num_columns, down + min(row + step, num_rows))
+        reduced.paste(to_rgb(picture.crop(box), brightest).reduce(factor), (0, row // factor))
+    inner = (
+        (left - across) / factor,
+        (top - down) / factor,
+        (right - across) / factor,
+        (bottom - down) / factor,
+    )
+    return reduced.resize((size, size), Image.Resampling.BICUBIC, box=inner)
+
+
+def is_plain(picture: Image.Image) -> bool:
+    return picture.mode == "RGB" and "transparency" not in picture.info
+
+
+def top_value(picture: Image.Image) -> float:
+    """The value that white has in a picture of more than eight bits."""
+    return max(float(np.max(picture.getextrema())), 1e-9) if picture.mode == "F" else 65535.0
+
+
+def to_rgb(picture: Image.Image, brightest: float | None = None) -> Image.Image:
     """RGB as a viewer would show it: sixteen bits scaled down, transparency over white."""
     if picture.mode == "I" or picture.mode.startswith("I;16") or picture.mode == "F":
         values = np.asarray(picture, dtype=np.float32)
-        top = 65535.0 if picture.mode != "F" else max(float(values.max(initial=0.0)), 1e-9)
-        picture = Image.fromarray((values * (255 / top)).clip(0, 255).astype(np.uint8))
+        scaled = values * (255 / (brightest or top_value(picture)))
+        picture = Image.fromarray(scaled.clip(0, 255).astype(np.uint8))
     if "transparency" in picture.info or picture.mode in ("LA", "PA", "RGBA", "RGBa", "La"):
         rgba = picture.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
-    return picture.convert("RGB")
+    return picture if is_plain(picture) else picture.convert("RGB")
 
 
 def middle_square(
     picture: Image.Image, size: int, width: float | None = None, height: float | None = None
 ) -> Image.Image:
     """The middle square, cropped and resized in one go; of a part of the picture when its extent is given."""
-    width, height = width or picture.width, height or picture.height
+    box = middle_box(width or picture.width, height or picture.height)
+    if picture.size == (size, size) and box == (0, 0, size, size):
+        return picture
+    return picture.resize((size, size), Image.Resampling.BICUBIC, box=box)
+
+
+def middle_box(width: float, height: float) -> tuple[float, float, float, float]:
+    """The edges of the middle square: left, top, right, bottom."""
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
-    if picture.size == (size, size) and side == size:
-        return picture
-    return picture.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+    return left, top, left + side, top + side
 
 
 def difference_hash(square: Image.Image) -> np.uint64:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 # What pictures are called; whether they are pictures is seen when they are opened.
 SUFFIXES = (
@@ -23,6 +24,7 @@ SUFFIXES = (
     ".avif",
 )
 MOST_BYTES = 512 * 2**20  # of one picture file; more than any camera writes
+NOT_REGULAR = "is not a regular file"
 
 
 def is_picture_name(name: str) -> bool:
@@ -33,29 +35,39 @@ def is_picture_name(name: str) -> bool:
 class FileReader:
     """Pictures in files, each by its path."""
 
-    paths: Sequence[str]
+    paths: Sequence[str]  # without links
 
     def read(self, index: int) -> bytes:
         return read_file(self.paths[index])
 
     def stamp(self, index: int) -> str:
-        try:
-            found = os.stat(self.paths[index])
-        except OSError:
-            return ""
-        return f"{found.st_size} {found.st_mtime_ns}"
+        return file_stamp(self.paths[index])
+
+
+def file_stamp(path: str) -> str:
+    """Which file it is and in what state, in ASCII, which any name can be written in; empty when it is gone."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns} {path!a}"
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """A file to read from; a pipe, which would wait for a writer, or a device is a ValueError."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise ValueError(NOT_REGULAR)
+    return open(number, "rb")
 
 
 def read_file(path: str) -> bytes:
     """A regular file's bytes, if they are not far too many."""
-    with open(
-        os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb"
-    ) as file:  # without waiting at a pipe for a writer
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("is not a regular file")
-        if found.st_size > MOST_BYTES:
-            raise ValueError(f"is {found.st_size / 1e9:.1f} GB, too large for a picture")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES:
+            raise ValueError(f"is {size / 1e9:.1f} GB, too large for a picture")
         return file.read()
 
 

@@ -1,6 +1,7 @@
 """The files of a pack, and adding to them so that a killed process leaves a pack that is merely unfinished."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -196,5 +197,7 @@ def locked(path: Path) -> Iterator[None]:
 def cannot_pack(path: Path, error: OSError) -> UserError:
     return UserError(
         f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
-        hint="make room, or set LAPCLIP_CACHE to a folder you may write to; what is packed already is kept",
+        hint="make room; what is packed already is kept"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        else "set LAPCLIP_CACHE to a folder you may write to",
     )

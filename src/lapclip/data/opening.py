@@ -140,6 +140,7 @@ def resolve_images(images: str | None, name: str) -> str | None:
     """The folder meant: here, or beside the table; from now on by its whole path."""
     if images is None:
         return None
+    images = os.path.expanduser(images)
     beside = os.path.join(os.path.dirname(os.path.abspath(name)), images)
     return beside if not os.path.exists(images) and os.path.exists(beside) else os.path.abspath(images)
 
@@ -184,7 +185,7 @@ def write_files(part: Found, packed: Pack, groups: np.ndarray, sides: np.ndarray
         raise UserError(
             f"`{name}` has {len(usable)} pictures that can be used, and at least {LEAST_PICTURES} are needed"
             + (f"; {first_unreadable(part.catalogue, packed)}" if packed.unreadable else ""),
-            hint=f"`lapclip data check {name}` says what is wrong with the others",
+            hint="add pictures with captions to it, or mend those that are broken",
         )
     with locked(packed.path):
         describe_folder(packed.path, part.identity, packed.size)

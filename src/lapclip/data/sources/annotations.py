@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import FileReader, Folders
-from lapclip.data.sources.folder import UNSEEN, legible, spread
+from lapclip.data.files import FileReader, Folders, open_regular
+from lapclip.data.sources.folder import MOST_FOLDERS, folders_in, legible, spread
 from lapclip.data.sources.naming import side_of
 from lapclip.errors import UserError
 
 MOST_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
 GLANCE_BYTES = 2**16  # at each end of a file, to see what it is
 NUM_PROBED = 40  # names, to see which folders hold the pictures
-MOST_FOLDERS = 1000  # looked into
 LISTS = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 COCO_KEYS = (re.compile(rb'"caption"\s*:'), re.compile(rb'"image_id"\s*:'))
 KARPATHY_KEYS = (
@@ -49,14 +47,12 @@ class Annotated:
 def looks_like_annotations(path: Path) -> bool:
     """Whether a file holds captions in one of the two forms; only its two ends are read."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return False
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             head = file.read(GLANCE_BYTES)
             rest = os.fstat(file.fileno()).st_size - len(head)
             file.seek(max(rest - GLANCE_BYTES, 0) + len(head))
             tail = file.read(GLANCE_BYTES)
-    except OSError:
+    except (OSError, ValueError):
         return False
     if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") or not LISTS.search(head):
         return False
@@ -159,18 +155,6 @@ def holds_some(folder: str, names: list[str], wanted: set[str]) -> bool:
         return False
 
 
-def folders_in(base: str) -> list[str]:
-    try:
-        with os.scandir(base) as entries:
-            return sorted(
-                entry.path
-                for entry in entries
-                if entry.is_dir(follow_symlinks=False) and entry.name[0] != "." and entry.name not in UNSEEN
-            )[:MOST_FOLDERS]
-    except OSError:
-        return []
-
-
 def side_in(stem: str) -> Side | None:
     """The side that a file is of: `captions_train2017`."""
     return next((SIDES[word] for word in re.findall(r"[a-z]+", stem.lower()) if word in SIDES), None)
@@ -197,15 +181,17 @@ def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
 
 def read_json(file: Path) -> Any:
     try:
-        found = os.stat(file)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES:
-            raise UserError(
-                f"`{file}` is {found.st_size / 1e9:.1f} GB, or no regular file",
-                hint="pass a JSON file of at most 4 GB",
-            )
-        return json.loads(file.read_bytes())
+        with open_regular(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            data = opened.read() if size <= MOST_BYTES else b""
     except OSError as error:
         raise UserError(f"`{file}` cannot be read: {error.strerror}", hint="check its permissions") from None
+    except ValueError as error:
+        raise UserError(f"`{file}` {error}", hint="pass a file") from None
+    if size > MOST_BYTES:
+        raise UserError(f"`{file}` is {size / 1e9:.1f} GB", hint="pass a JSON file of at most 4 GB")
+    try:
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UserError(
             f"`{file}` is not valid JSON: {str(error)[:200]}",

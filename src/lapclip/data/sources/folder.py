@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side, shortened
-from lapclip.data.files import FileReader, Folders, is_picture_name
+from lapclip.data.files import FileReader, Folders, is_picture_name, open_regular
 from lapclip.data.sources.metadata import description
 from lapclip.data.sources.naming import FILLER, are_captions, caption_in_name, class_name, side_of
 from lapclip.errors import UserError
@@ -21,6 +21,7 @@ MOST_LINES = 1000  # of captions of one picture
 # What systems leave behind; hidden files and folders are not seen either.
 UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini")
 BOXES = re.compile(r"\s*+\d++(\s++-?(\d++(\.\d*+)?|\.\d++)){4,}+\s*+")  # objects as YOLO writes them
+MOST_FOLDERS = 1_000  # beside a table or captions, that are looked into
 NUM_OPENED = 40  # pictures, to see whether they describe themselves
 
 
@@ -36,10 +37,6 @@ class Listing:
 
     def path(self, name: str) -> str:
         return self.links.get(name) or os.path.join(self.root, name)
-
-
-def has_pictures(path: Path) -> bool:
-    return any(is_picture_name(entry.name) for entry in walk(os.fspath(path), Problems()))
 
 
 def open_folder(path: Path, name: str, options: Options) -> Catalogue:
@@ -89,6 +86,15 @@ def open_folder(path: Path, name: str, options: Options) -> Catalogue:
     return gathering.catalogue(name, kind, FileReader(paths))
 
 
+def kind_here(path: Path, num_others: int) -> str | None:
+    """The kind of a folder with more pictures directly in it than some other files; None if it has no captions."""
+    with os.scandir(path) as entries:
+        if sum(is_picture_name(entry.name) for entry in entries) <= num_others:
+            return None
+    listing = look_through(path, Folders(path), Problems())
+    return kind_of(listing, placed({os.path.dirname(picture) for picture in listing.names}))
+
+
 def walk(root: str, problems: Problems) -> Iterator[os.DirEntry[str]]:
     """All that is no folder, hidden things left out; links to folders are not followed."""
     pending = [root]
@@ -105,6 +111,19 @@ def walk(root: str, problems: Problems) -> Iterator[os.DirEntry[str]]:
                         yield entry
         except OSError as error:
             problems.add(f"cannot be opened: {error.strerror}", folder)
+
+
+def folders_in(base: str) -> list[str]:
+    """The folders in a folder; hidden ones and links are left out."""
+    try:
+        with os.scandir(base) as entries:
+            return sorted(
+                entry.path
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and entry.name[0] != "." and entry.name not in UNSEEN
+            )[:MOST_FOLDERS]
+    except OSError:
+        return []
 
 
 def look_through(path: Path, folders: Folders, problems: Problems) -> Listing:
@@ -211,10 +230,10 @@ def captions_beside(listing: Listing, picture: str, problems: Problems) -> list[
     captions: list[str] = []
     for name in texts_beside(listing, picture):
         try:
-            with open(listing.path(name), "rb") as file:
+            with open_regular(listing.path(name)) as file:
                 data = file.read(MOST_TEXT_BYTES + 1)
-        except OSError as error:
-            problems.add(f"cannot be read: {error.strerror}", name)
+        except (OSError, ValueError) as error:
+            problems.add(f"cannot be read: {getattr(error, 'strerror', None) or error}", name)
             continue
         for line in text_of(data, name, problems).splitlines():
             if BOXES.fullmatch(line):

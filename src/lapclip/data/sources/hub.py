@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import shortened
-from lapclip.data.files import Folders, is_picture_name
+from lapclip.data.files import Folders, is_picture_name, open_regular
 from lapclip.errors import UserError
 
 # The kinds of file that are read: tables and pictures. Others may be programs, or need packages of their own.
@@ -113,7 +113,7 @@ def check_saved(folder: str, name: str) -> None:
 
 
 def read_json(path: str) -> Any:
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return json.loads(file.read(2**26))
 
 
@@ -156,7 +156,7 @@ def hub_folders(repository: str) -> list[str]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the progress bars of `datasets` and the hub, which come back afterwards."""
+    """Without the progress bars of `datasets` and the hub where nobody would see them; they come back afterwards."""
     import datasets
     from huggingface_hub import utils as hub
 
@@ -168,14 +168,15 @@ def quietly() -> Iterator[None]:
         ),
         (hub.are_progress_bars_disabled(), hub.disable_progress_bars, hub.enable_progress_bars),
     ]
+    is_seen = os.isatty(2)  # where they are written: a download may take long
     for was_off, off, _ in bars:
-        if not was_off:
+        if not was_off and not is_seen:
             off()
     try:
         yield
     finally:
         for was_off, _, on in bars:
-            if not was_off:
+            if not was_off and not is_seen:
                 on()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Side, shortened
-from lapclip.data.files import Folders, read_file
+from lapclip.data.files import Folders, file_stamp, read_file
 from lapclip.data.sources.columns import (
     Columns,
     captions_in,
@@ -36,7 +36,7 @@ class RowsReader:
     """Pictures in the rows of datasets, or in files that the rows name."""
 
     parts: list[Any]  # datasets with the one column, as Arrow
-    fingerprints: list[str]
+    fingerprints: list[str]  # with the column
     part_of: "array[int]"
     rows: "array[int]"
     files: dict[int, str]  # by number, for the pictures that are files
@@ -53,11 +53,7 @@ class RowsReader:
     def stamp(self, index: int) -> str:
         if index not in self.files:
             return f"{self.fingerprints[self.part_of[index]]} {self.rows[index]}"
-        try:
-            found = os.stat(self.files[index])
-        except OSError:
-            return ""
-        return f"{found.st_size} {found.st_mtime_ns}"
+        return file_stamp(self.files[index])
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ def open_hugging_face(name: str, options: Options) -> Catalogue:
             continue
         part = len(reader.parts)
         reader.parts.append(dataset.select_columns([columns.picture]).with_format("arrow"))
-        reader.fingerprints.append(dataset._fingerprint)
+        reader.fingerprints.append(f"{dataset._fingerprint} {columns.picture!a}")
         for row in rows_of(dataset, columns):
             title = f"{split or 'rows'}/{row.number}"
             file = None

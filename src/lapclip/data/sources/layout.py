@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lapclip.data.files import is_picture_name
+from lapclip.data.files import is_picture_name, open_regular
 from lapclip.data.sources.columns import is_picture, picture_name, plain
 
 SEPARATORS = ("\t", "|", ";", ",")
@@ -38,7 +38,7 @@ def look_at_text(path: Path, format: str | None, most_bytes: int = 4 * 2**20) ->
     """The layout of a table that is text."""
     lines: list[str] = []
     num_blank = size = 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         encoding, newline, start = look_at_encoding(file.read(CHUNK))
         for _, raw in islice(byte_lines(file, start, newline), NUM_SAMPLED):
             text = to_text(raw or b"", encoding)[0].strip("\r\n").replace("\r", " ")
@@ -157,7 +157,7 @@ def json_names(path: Path, layout: Layout) -> tuple[str, ...]:
     """The keys of the first objects."""
     names: dict[str, None] = {}
     size = 0
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for _, raw in islice(byte_lines(file, layout.start, layout.newline), 10 * NUM_SAMPLED):
             names.update(dict.fromkeys(to_object(to_text(raw or b"", layout.encoding)[0]) or ()))
             size += len(raw or b"")

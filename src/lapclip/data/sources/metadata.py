@@ -6,7 +6,6 @@ Only headers are read, nothing is decoded, and whatever is wrong with a picture 
 import io
 import os
 import re
-import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from PIL import Image, IptcImagePlugin
 
 from lapclip.data.catalogue import clean_caption
 from lapclip.data.decode import formats
-from lapclip.data.files import MOST_BYTES
+from lapclip.data.files import MOST_BYTES, open_regular
 
 MOST_XMP_BYTES = 2**20
 EXIF_DESCRIPTION, EXIF_FOLDER, EXIF_USER_COMMENT = 0x010E, 0x8769, 0x9286
@@ -63,9 +62,8 @@ def description(picture: bytes | str | Path) -> list[str]:
 def opened(picture: bytes | str | Path) -> BinaryIO:
     if isinstance(picture, bytes):
         return io.BytesIO(picture)
-    file = open(picture, "rb")  # noqa: SIM115 - closed by whoever asked
-    found = os.fstat(file.fileno())
-    if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_BYTES:
+    file = open_regular(picture)
+    if os.fstat(file.fileno()).st_size <= MOST_BYTES:
         return file
     file.close()
     raise ValueError("is not a picture file")

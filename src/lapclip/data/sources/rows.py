@@ -5,7 +5,6 @@ A file may be wrong in any way: each row that is, is named and left out, and the
 
 import csv
 import json
-import os
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lapclip.data.catalogue import Problems
+from lapclip.data.files import file_stamp, open_regular
 from lapclip.data.sources.columns import is_picture, picture_bytes
 from lapclip.data.sources.layout import CHUNK, MOST_LINE, Layout, byte_lines, to_object, to_text
 
@@ -166,7 +166,7 @@ def text_rows(path: Path, layout: Layout, problems: Problems) -> Iterator[Row]:
     def note(what: str, number: int) -> None:
         problems.add(what, f"{path.name}:row {number}")
 
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         yield from (json_rows if layout.format == "jsonl" else csv_rows)(file, layout, note)
 
 
@@ -184,7 +184,7 @@ class RowReader:
     def read(self, index: int) -> bytes:
         part = self.parts[index]
         layout = self.layouts[part]
-        with open(self.paths[part], "rb") as file:
+        with open_regular(self.paths[part]) as file:
             file.seek(self.places[index])
             text = to_text(file.read(self.lengths[index]), layout.encoding)[0]
         try:
@@ -198,8 +198,6 @@ class RowReader:
             raise ValueError("has changed since the table was opened") from None
 
     def stamp(self, index: int) -> str:
-        try:
-            found = os.stat(self.paths[self.parts[index]])
-        except OSError:
-            return ""
-        return f"{found.st_size} {found.st_mtime_ns} {self.places[index]}"
+        part = self.parts[index]
+        known = file_stamp(self.paths[part])
+        return known and f"{known} {self.layouts[part].names[self.columns[part]]!a} {self.places[index]}"

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side, clean_caption
 from lapclip.data.files import MOST_BYTES, is_picture_name
 from lapclip.data.sources.byte_ranges import LocalFiles, NoRanges, RemoteFiles
@@ -20,7 +18,7 @@ from lapclip.data.sources.patterns import expand, is_shards, is_url, without_que
 from lapclip.data.sources.tar import ReadAt, walk
 from lapclip.errors import UserError
 
-__all__ = ["ShardReader", "expand", "is_shards", "open_shards"]
+__all__ = ["ShardReader", "expand", "is_shards", "open_shards", "read_shards"]
 
 MOST_TEXT_BYTES = 2**20  # of one caption file
 TEXTS = ("txt", "text", "caption", "cap")
@@ -61,10 +59,6 @@ class ShardReader:
         known = self.files(shard).stamp(shard)
         return known and f"{known} {self.offsets[index]} {self.sizes[index]}"
 
-    def positions(self) -> tuple[np.ndarray, np.ndarray]:
-        """Shard number and offset of every picture: an order by both reads neighbours together."""
-        return np.asarray(self.shard_of, dtype=np.int32), np.asarray(self.offsets, dtype=np.int64)
-
     def files(self, shard: str) -> LocalFiles | RemoteFiles:
         return self.remote if is_url(shard) else self.local
 
@@ -85,7 +79,11 @@ class Pair:
 
 def open_shards(pattern: str, name: str, options: Options) -> Catalogue:
     """The catalogue of all shards that a pattern means."""
-    shards = expand(pattern)
+    return read_shards(expand(pattern), name, options)
+
+
+def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
+    """The catalogue of some shards, by paths or URLs."""
     titles = short_names(shards)
     sides = sides_of(titles)
     gathering = Gathering()

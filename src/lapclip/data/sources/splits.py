@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lapclip.data.catalogue import Side
-from lapclip.data.files import is_picture_name
+from lapclip.data.files import Folders, is_picture_name, open_regular
 
 # What is tested on is settled first, so that nothing is also trained on.
 LISTS: dict[str, Side] = {
@@ -19,7 +19,12 @@ MOST_LISTED = 64 * 2**20  # bytes of a list
 
 def split_lists(folder: Path, known: Collection[str] | None = None) -> dict[str, Side]:
     """Base names of pictures and their sides, by the lists in a folder; a list of mostly unknown names is none."""
-    beside = {entry.name.lower(): entry for entry in folder.iterdir() if entry.name.lower() in LISTS}
+    own = Folders(folder)
+    beside = {
+        entry.name.lower(): entry
+        for entry in folder.iterdir()
+        if entry.name.lower() in LISTS and own.contains(os.path.realpath(entry))
+    }
     sides: dict[str, Side] = {}
     for file, side in LISTS.items():
         names = listed_names(beside[file]) if file in beside else []
@@ -33,9 +38,9 @@ def split_lists(folder: Path, known: Collection[str] | None = None) -> dict[str,
 def listed_names(path: Path) -> list[str]:
     """The base names in a file, one a line; none if it is too large or cannot be read."""
     try:
-        if not path.is_file() or path.stat().st_size > MOST_LISTED:
-            return []
-        text = path.read_text("utf-8-sig", "replace")
-    except OSError:
+        with open_regular(path) as file:
+            data = file.read(MOST_LISTED + 1)
+    except (OSError, ValueError):
         return []
+    text = data.decode("utf-8-sig", "replace") if len(data) <= MOST_LISTED else ""
     return [os.path.basename(name) for line in text.splitlines() if (name := line.strip().replace("\\", "/"))]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side, shortened
-from lapclip.data.files import FileReader, Folders, is_picture_name
+from lapclip.data.files import FileReader, Folders, is_picture_name, open_regular
 from lapclip.data.sources.columns import (
     WEB,
     Columns,
@@ -22,6 +22,7 @@ from lapclip.data.sources.columns import (
     share,
     side_name,
 )
+from lapclip.data.sources.folder import folders_in
 from lapclip.data.sources.layout import MOST_SAMPLED, NUM_SAMPLED, Layout, look_at_text
 from lapclip.data.sources.parquet import ParquetReader, look_at_parquet, parquet_rows, sample_parquet
 from lapclip.data.sources.rows import Row, RowReader, text_rows
@@ -32,7 +33,6 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".token.txt", ".tok
 FOLDERS = ("images", "Images", "img", "flickr30k_images", "Flicker8k_Dataset")
 MOST_CLASSES = 10_000
 MOST_KEY = 300  # characters of what a picture is called
-MOST_FOLDERS = 1_000  # beside a table, that are looked into
 ENDINGS = (".jpg", ".png", ".jpeg", ".webp")  # tried for a name without one
 
 
@@ -70,11 +70,9 @@ def is_table_name(name: str) -> bool:
 def looks_like_table(path: Path) -> bool:
     """Whether a text file of unknown kind names pictures and says something about each, in several rows."""
     try:
-        if not path.is_file():
-            return False
         layout = look_at_text(path, None, most_bytes=2**16)
         rows = sample(path, layout)
-    except OSError:
+    except (OSError, ValueError):
         return False
     if len(layout.names) < 2 or len(rows) + (layout.header > 0) < 2:
         return False
@@ -130,7 +128,7 @@ def open_parts(files: list[Path], source: str, options: Options, problems: Probl
 
 def look_at(path: Path, format: str | None) -> Layout:
     """How a file is written; `format` forces it."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         is_parquet = file.read(4) == b"PAR1"
     if format == "parquet" or (format is None and (is_parquet or path.suffix.lower() == ".parquet")):
         return look_at_parquet(path)
@@ -244,7 +242,7 @@ def picture_folders(parts: list[Part], options: Options) -> Folders:
     counts = {str(folder): num_found(Folders(folder), names) for folder in beside}
     for folder in beside:
         own = Folders(folder)
-        for inner in folders_in(folder):
+        for inner in likely_folders(folder):
             # A link may lead out of the source, which only a person may allow, by `--images`.
             if own.contains(os.path.realpath(inner)) and (count := num_found(Folders(inner), names)):
                 counts[inner] = count
@@ -255,12 +253,10 @@ def num_found(folders: Folders, names: list[str]) -> int:
     return sum(find_picture(folders, name)[0] is not None for name in names)
 
 
-def folders_in(folder: Path) -> list[str]:
+def likely_folders(folder: Path) -> list[str]:
     """The folders beside a table, those that pictures are usually in first."""
-    with os.scandir(folder) as entries:
-        found = [entry.name for entry in islice((e for e in entries if e.is_dir()), MOST_FOLDERS)]
-    usual = [name for name in FOLDERS if (folder / name).is_dir()]
-    return [str(folder / name) for name in dict.fromkeys([*usual, *sorted(found)])]
+    usual = [str(folder / name) for name in FOLDERS if (folder / name).is_dir()]
+    return list(dict.fromkeys([*usual, *folders_in(str(folder))]))
 
 
 def gather_data(rows: Iterator[Cells], parts: list[Part], gathering: Gathering) -> RowReader | ParquetReader:

@@ -1,0 +1,62 @@
+"""What should be known of the data before it is trained on, as warnings of a run."""
+
+from collections.abc import Iterator
+
+from lapclip.data.opening import Data, first_unreadable
+from lapclip.data.source import Source
+from lapclip.data.tokenizer import Tokenizer
+from lapclip.events import Warned
+from lapclip.prepare import sample_captions
+from lapclip.run import Run
+
+
+def warnings_of(data: Data, run: Run, tokenizer: Tokenizer, text_length: int, step: int) -> Iterator[Warned]:
+    """What should be known of the data before it is trained on."""
+    if step and has_changed(run, data):
+        yield Warned(
+            step,
+            message="the source has changed since the run began",
+            hint="training goes on with what is there now; for a fresh start, begin a new run",
+        )
+    for part in data.parts:
+        if part.files is None:
+            continue
+        if part.files.is_streamed:
+            yield Warned(
+                step,
+                message=f"`{part.name}` is not packed: its pictures are decoded anew in every epoch",
+                hint="`lapclip data pack` says how much room a pack needs",
+            )
+        for what, count in part.files.catalogue.problems.counts.most_common(3):
+            name = part.files.catalogue.problems.names[what][0]
+            yield Warned(
+                step,
+                message=f"`{name}` {what}" + (f", and so {count - 1:,} more" if count > 1 else ""),
+                hint=f"`lapclip data check --json {part.name}` names them",
+            )
+        if broken := part.files.pack.unreadable:
+            yield Warned(
+                step,
+                message=f"{len(broken):,} of {len(part.files.catalogue.names):,} pictures are left out: "
+                f"{first_unreadable(part.files.catalogue, part.files.pack)}",
+                hint=f"`lapclip data check --json {part.name}` names them all",
+            )
+    if cut := captions_cut(data.training, tokenizer, text_length, step):
+        yield cut
+
+
+def has_changed(run: Run, data: Data) -> bool:
+    return run.load_machine().get("data") not in (None, data.fingerprint)
+
+
+def captions_cut(source: Source, tokenizer: Tokenizer, text_length: int, step: int) -> Warned | None:
+    """A warning when many captions lose their end."""
+    lengths = tokenizer.lengths(sample_captions(source, 1000))
+    share = float((lengths > text_length).mean())
+    if share < 0.01:
+        return None
+    return Warned(
+        step,
+        message=f"{share:.0%} of the captions are longer than {text_length} tokens and lose their end",
+        hint=f"`--text-length {int(lengths.max())}` would keep them whole, at some cost in time",
+    )
