@@ -2,6 +2,9 @@
 
 import io
 import struct
+import subprocess
+import sys
+import time
 import zlib
 
 import numpy as np
@@ -123,6 +126,148 @@ JPEG = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")
 def test_what_is_no_picture_is_said_in_words(data, why):
     with pytest.raises(Unreadable, match=why):
         decode(data, 16)
+
+
+def jpeg_of_size(width: int, height: int, **options) -> bytes:
+    """A JPEG that says it is so large and holds next to nothing."""
+    data = bytearray(encoded(Image.new("RGB", (16, 16)), "JPEG", **options))
+    frame = data.index(b"\xff\xc2" if options.get("progressive") else b"\xff\xc0")
+    data[frame + 5 : frame + 9] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def jpeg_in_several_scans(width: int, height: int) -> bytes:
+    """Not progressive, and yet its coefficients are kept: the first scan holds one channel of three."""
+    data = jpeg_of_size(width, height)
+    start = data.index(b"\xff\xda")
+    return data[:start] + bytes.fromhex("ffda 0008 01 0100 003f00") + data[start + 14 :]
+
+
+def jpeg_of_scans(count: int) -> bytes:
+    data = encoded(Image.new("L", (16, 16), 90), "JPEG", progressive=True)
+    last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
+    return data[:end] + data[last:end] * count + data[end:]
+
+
+def tiff(tags: dict[int, int], pixels: bytes, num_pages: int = 1) -> bytes:
+    """Pages that all show the same pixels, which begin at byte 8."""
+    tags = dict(sorted({273: 8, 279: len(pixels), 258: 8, 262: 1, 277: 1, **tags}.items()))
+    first, length = 8 + len(pixels), 6 + 12 * len(tags)
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    pages = (
+        struct.pack("<H", len(tags)) + entries + struct.pack("<I", first + length * page)
+        for page in range(1, num_pages)
+    )
+    last = struct.pack("<H", len(tags)) + entries + bytes(4)
+    return b"II*\0" + struct.pack("<I", first) + pixels + b"".join(pages) + last
+
+
+def run_length_bmp(side: int) -> bytes:
+    body = b"\x01\x00\x00\x00" * side
+    header = struct.pack("<IiiHHIIiiII", 40, side, side, 1, 4, 2, len(body), 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 118 + len(body), 0, 0, 118) + header + bytes(64) + body
+
+
+def webp_of_canvas(side: int) -> bytes:
+    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
+    data = bytearray(encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:]))
+    data[24:30] = struct.pack("<I", side - 1)[:3] * 2
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (jpeg_of_size(24_000, 24_000, progressive=True), "576 million pixels"),
+        (jpeg_in_several_scans(24_000, 24_000), "576 million pixels"),
+        (jpeg_of_scans(2_000), "2,0.. scans"),
+        (tiff({256: 16, 257: 16, 259: 8, 322: 16_000, 323: 16_000}, zlib.compress(bytes(256))), "2,048 MB"),
+        (run_length_bmp(8_000), "64 million pixels"),
+        (webp_of_canvas(11_500), "132 million pixels"),
+    ],
+    ids=["progressive", "several scans", "many scans", "large tiles", "run lengths", "canvas"],
+)
+def test_what_would_take_too_much_memory_or_time_is_refused_unseen(data, why):
+    started = time.perf_counter()
+    with pytest.raises(Unreadable, match=why):
+        decode(data, 16)
+    assert time.perf_counter() - started < 1
+
+
+def test_a_tiff_of_many_pages_is_read_as_its_first():
+    data = tiff({256: 1, 257: 1, 259: 1, 278: 1}, b"\x07\x00", num_pages=10_000)
+    started = time.perf_counter()
+    assert (decode(data, 16).pixels == 7).all() and "animated" in traits_of(data)
+    assert time.perf_counter() - started < 1
+
+
+def peak_megabytes(data: bytes, path) -> float:
+    """What decoding adds to the memory of a process of its own."""
+    path.write_bytes(data)
+    program = """if True:
+        import sys
+        from lapclip.data.decode import decode
+        from lapclip.machine import own_peak_bytes
+        data = open(sys.argv[1], "rb").read()
+        before = own_peak_bytes()
+        decode(data, 16)
+        sys.stdout.write(str((own_peak_bytes() - before) / 1e6))
+    """
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("mode", "bytes_a_pixel"), [("RGB", 4), ("RGBA", 4), ("LA", 4), ("P", 1), ("L", 1), ("I;16", 2)]
+)
+def test_a_picture_is_held_in_memory_once(mode, bytes_a_pixel, tmp_path):
+    options = {"transparency": 0} if mode == "P" else {}
+    data = encoded(Image.new(mode, (4_000, 4_000)), compress_level=1, **options)
+    assert peak_megabytes(data, tmp_path / "picture") < 16 * bytes_a_pixel + 32
+
+
+def test_a_photo_of_two_hundred_megapixels_is_decoded_in_little_memory(tmp_path):
+    """As a phone writes it; made of one strip again and again, to be quick."""
+    strip = Image.linear_gradient("L").resize((16_384, 128)).convert("RGB")
+    data = encoded(strip, "JPEG", restart_marker_rows=1, subsampling="4:2:0")
+    frame, start = data.index(b"\xff\xc0"), data.index(b"\xff\xda") + 14
+    header = data[: frame + 5] + struct.pack(">H", 12_288) + data[frame + 7 : start]
+    data = header + b"\xff\xd7".join([data[start:-2]] * 96) + data[-2:]
+    assert (decode(data, 16).record["width"], decode(data, 16).record["height"]) == (16_384, 12_288)
+    assert peak_megabytes(data, tmp_path / "photo") < 100
+
+
+def patches(mode: str) -> Image.Image:
+    """A large picture of coloured patches, partly transparent where the mode can be."""
+    rng = np.random.default_rng(0)
+    channels = [
+        Image.fromarray(rng.integers(0, 255, (19, 25), dtype=np.uint8)).resize((2500, 1900), resample)
+        for resample in (0, 0, 0, Image.Resampling.BICUBIC)
+    ]
+    if mode == "I;16":
+        return Image.fromarray(np.asarray(channels[0]).astype(np.uint16) * 257)
+    if mode == "P":
+        return Image.merge("RGB", channels[:3]).quantize(64)
+    return Image.merge(mode, channels[-len(Image.new(mode, (1, 1)).getbands()) :])
+
+
+@pytest.mark.parametrize(
+    ("mode", "format"),
+    [("RGBA", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("L", "PNG"), ("I;16", "PNG"), ("CMYK", "TIFF")],
+)
+def test_a_large_picture_looks_as_if_it_was_converted_whole(mode, format):
+    """Transparent colours leave no fringes, and a palette is not resized by its numbers."""
+    options = {"compress_level": 1} | ({"transparency": 3} if mode == "P" else {}) if format == "PNG" else {}
+    data = encoded(patches(mode), format, **options)
+    whole = Image.open(io.BytesIO(data))
+    if mode == "I;16":
+        rgba = Image.fromarray((np.asarray(whole) // 257).astype(np.uint8)).convert("RGBA")
+    else:
+        rgba = whole.convert("RGBA")
+    over_white = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    expected = over_white.resize((72, 72), Image.Resampling.BICUBIC, box=(300, 0, 2200, 1900))
+    difference = decode(data, 72).pixels.transpose(1, 2, 0).astype(int) - np.asarray(expected)
+    assert np.abs(difference).max() <= 6 and np.abs(difference).mean() < 1
 
 
 def test_a_picture_of_a_hundred_megapixels_is_decoded_in_little_memory():

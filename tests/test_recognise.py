@@ -1,7 +1,9 @@
 """What people have opens without a flag: each form as the program that makes it writes it, named as a person would."""
 
 import json
+import os
 import shutil
+import tarfile
 from pathlib import Path
 
 import pandas
@@ -279,3 +281,152 @@ def test_named_columns_are_used(tmp_path, call):
     done = call("data", "check", "pairs.csv", "--caption-column", "txet", "--size", "nano")
     assert done.returncode == 1 and "`txet`" in done.stderr and "did you mean `text`?" in done.stderr
     assert call("data", "check", "pairs.csv", "--caption-column", "text", "--size", "nano").returncode == 0
+
+
+def write_tar(path: Path, count: int) -> None:
+    with tarfile.open(path, "w") as archive:
+        for file in sorted(Path("photos").glob("*"))[: 2 * count]:
+            archive.add(file, file.name)
+
+
+STRAYS = {
+    "notes.csv": lambda file: file.write_text("what,when\nbuy milk,tomorrow\nbuy bread,today\n"),
+    "copy.csv": lambda file: file.write_text("image,caption\n0.jpg,another one\n1.jpg,and one more\n"),
+    "notes.parquet": lambda file: pandas.DataFrame({"a": [1, 2]}).to_parquet(file),
+    "backup.tar": lambda file: write_tar(file, 0),
+    "old.tar": lambda file: write_tar(file, 6),
+    "state.json": lambda file: file.write_text('{"window": [0, 0]}'),
+    "dataset_dict.json": lambda file: file.write_text('{"splits": []}'),
+}
+
+
+@pytest.mark.parametrize("stray", STRAYS)
+def test_one_stray_file_does_not_change_what_a_folder_of_captioned_pictures_is(tmp_path, stray):
+    picture_folder(tmp_path / "photos", 60)
+    STRAYS[stray](tmp_path / "photos" / stray)
+    catalogue, _ = open_catalogue("photos", Options())
+    assert (catalogue.format, len(catalogue.names)) == ("txt", 60)
+
+
+@pytest.mark.parametrize("name", ["metadata.csv", "captions.txt"])
+def test_a_table_with_a_known_name_counts_more_than_captions_beside_pictures(tmp_path, name):
+    listed = sorted(file.name for file in picture_folder(tmp_path / "photos", NUM).glob("*.jpg"))
+    rows = [f"{file},{words}" for file, words in zip(listed, WORDS, strict=True)]
+    (tmp_path / "photos" / name).write_text("\n".join(["image,caption", *rows]))
+    assert open_catalogue("photos", Options())[0].captions == [[words] for words in WORDS]
+
+
+def test_a_table_counts_more_than_names_of_files_if_it_names_pictures(tmp_path):
+    names(tmp_path)
+    (tmp_path / "photos" / "notes.csv").write_text("what,when\nbuy milk,tomorrow\nbuy bread,today\n")
+    assert open_catalogue("photos", Options())[0].format == "names"
+    rows = [f"{file.name},said in a table {n}" for n, file in enumerate(Path("photos").glob("*.jpg"))]
+    (tmp_path / "photos" / "notes.csv").write_text("\n".join(["image,caption", *rows]))
+    assert open_catalogue("photos", Options())[0].format == "csv"
+
+
+def test_a_picture_or_two_beside_shards_are_not_what_is_meant(tmp_path):
+    shards(tmp_path)
+    for name in ("what is in this dataset", "a few of its pictures"):
+        shutil.copy(next(Path("img").glob("*.jpg")), f"shards/{name}.jpg")
+    assert open_catalogue("shards", Options())[0].format == "tar"
+    assert len(open_catalogue("shards", Options(format="tar"))[0].names) == NUM
+
+
+def test_a_saved_dataset_is_known_as_a_folder(tmp_path):
+    import datasets
+
+    saved_dataset(tmp_path)
+    datasets.DatasetDict({"train": datasets.load_from_disk("saved")}).save_to_disk("splits")
+    for folder in ("saved", "splits"):
+        assert open_catalogue(folder, Options(images="img"))[0].format == "hf"
+
+
+def out_of_the_folder(path: Path, name: str) -> None:
+    """Moves a file out of the folder, and leaves a link to it."""
+    outside = path.parent / "outside" / path.name
+    outside.mkdir(parents=True)
+    shutil.move(path / name, outside)
+    (path / name).symlink_to(outside / Path(name).name)
+
+
+@pytest.mark.parametrize(
+    ("make", "folder", "name"),
+    [
+        (image_folder, "set", "metadata.csv"),
+        (csv, ".", "pairs.csv"),
+        (parquet_bytes, ".", "pairs.parquet"),
+        (flickr_kaggle, "f8k", "captions.txt"),
+        (coco, "coco", "annotations/captions_train2017.json"),
+        (shards_folder, "shards", "set-00000.tar"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_link_that_leads_out_of_a_folder_is_taken_only_if_it_is_named(
+    tmp_path, monkeypatch, make, folder, name
+):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    make(inside)
+    out_of_the_folder(inside / folder, name)
+    if make is shards_folder:
+        assert len(open_catalogue(folder, Options())[0].names) == NUM // 2
+        assert len(open_catalogue(folder, Options(format="tar"))[0].names) == NUM // 2
+    else:
+        with pytest.raises(UserError):
+            open_catalogue(folder, Options())
+    images = {image_folder: "set", csv: ".", flickr_kaggle: "f8k/Images", coco: "coco"}.get(make)
+    assert open_catalogue(os.path.join(folder, name), Options(images=images))[0].names
+
+
+def test_what_lies_in_the_cache_of_the_hub_is_read_through_its_links(tmp_path):
+    parquet_bytes(tmp_path)
+    snapshot = tmp_path / "datasets--some--pairs" / "snapshots" / "1234"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "datasets--some--pairs" / "blobs").mkdir()
+    shutil.move("pairs.parquet", "datasets--some--pairs/blobs/abcd")
+    (snapshot / "pairs.parquet").symlink_to("../../blobs/abcd")
+    assert len(open_catalogue(str(snapshot), Options())[0].names) == NUM
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.parquet",
+        "a.csv",
+        "metadata.csv",
+        "captions.txt",
+        "notes.txt",
+        "a.json",
+        "a.tar",
+        "state.json",
+        "0.jpg",
+        "dev.txt",
+    ],
+)
+def test_a_named_pipe_stops_nothing(tmp_path, name):
+    picture_folder(tmp_path / "photos", NUM, first=1)
+    os.mkfifo(tmp_path / "photos" / name)
+    assert len(open_catalogue("photos", Options())[0].names) == NUM
+    for format in (None, "csv", "parquet", "coco", "tar"):
+        if format or not name.endswith(".tar"):
+            with pytest.raises(UserError, match="is not a regular file"):
+                open_catalogue(f"photos/{name}", Options(format=format))
+
+
+def test_a_tilde_is_the_home_folder_wherever_it_stands(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(home))
+    home.mkdir()
+    shards(home)
+    csv(home)
+    (home / "emoji").mkdir()
+    shutil.copy(next((home / "img").glob("*.jpg")), home / "emoji" / "1f600.png")
+    saved_dataset(home)
+    assert open_catalogue("~/pairs.csv", Options())[1] == str(home / "pairs.csv")
+    both = "~/shards/set-00000.tar::~/shards/set-00001.tar"
+    catalogue, identity = open_catalogue(both, Options())
+    assert len(catalogue.names) == NUM and identity == both.replace("~", str(home))
+    assert open_catalogue("emoji:~/emoji", Options())[1] == f"emoji:{home}/emoji"
+    assert open_catalogue("hf:~/saved", Options(images="~/img"))[1] == f"hf:{home}/saved"

@@ -18,7 +18,8 @@ from lapclip.data.catalogue import Catalogue, Options
 from lapclip.errors import UserError
 
 datasets = pytest.importorskip("datasets")
-from lapclip.data.sources.hugging_face import open_hugging_face  # noqa: E402 - it needs the package
+from lapclip.data.sources.hub import quietly  # noqa: E402 - it needs the package
+from lapclip.data.sources.hugging_face import open_hugging_face  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -332,6 +333,34 @@ def test_a_reader_works_in_another_process():
     process.start()
     assert queue.get(timeout=60) == ([picture(number) for number in range(4)], reader.stamp(1))
     process.join()
+
+
+def test_pictures_of_another_column_have_another_stamp():
+    columns = {
+        "before": [{"bytes": picture(1), "path": "0.png"}],
+        "after": [{"bytes": picture(9), "path": "0.png"}],
+        "caption": ["a thing"],
+    }
+    dataset(columns, before=datasets.Image(), after=datasets.Image()).save_to_disk("saved")
+    before, after = (opened("hf:saved", image_column=column) for column in ("before", "after"))
+    assert before.names == after.names and before.reader.read(0) != after.reader.read(0)
+    assert before.reader.stamp(0) != after.reader.stamp(0)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_download_shows_how_far_it_is_where_somebody_looks(is_terminal):
+    datasets.enable_progress_bars()
+    other, terminal = os.openpty()
+    saved = os.dup(2)
+    try:
+        os.dup2(terminal if is_terminal else os.open(os.devnull, os.O_WRONLY), 2)
+        with quietly():
+            assert datasets.are_progress_bars_disabled() is not is_terminal
+        assert not datasets.are_progress_bars_disabled()
+    finally:
+        os.dup2(saved, 2)
+        for number in (saved, other, terminal):
+            os.close(number)
 
 
 def test_stamps_stay_as_long_as_the_data_do():

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,7 +22,8 @@ from conftest import ROOT
 from PIL import Image
 
 from lapclip.data.catalogue import Catalogue, Options
-from lapclip.data.sources import tar
+from lapclip.data.source import BUFFER_BYTES, local_order
+from lapclip.data.sources import byte_ranges, tar
 from lapclip.data.sources.byte_ranges import BLOCK_BYTES, NUM_BLOCKS, NUM_OPEN
 from lapclip.data.sources.shards import expand, is_shards, open_shards
 from lapclip.errors import UserError
@@ -566,7 +568,7 @@ def test_shards_are_read_over_http_in_few_requests():
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(catalogue.reader.read, range(208))) == local
         assert len(requests) < 20, "blocks, not pictures, are asked for"
-        assert len(catalogue.reader.remote.blocks) * BLOCK_BYTES <= NUM_BLOCKS * BLOCK_BYTES <= 64 * 2**20
+        assert len(catalogue.reader.remote.blocks) * BLOCK_BYTES <= NUM_BLOCKS * BLOCK_BYTES <= 192 * 2**20
         assert catalogue.reader.stamp(0) and catalogue.reader.stamp(0) != catalogue.reader.stamp(1)
         os.utime("b-0.tar", (1, 1))
         again = opened(f"{address}/b-0.tar?key=1").reader
@@ -574,6 +576,28 @@ def test_shards_are_read_over_http_in_few_requests():
     again.remote.blocks.clear()
     with pytest.raises(OSError, match="cannot be read"):
         again.read(0)
+
+
+def test_an_epoch_of_streaming_fetches_each_block_about_twice(monkeypatch):
+    """At a thousandth of the real size: what counts is how blocks, runs and the window compare."""
+    monkeypatch.setattr(byte_ranges, "BLOCK_BYTES", BLOCK_BYTES // 1024)
+    size, num_pictures = 100, 20_000
+    Path("far.tar").write_bytes(os.urandom(size * num_pictures))
+    url, fetched = f"local://{Path('far.tar').absolute()}", Counter()
+    fetch = byte_ranges.fetch
+
+    def counted(url: str, start: int, end: int, length: int) -> bytes:
+        fetched[start] += 1
+        return fetch(url, start, end, length)
+
+    monkeypatch.setattr(byte_ranges, "fetch", counted)
+    files = byte_ranges.RemoteFiles()
+    for number in local_order(num_pictures, BUFFER_BYTES // 1024 // size, epoch=0, seed=0).tolist():
+        files.read(url, number * size, size)
+    num_blocks = -(-size * num_pictures * 1024 // BLOCK_BYTES)
+    # A block is longer than a run of neighbours, so that two or three runs lie in it, at different times.
+    assert len(fetched) == num_blocks and max(fetched.values()) <= 4
+    assert fetched.total() < 2.5 * num_blocks
 
 
 def test_a_server_without_ranges_is_refused_in_words():

@@ -3,7 +3,10 @@
 import base64
 import io
 import json
+import os
 import pickle
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,8 +17,10 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-from lapclip.data.catalogue import Options
+from lapclip.data.catalogue import Options, Problems
 from lapclip.data.decode import decode
+from lapclip.data.files import FileReader
+from lapclip.data.sources.parquet import look_at_parquet, open_parquet, parquet_rows, text_rows_at_once
 from lapclip.data.sources.splits import split_lists
 from lapclip.data.sources.tables import is_table_name, looks_like_table, open_table
 from lapclip.errors import UserError
@@ -365,6 +370,116 @@ def test_opening_a_parquet_file_reads_only_the_first_pictures():
     assert colour_of(catalogue.reader.read(3)) == (255, 0, 0), "the others are still read"
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
+def test_pictures_of_another_column_have_another_stamp(suffix):
+    before, after = (base64.b64encode(picture(colour)).decode() for colour in ("red", "blue"))
+    table = pd.DataFrame({"before": [before], "after": [after], "caption": ["a red square"]})
+    if suffix == "csv":
+        table.to_csv("pairs.csv", index=False)
+    elif suffix == "jsonl":
+        table.to_json("pairs.jsonl", orient="records", lines=True)
+    else:
+        table.to_parquet("pairs.parquet")
+    first, second = (opened(f"pairs.{suffix}", image_column=column) for column in ("before", "after"))
+    assert first.names == second.names and first.reader.read(0) != second.reader.read(0)
+    assert first.reader.stamp(0) != second.reader.stamp(0)
+
+
+def test_equal_names_in_another_folder_have_another_stamp():
+    frame().to_csv("pairs.csv", index=False)
+    readers = []
+    for folder in ("one", "other"):
+        save_pictures(folder)
+        for file in Path(folder).iterdir():
+            os.utime(file, (1, 1))
+        readers.append(opened("pairs.csv", images=folder).reader)
+    assert readers[0].stamp(0) != readers[1].stamp(0)
+
+
+def test_a_file_name_that_is_not_unicode_has_a_stamp_that_can_be_written():
+    name = os.fsdecode(b"r\xe9d.png")
+    Path(name).write_bytes(picture("red"))
+    FileReader([name]).stamp(0).encode()
+
+
+def test_pictures_asked_for_here_and_there_in_turn_are_read_once():
+    rows = [{"image": picture("red") + os.urandom(3000), "caption": f"a red square {n}"} for n in range(800)]
+    for part in range(2):
+        own = pa.Table.from_pylist(rows[400 * part : 400 * part + 400])
+        pq.write_table(own, f"{part}.parquet", row_group_size=50, compression="none")
+    reader = opened("0.parquet", "1.parquet").reader
+    size = sum(os.path.getsize(f"{part}.parquet") for part in range(2))
+    order = [start + step for step in range(50) for start in range(0, 800, 50)]
+    before = bytes_read()
+    assert [reader.read(index) for index in order] == [rows[index]["image"] for index in order]
+    assert bytes_read() - before < 3 * size
+
+
+def bytes_read() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+def test_what_is_kept_of_large_row_groups_is_bounded_and_right(monkeypatch):
+    monkeypatch.setattr("lapclip.data.sources.parquet.MOST_KEPT", 200_000)
+    rows = [{"image": picture("red") + os.urandom(3000), "caption": f"a red square {n}"} for n in range(400)]
+    pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
+    reader = opened("pairs.parquet").reader
+    order = [*range(399, -1, -7), *range(0, 400, 3), 399, 0]
+    assert [reader.read(index) for index in order] == [rows[index]["image"] for index in order]
+    assert reader.cursors[0].num_bytes <= 200_000
+
+
+BOMB = """
+import resource
+from pathlib import Path
+from lapclip.data.catalogue import Options
+from lapclip.data.sources.tables import open_table
+resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))  # so that a fault here hurts nobody else
+found = open_table([Path("bomb.parquet")], "bomb.parquet", Options())
+print(len(found.names), sum(len(found.reader.read(index)) for index in (0, 7, len(found.names) - 1)))
+print(found.problems.counts.total(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.parametrize("column", ["image", "caption", "captions", "category"])
+def test_a_small_file_that_unpacks_to_gigabytes_is_read_in_little_memory(column):
+    num_rows, num_good, large = 300, 150, 20_000_000
+    image = picture("red").ljust(large if column == "image" else 0, b"\0")
+    said = ["a red square", "a red square" if column == "image" else "so " * (large // 3)]
+    places = pa.array([0] * num_good + [1] * (num_rows - num_good), pa.int32())
+    captions = pa.DictionaryArray.from_arrays(places, pa.array(said))
+    if column == "captions":
+        captions = pa.ListArray.from_arrays(pa.array(range(num_rows + 1), pa.int32()), captions)
+    images = pa.DictionaryArray.from_arrays(pa.array([0] * num_rows, pa.int32()), pa.array([image]))
+    table = {"id": [f"{n}.png" for n in range(num_rows)], "image": images, "caption": captions}
+    pq.write_table(pa.table(table), "bomb.parquet", compression="zstd", store_schema=column == "category")
+    assert os.path.getsize("bomb.parquet") < 30_000
+    done = subprocess.run([sys.executable, "-c", BOMB], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    num_found, num_bytes, num_problems, peak = map(int, done.stdout.split())
+    assert peak < 1_200_000, f"{peak / 1e6:.1f} GB"
+    assert num_bytes == 3 * len(image)
+    num_bad = 0 if column == "image" else num_rows - num_good
+    assert num_found == num_rows - num_bad and num_problems >= num_bad
+
+
+@pytest.mark.parametrize("form", ["text", "list", "objects"])
+def test_many_rows_in_one_row_group_are_read_many_at_once(monkeypatch, form):
+    monkeypatch.setattr("lapclip.data.sources.parquet.MOST_AT_ONCE", 500_000)
+    texts = [f"a red square, number {n}" for n in range(30_000)]
+    captions = {
+        "text": texts,
+        "list": [[t] for t in texts],
+        "objects": [[{"raw": t, "id": 1}] for t in texts],
+    }
+    pq.write_table(pa.table({"id": range(30_000), "caption": captions[form]}), "pairs.parquet")
+    with open_parquet("pairs.parquet") as file:
+        assert text_rows_at_once(Path("pairs.parquet"), file, 0, ["id", "caption"]) == 1_000
+    layout = look_at_parquet(Path("pairs.parquet"))
+    rows = parquet_rows(Path("pairs.parquet"), layout, Problems(), wanted={"caption"}, unread=None)
+    assert [row[3][1] for row in rows] == captions[form]
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "text"])
 def test_a_broken_parquet_file_is_named(damage):
     frame().to_parquet("pairs.parquet")
@@ -651,6 +766,10 @@ def test_lists_beside_the_table_set_the_sides():
     write("".join(f"other{i}.png\n" for i in range(9)) + "white.png\n", "train.txt")  # of another dataset
     write("just some words\n", "test.txt")
     assert opened("pairs.csv").sides == ["test", "test", "validation", None, None, None]
+    Path("lists").mkdir()
+    (Path("lists") / "dev.txt").symlink_to(Path("dev.txt").absolute())
+    os.mkfifo("lists/train.txt")
+    assert split_lists(Path("lists")) == {}, "a link that leads out of the folder and a pipe are not read"
     assert split_lists(Path())["other0.png"] == "train" and "just some words" not in split_lists(Path())
 
 

@@ -219,8 +219,9 @@ def clean(
         )
     if shown:
         Console().print(table, highlight=False, markup=False)
-    done = "removed" if chosen else "to remove: `lapclip data clean NAME`, or `--all`;"
-    people.print(
-        f"{done} {len(shown)} packs, {sum(p.num_bytes for p in shown) / 1e6:,.0f} MB", highlight=False
+    total = (
+        f"{len(shown)} {'pack' if len(shown) == 1 else 'packs'}, {megabytes(sum(p.num_bytes for p in shown))}"
     )
+    how = "" if chosen or not shown else "; to remove one: `lapclip data clean NAME`; all of them: `--all`"
+    people.print(f"{'removed ' if chosen else ''}{total}{how}", highlight=False)
     return 0

@@ -159,7 +159,7 @@ def kept_coefficients(picture: Image.Image, data: bytes) -> float:
     num_scans = count_scans(data, len(layers), progressive)
     if num_scans > MOST_SCANS:
         raise Unreadable(f"is a JPEG of {num_scans:,} scans, too many to decode safely")
-    if num_scans < 2 and not progressive:
+    if not num_scans and not progressive:
         return 0
     densest = max(across for across, _ in layers) * max(down for _, down in layers)
     return 2 * sum(across * down for across, down in layers) / max(densest, 1)
@@ -169,7 +169,7 @@ MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # of a JPEG's part; the other
 
 
 def count_scans(data: bytes, num_layers: int, progressive: bool) -> int:
-    """How often a JPEG is gone over; read no further than the first scan when that holds everything."""
+    """How many scans a JPEG is spread over; 0, and read no further, when the first holds everything."""
     num_scans, at = 0, 2
     while found := MARKER.search(data, at):
         at = found.start()
@@ -177,9 +177,9 @@ def count_scans(data: bytes, num_layers: int, progressive: bool) -> int:
         if kind == 0xD9:  # its end
             break
         if kind == 0xDA:
-            num_scans += 1
             if not progressive and data[at + 4 : at + 5] == bytes([num_layers]):
-                break
+                return 0
+            num_scans += 1
         at += 2 if kind in (0x01, 0xD8) else 2 + int.from_bytes(data[at + 2 : at + 4], "big")
     return num_scans
 
@@ -254,9 +254,11 @@ def rgb_square(
     if is_plain(picture) or picture.width * picture.height <= WHOLE:
         return middle_square(to_rgb(picture), size, width, height)
     left, top, right, bottom = middle_box(width or picture.width, height or picture.height)
-    across, down = math.floor(left), math.floor(top)  # where the pixels that are needed begin
-    num_columns, num_rows = math.ceil(right) - across, math.ceil(bottom) - down
-    factor = max(1, int((right - left) / size / 3))  # what is left is enough to look no different
+    factor = max(1, int((right - left) / size / 4))  # what is left is enough to look no different
+    margin = 2 * (right - left) / size + factor  # what the filter sees beyond the edges
+    across, down = max(0, math.floor(left - margin)), max(0, math.floor(top - margin))
+    num_columns = min(picture.width, math.ceil(right + margin)) - across
+    num_rows = min(picture.height, math.ceil(bottom + margin)) - down
     reduced = Image.new("RGB", (-(-num_columns // factor), -(-num_rows // factor)))
     step = max(1, WHOLE // 4 // num_columns // factor) * factor
     brightest = top_value(picture)

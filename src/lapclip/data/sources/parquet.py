@@ -23,13 +23,14 @@ NUM_RUNS = 16  # places that pictures are asked for in turn; of each, so much of
 NUM_OPEN = 16  # files at a time
 NUM_AT_ONCE = 1_000  # rows without pictures
 NUM_PICTURES_AT_ONCE = 16  # rows with them
-MOST_AT_ONCE = 512 * 2**20  # bytes that a batch of rows may come to
+MOST_AT_ONCE = 128 * 2**20  # bytes that a batch of rows may come to
+MOST_MEASURED = 512 * 2**20  # bytes of texts that are looked at for the longest
 MOST_CELL = 2**20  # bytes of a text; no caption and no name is so long
 TOO_LARGE = object()  # instead of a cell
 
 
-def open_parquet(path: str | Path) -> Any:
-    """An open file; ValueError or OSError, in words, if it is none."""
+def open_parquet(path: str | Path, by_number: list[str] | None = None) -> Any:
+    """An open file, with some columns as numbers of different cells; ValueError or OSError, in words, if it is none."""
     try:
         import pyarrow  # type: ignore[import-untyped]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
@@ -40,7 +41,7 @@ def open_parquet(path: str | Path) -> Any:
         ) from None
     open_regular(path).close()
     try:
-        return ParquetFile(path, buffer_size=2**20, pre_buffer=False)
+        return ParquetFile(path, buffer_size=2**20, pre_buffer=False, read_dictionary=by_number)
     except (pyarrow.ArrowException, OSError) as error:
         raise ValueError(f"it is no Parquet file: {str(error).splitlines()[0][:100]}") from None
 
@@ -65,9 +66,48 @@ def rows_at_once(file: Any, group: int, columns: list[str], most: int) -> int:
     return min(max(MOST_AT_ONCE // max(column_bytes(file, group, columns), 1), 1), most)
 
 
+def text_rows_at_once(path: Path, file: Any, group: int, columns: list[str]) -> int:
+    """The same for texts, of which a row group may have a million: then their true lengths are worth a look."""
+    import pyarrow
+
+    num_rows = rows_at_once(file, group, columns, NUM_AT_ONCE)
+    if num_rows == NUM_AT_ONCE or column_bytes(file, group, columns) > MOST_MEASURED:
+        return num_rows
+    leaves = [file.schema.column(i) for i in range(file.metadata.num_columns)]
+    texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+    try:
+        with open_parquet(path, texts) as measured:
+            whole = batches(measured, group, columns, file.metadata.row_group(group).num_rows)
+            largest = max(sum(longest(column) for column in batch.columns) for batch in whole)
+    except (pyarrow.ArrowException, OSError, ValueError):
+        return num_rows
+    return min(max(MOST_AT_ONCE // max(largest, 1), 1), NUM_AT_ONCE)
+
+
+def longest(column: Any) -> int:
+    """Bytes of the largest cell there can be in a column that has its texts by number."""
+    import pyarrow
+    from pyarrow import compute
+
+    if pyarrow.types.is_dictionary(column.type):
+        return compute.max(compute.binary_length(column.dictionary)).as_py() or 0
+    if pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type):
+        return longest(column.values) * (compute.max(compute.list_value_length(column)).as_py() or 0)
+    if pyarrow.types.is_struct(column.type):
+        return sum(longest(column.field(i)) for i in range(column.type.num_fields))
+    return 16 if pyarrow.types.is_primitive(column.type) else column.nbytes
+
+
 def batches(file: Any, group: int, columns: list[str], num_rows: int) -> Iterator[Any]:
     # Without threads, which cost more than they bring where batches are small.
     return file.iter_batches(num_rows, row_groups=[group], columns=columns, use_threads=False)
+
+
+def dense(column: Any) -> Any:
+    """A column whose cells hold their values; pandas' categories come as numbers of a list, of which each has all."""
+    import pyarrow
+
+    return column.dictionary_decode() if pyarrow.types.is_dictionary(column.type) else column
 
 
 def sample_parquet(path: Path) -> list[list[Any]]:
@@ -79,8 +119,9 @@ def sample_parquet(path: Path) -> list[list[Any]]:
         for group in range(file.num_row_groups):
             num_rows = rows_at_once(file, group, names, NUM_PICTURES_AT_ONCE)
             for batch in batches(file, group, names, num_rows):
+                columns = [dense(column) for column in batch.columns]
                 for row in range(batch.num_rows):
-                    cells = [column.slice(row, 1) for column in batch.columns]
+                    cells = [column.slice(row, 1) for column in columns]
                     rows.append([None if c.nbytes > MOST_SAMPLED else cells_of(c)[0] for c in cells])
                     size += sum(min(c.nbytes, MOST_SAMPLED) for c in cells)
                     if len(rows) >= NUM_SAMPLED or size > MOST_SAMPLED:
@@ -101,6 +142,7 @@ def cells_of(column: Any) -> list[Any]:
 
 def small_cells_of(column: Any) -> list[Any]:
     """A column's values, without those that are far too large."""
+    column = dense(column)
     if column.nbytes <= MOST_CELL:
         return cells_of(column)
     cells = (column.slice(row, 1) for row in range(len(column)))
@@ -121,7 +163,7 @@ def parquet_rows(
             leaves.append(f"{unread}.path")
         try:
             for group in range(file.num_row_groups):
-                num_rows = rows_at_once(file, group, leaves, NUM_AT_ONCE)
+                num_rows = text_rows_at_once(path, file, group, leaves)
                 for batch in batches(file, group, leaves, num_rows):
                     read = dict(zip(batch.schema.names, map(small_cells_of, batch.columns), strict=True))
                     nothing = [None] * batch.num_rows
@@ -196,7 +238,7 @@ class Cursor:
             found = next(self.batches, None)
             if found is None:
                 break
-            start, batch = self.next, found.column(0)
+            start, batch = self.next, dense(found.column(0))
             self.next += len(batch)
             if start >= first or file.sizes[group] <= most:
                 self.keep((part, start), batch)
