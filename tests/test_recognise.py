@@ -257,6 +257,8 @@ def test_a_format_can_be_forced(tmp_path):
         ("notes.md", "no kind of source"),
         ("hf:", "hf:"),
         ("", "names no source"),
+        ("photos@x", "`photos@x` is not there"),
+        ("photos+emoji", "`photos+emoji` is not there"),
     ],
 )
 def test_what_is_no_source_is_said_in_words(tmp_path, source, says):
@@ -430,3 +432,22 @@ def test_a_tilde_is_the_home_folder_wherever_it_stands(tmp_path, monkeypatch):
     assert len(catalogue.names) == NUM and identity == both.replace("~", str(home))
     assert open_catalogue("emoji:~/emoji", Options())[1] == f"emoji:{home}/emoji"
     assert open_catalogue("hf:~/saved", Options(images="~/img"))[1] == f"hf:{home}/saved"
+
+
+def test_lapclips_own_pictures_are_no_part_of_a_source(tmp_path, call):
+    classes(tmp_path)
+    (tmp_path / "zoo" / "runs" / "a").mkdir(parents=True)
+    shutil.copy(next((tmp_path / "zoo").rglob("*.jpg")), tmp_path / "zoo" / "runs" / "a" / "learned.png")
+    assert call("data", "show", "zoo", "--size", "nano", "--out", "zoo/lapclip-sheet.png").returncode == 0
+    catalogue, _ = open_catalogue("zoo", Options())
+    assert (catalogue.format, len(catalogue.names)) == ("classes", NUM)
+
+
+@pytest.mark.parametrize(
+    ("source", "hint"), [("photos@x", "`photos@2`"), ("photos+emoji", "'photos + emoji@2'")]
+)
+def test_a_mistake_in_a_mixture_is_explained(tmp_path, source, hint):
+    picture_folder(tmp_path / "photos", 1)
+    with pytest.raises(UserError) as caught:
+        open_catalogue(source, Options())
+    assert hint in caught.value.hint

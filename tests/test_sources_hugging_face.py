@@ -350,16 +350,16 @@ def test_pictures_of_another_column_have_another_stamp():
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_download_shows_how_far_it_is_where_somebody_looks(is_terminal):
     datasets.enable_progress_bars()
-    other, terminal = os.openpty()
+    (other, terminal), nobody = os.openpty(), os.open(os.devnull, os.O_WRONLY)
     saved = os.dup(2)
     try:
-        os.dup2(terminal if is_terminal else os.open(os.devnull, os.O_WRONLY), 2)
+        os.dup2(terminal if is_terminal else nobody, 2)
         with quietly():
             assert datasets.are_progress_bars_disabled() is not is_terminal
         assert not datasets.are_progress_bars_disabled()
     finally:
         os.dup2(saved, 2)
-        for number in (saved, other, terminal):
+        for number in (saved, other, terminal, nobody):
             os.close(number)
 
 

@@ -25,6 +25,7 @@ from lapclip.data.sources.splits import split_lists
 from lapclip.data.sources.tables import is_table_name, looks_like_table, open_table
 from lapclip.errors import UserError
 
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="measures as Linux does")
 FLICKR8K = ROOT.parent / "shared/data/flickr8k"
 COLOURS = ["red", "green", "blue", "white", "black", "orange"]
 PAIRS = [(f"{colour}.png", f"a {colour} square, plain") for colour in COLOURS]
@@ -402,6 +403,7 @@ def test_a_file_name_that_is_not_unicode_has_a_stamp_that_can_be_written():
     FileReader([name]).stamp(0).encode()
 
 
+@ON_LINUX
 def test_pictures_asked_for_here_and_there_in_turn_are_read_once():
     rows = [{"image": picture("red") + os.urandom(3000), "caption": f"a red square {n}"} for n in range(800)]
     for part in range(2):
@@ -441,6 +443,7 @@ print(found.problems.counts.total(), resource.getrusage(resource.RUSAGE_SELF).ru
 """
 
 
+@ON_LINUX
 @pytest.mark.parametrize("column", ["image", "caption", "captions", "category"])
 def test_a_small_file_that_unpacks_to_gigabytes_is_read_in_little_memory(column):
     num_rows, num_good, large = 300, 150, 20_000_000

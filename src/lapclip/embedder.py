@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lapclip.checkpoint import best, load_weights
 from lapclip.config import DeviceName
-from lapclip.data.decode import Unreadable, decode, middle_square, to_rgb
+from lapclip.data.decode import Unreadable, decode, rgb_square
 from lapclip.data.files import read_file
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.device import Device, pick_device
@@ -67,7 +67,7 @@ def refuse_one(several: object) -> None:
 def to_pixels(picture: Picture, image_size: int) -> np.ndarray:
     """Bytes [3, H, W]: turned upright, the middle square, at the model's size; a file as a pack would decode it."""
     if isinstance(picture, Image.Image):
-        return np.asarray(middle_square(to_rgb(picture), image_size)).transpose(2, 0, 1)
+        return np.asarray(rgb_square(picture, image_size)).transpose(2, 0, 1)
     try:
         return decode(read_file(str(picture)), image_size).pixels
     except (Unreadable, OSError, ValueError) as error:

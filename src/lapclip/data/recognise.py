@@ -67,10 +67,14 @@ def not_there(name: str) -> UserError:
         else []
     )
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return UserError(
-        f"`{name}` is not there{f'; did you mean `{near[0]}`?' if near else ''}",
-        hint=f"a source is {EXAMPLES}",
-    )
+    before, _, weight = name.rpartition("@")
+    if before and os.path.exists(os.path.expanduser(before)):
+        near, hint = [], f"`{weight}` is no weight; write a number: `{before}@2`"
+    elif any(sign in name for sign in ("+", ", ")):
+        hint = "several sources are joined by a plus between spaces, in quotes: `'photos + emoji@2'`"
+    else:
+        hint = f"a source is {EXAMPLES}"
+    return UserError(f"`{name}` is not there{f'; did you mean `{near[0]}`?' if near else ''}", hint=hint)
 
 
 def open_file(path: Path, name: str, options: Options) -> Catalogue:

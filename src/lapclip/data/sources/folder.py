@@ -18,8 +18,8 @@ KINDS = ("txt", "metadata", "classes", "names")
 TEXT_SUFFIXES = (".txt", ".caption")
 MOST_TEXT_BYTES = 10**6
 MOST_LINES = 1000  # of captions of one picture
-# What systems leave behind; hidden files and folders are not seen either.
-UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini")
+# What systems leave behind, and lapclip itself; hidden files and folders are not seen either.
+UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", "lapclip-sheet.png", "runs")
 BOXES = re.compile(r"\s*+\d++(\s++-?(\d++(\.\d*+)?|\.\d++)){4,}+\s*+")  # objects as YOLO writes them
 MOST_FOLDERS = 1_000  # beside a table or captions, that are looked into
 NUM_OPENED = 40  # pictures, to see whether they describe themselves
