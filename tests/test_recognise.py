@@ -436,7 +436,9 @@ def test_a_tilde_is_the_home_folder_wherever_it_stands(tmp_path, monkeypatch):
 
 def test_lapclips_own_pictures_are_no_part_of_a_source(tmp_path, call):
     classes(tmp_path)
-    (tmp_path / "zoo" / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "zoo" / "runs" / "a" / "checkpoints").mkdir(parents=True)
+    for name in ("config.toml", "machine.json"):
+        (tmp_path / "zoo" / "runs" / "a" / name).touch()
     shutil.copy(next((tmp_path / "zoo").rglob("*.jpg")), tmp_path / "zoo" / "runs" / "a" / "learned.png")
     assert call("data", "show", "zoo", "--size", "nano", "--out", "zoo/lapclip-sheet.png").returncode == 0
     catalogue, _ = open_catalogue("zoo", Options())

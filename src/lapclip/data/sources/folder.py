@@ -19,7 +19,7 @@ TEXT_SUFFIXES = (".txt", ".caption")
 MOST_TEXT_BYTES = 10**6
 MOST_LINES = 1000  # of captions of one picture
 # What systems leave behind, and lapclip itself; hidden files and folders are not seen either.
-UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", "lapclip-sheet.png", "runs")
+UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", "lapclip-sheet.png")
 BOXES = re.compile(r"\s*+\d++(\s++-?(\d++(\.\d*+)?|\.\d++)){4,}+\s*+")  # objects as YOLO writes them
 MOST_FOLDERS = 1_000  # beside a table or captions, that are looked into
 NUM_OPENED = 40  # pictures, to see whether they describe themselves
@@ -105,12 +105,19 @@ def walk(root: str, problems: Problems) -> Iterator[os.DirEntry[str]]:
                 for entry in entries:
                     if entry.name.startswith(".") or entry.name in UNSEEN:
                         continue
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(entry.path)
-                    else:
+                    if not entry.is_dir(follow_symlinks=False):
                         yield entry
+                    elif not is_run(entry.path):
+                        pending.append(entry.path)
         except OSError as error:
             problems.add(f"cannot be opened: {error.strerror}", folder)
+
+
+def is_run(folder: str) -> bool:
+    """Whether lapclip itself made this folder, with its own `learned.png`."""
+    return all(
+        os.path.exists(os.path.join(folder, name)) for name in ("config.toml", "machine.json", "checkpoints")
+    )
 
 
 def folders_in(base: str) -> list[str]:
