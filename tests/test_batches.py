@@ -134,6 +134,7 @@ def main():
 """
 
 
+@pytest.mark.slow
 def test_workers_die_with_a_parent_that_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM.format(guard="if __name__ == '__main__':"))

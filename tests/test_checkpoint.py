@@ -171,6 +171,7 @@ def test_a_kill_at_any_point_of_a_save_leaves_a_loadable_run():
     assert found == sorted(found) and set(found) == {2, 3}, "the old one, and from some moment on the new one"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_and_keeps_the_last_checkpoint(tmp_path):
     """A real failed write: the system refuses files over a limit, as it does when a disk is full."""
     program = (
@@ -192,6 +193,7 @@ def test_a_disk_that_is_too_small_is_refused_before_training(tmp_path):
         checkpoint.check_space(tmp_path, 10**15)
 
 
+@pytest.mark.slow
 def test_saving_does_not_hold_a_second_copy(tmp_path):
     """Peak memory of a process that saves 400 MB grows by far less than 400 MB."""
     program = (

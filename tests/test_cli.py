@@ -66,6 +66,7 @@ def test_a_config_with_five_mistakes_names_all_five(tmp_path, capsys):
         assert mistake in error
 
 
+@pytest.mark.slow
 def test_train_then_eval_agree_and_speak_json():
     """stdout is one JSON object with the promised keys; everything for people is on stderr."""
     done = lapclip(*TRAIN, "--run", "r", "--json")
@@ -87,6 +88,7 @@ def test_train_then_eval_agree_and_speak_json():
     assert lapclip(*TRAIN, "--run", "r").returncode == 1, "the name is taken"
 
 
+@pytest.mark.slow
 def test_piped_output_is_plain_lines_within_reason():
     done = lapclip(*TRAIN, "--run", "r")
     assert done.stdout == "" and "\x1b" not in done.stderr and "\r" not in done.stderr
@@ -105,6 +107,7 @@ def test_piped_output_is_plain_lines_within_reason():
     assert max(map(len, table)) <= 80 and "\u2026" not in done.stderr, "nothing is cut at 80 columns"
 
 
+@pytest.mark.slow
 def test_what_cannot_change_on_resume_is_refused(capsys):
     lapclip(*TRAIN, "--run", "r")
     assert run_command(["train", "--resume", "r", "--size", "small"]) == 1
@@ -123,6 +126,7 @@ def test_every_setting_is_a_flag_with_its_sentence(capsys):
         assert " ".join(setting.help.split()[:2]) in help, setting.name
 
 
+@pytest.mark.slow
 def test_help_costs_little_more_than_the_libraries_that_print_it():
     """The promise is 0.3 s on a quiet machine (`benchmarks/start.py`); this ratio holds on a busy one too."""
     ours, theirs = [], []

@@ -201,6 +201,7 @@ def test_the_doctor_looks_at_every_picture_or_says_that_it_cannot(tmp_path, call
     assert done.returncode == 1 and "the pack needs" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_picture_of_a_hundred_megapixels_costs_no_more_memory_than_it_must(tmp_path):
     small, large = (picture_folder(tmp_path / name, 8) for name in ("small", "large"))
     Image.new("RGB", (10_000, 10_000), "navy").save(large / "large.png", compress_level=1)

@@ -177,6 +177,7 @@ def test_never_are_all_held_out(num_pictures):
         assert not side_of_groups(made_up(num_pictures, seed), np.arange(num_pictures), 1.0).all()
 
 
+@pytest.mark.slow
 def test_many_plain_pictures_do_not_take_forever():
     records = made_up(20_000)
     records["dhash"] = 0

@@ -185,6 +185,7 @@ def test_two_commands_at_once_get_along(tmp_path):
     assert [result["num_images"] for result in results] == [60, 60] and records_written() == 60
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_said_in_words_and_what_is_packed_is_kept(tmp_path):
     """A real limit of the system: no file may grow beyond 100 kB."""
     folder = picture_folder(tmp_path / "photos", 40)

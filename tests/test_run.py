@@ -83,6 +83,7 @@ def test_what_stands_in_a_lock_file_does_not_hold_it():
             assert run.owner() == os.getpid()
 
 
+@pytest.mark.slow
 def test_of_many_processes_that_want_a_run_one_gets_it():
     new_run("cats", prefix="x")
     program = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, as_flags, lapclip, picture_folder
+from conftest import ROOT, as_flags, picture_folder
 
 from lapclip.config import DataConfig
 from lapclip.data.batches import fetch, load_batches
@@ -189,7 +189,7 @@ def test_training_goes_on_when_pictures_are_deleted_under_it(tmp_path, pack):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"workers": 1}])
-def test_a_run_trains_on_a_folder_from_the_pack_and_without_it(tmp_path, more):
+def test_a_run_trains_on_a_folder_from_the_pack_and_without_it(tmp_path, more, call):
     folder = picture_folder(tmp_path / "photos", 60)
     settings = {
         "size": "nano",
@@ -200,12 +200,12 @@ def test_a_run_trains_on_a_folder_from_the_pack_and_without_it(tmp_path, more):
         "num_validation": 16,
     }
     flags = [*as_flags(settings | more), *(["--no-pack"] if more else [])]
-    done = lapclip("train", str(folder), "--json", *flags)
+    done = call("train", str(folder), "--json", *flags)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["steps"] == 12 and result["settled"]["pack"]["value"] is (not more)
     assert ("is not packed" in done.stderr) == bool(more)
-    again = lapclip("eval", result["run"], "--json", cwd=tmp_path)
+    again = call("eval", result["run"], "--json")
     assert json.loads(again.stdout)["text_to_image"] == result["recall"]["text_to_image"]
 
 

@@ -541,6 +541,7 @@ def test_the_order_is_that_of_names_not_of_the_disk():
     assert opened().names == sorted(opened().names) == ["B.jpg", "a.jpg", "b/a.jpg", "b/z.jpg", "c.jpg"]
 
 
+@pytest.mark.slow
 def test_twenty_thousand_pictures_open_in_a_moment_because_none_is_opened():
     for group in range(10):
         (FOLDER / f"class_{group}").mkdir(parents=True)

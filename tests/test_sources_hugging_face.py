@@ -296,6 +296,7 @@ def test_names_that_cannot_be_datasets_are_said_at_once(name):
         opened(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hf:nobody/nothing", "hf:csv", "hf:a b/c", "hf:x/y:z"])
 def test_an_unknown_name_offline_is_said_quickly_and_in_words(name, tmp_path):
     code = (

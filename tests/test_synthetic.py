@@ -89,6 +89,7 @@ def test_training_never_shows_a_held_out_combination():
     assert set(HELD_OUT_COLOUR.values()) == set(COLOURS), "no colour is held out more than its share"
 
 
+@pytest.mark.slow
 def test_every_pooled_picture_is_unseen_unique_and_has_three_near_neighbours():
     scenes = [POOL.scene(index) for index in range(POOL.num_pairs)]
     captions = [POOL.captions(index)[0] for index in range(POOL.num_pairs)]
@@ -117,6 +118,7 @@ def histogram(picture) -> np.ndarray:
     return np.sqrt(counts / counts.sum())  # so that Euclidean distance compares distributions
 
 
+@pytest.mark.slow
 def test_colours_alone_find_fewer_than_one_picture_in_ten():
     """The baseline: a caption is the mean histogram of its words, a word the mean of the training pictures it names."""
     source = SceneSource(3000)

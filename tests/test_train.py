@@ -92,6 +92,7 @@ def test_epochs_and_steps_are_kept_exactly(with_train):
     )
 
 
+@pytest.mark.slow
 def test_minutes_count_training_and_the_schedule_ends_with_them(with_train):
     _, events = trained(with_train(minutes=0.05, batch_size=16))
     steps = of(Step, events)
@@ -181,6 +182,7 @@ def steps_written(name: str) -> int:
     return path.read_text().count('"event":"Step"') if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_under_minutes_a_resume_keeps_clock_and_order(with_train):
     run = prepare(with_train(minutes=0.05), "run")
     before = []
@@ -218,6 +220,7 @@ def test_what_is_asked_for_on_resume_is_settled_and_said(with_train):
     assert reasons["workers"] == "asked for" and "9999" in reasons["chunk"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["started", "last step", "last evaluation", "last save"])
 def test_a_stop_at_any_moment_can_be_resumed_to_a_finished_run(with_train, moment):
     config = with_train(steps=4, eval_every="4")
@@ -288,6 +291,7 @@ def test_long_captions_are_warned_about(small_config):
     assert "100% of the captions" in warning.message and "--text-length" in warning.hint
 
 
+@pytest.mark.slow
 def test_what_saves_memory_changes_no_loss_with_sigmoid_either(with_train):
     losses = []
     for chunk, recompute in ((8, False), (3, True)):
@@ -300,6 +304,7 @@ def test_what_saves_memory_changes_no_loss_with_sigmoid_either(with_train):
     assert losses[0][-1] < losses[0][0]
 
 
+@pytest.mark.slow
 def test_the_chunk_changes_no_loss(with_train):
     """Only the order of sums differs: promised to 1e-5."""
     losses = []

@@ -17,6 +17,7 @@ def config_for(source: object, **more):
     return load_config(flags=SMALL | {"source": str(source), "steps": 8, "validation_share": 0.2} | more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [{}, {"captions": "all"}, {"pack": False}, {"crop": 0.4, "flip": True, "colour": 0.2}, {"mixed": True}],
