@@ -42,7 +42,7 @@ def in_a_terminal(*arguments: str, columns: int, rows: int = 24) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [80, 200])
+@pytest.mark.parametrize("columns", [80, pytest.param(200, marks=pytest.mark.prove)])
 def test_the_live_line_is_one_line_that_is_drawn_again(columns):
     output = in_a_terminal("train", *as_flags(SMALL | {"steps": 60}), columns=columns)
     assert "\x1b" in output, "a terminal gets colours and a moving line"

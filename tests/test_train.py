@@ -152,7 +152,7 @@ def wait_for(condition, seconds: float = 60) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.prove)])
 def test_ctrl_c_and_sigterm_save_and_exit_with_130(number):
     flags = as_flags(SMALL | {"steps": 100_000, "workers": 1})
     with subprocess.Popen(
