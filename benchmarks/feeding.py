@@ -1,7 +1,7 @@
 """Does feeding cost a step anything? Steps fed from a pack against steps that repeat one batch from memory.
 
     python benchmarks/feeding.py                                  # Flickr8k, `tiny`, about three minutes
-    python benchmarks/feeding.py SOURCE --size nano --rounds 20
+    python benchmarks/feeding.py SOURCE --size nano --rounds 300
 
 Both do the same work, augmentation included, in one process: blocks of steps take turns, in an order that changes from
 round to round, so that a busy minute is shared. Waiting is what training itself reports as `data_seconds`.
@@ -30,8 +30,8 @@ def main() -> None:
     )
     parser.add_argument("source", nargs="?", default=str(FLICKR))
     parser.add_argument("--size", default="tiny")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", type=int, default=10, help="in a block")
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=1, help="in a block")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     wait_calmly()
