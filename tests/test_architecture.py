@@ -19,21 +19,22 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A module imports only from lower layers; inside data/, model/ and monitor/ each part may import its own.
 LAYERS = [
     {"errors"},
-    {"config", "events", "run", "machine", "plot", "device"},
+    {"config", "events", "run", "cores", "machine", "plot", "device"},
     {"data", "model", "loss", "optim", "augment"},
-    {"step", "checkpoint"},
-    {"embedder"},
+    {"step", "checkpoint", "feed"},
+    {"embedder", "measure", "recover"},
     {"evaluate", "settle"},
+    {"tryout"},
     {"prepare"},
     {"checkup", "forewarn"},
     {"train"},
-    {"monitor"},
+    {"bench", "monitor"},
     {"cli", "__init__"},
     {"__main__"},
 ]
 # Within layer 1 these may build on one another, in this order; nothing else on its own layer may.
-ORDER_IN_LAYER_1 = ["config", "events", "machine", "plot", "run", "device"]
-WITHOUT_TORCH = {"errors", "config", "events", "run", "machine", "plot", "monitor", "data"}
+ORDER_IN_LAYER_1 = ["config", "events", "cores", "machine", "plot", "run", "device"]
+WITHOUT_TORCH = {"errors", "config", "events", "run", "cores", "machine", "plot", "monitor", "data"}
 
 
 def part(path: Path) -> str:

@@ -7,23 +7,54 @@ import pytest
 import torch
 from conftest import environment
 
-from lapclip.device import Device, pick_device
+from lapclip.device import DEVICES, device_named, present_devices, ran_out_of_memory
 from lapclip.errors import UserError
 from lapclip.machine import peak_memory_bytes, read_machine
 
 
-def test_auto_says_why():
-    device, reason = pick_device("auto")
-    assert device == Device("cpu") and reason
-
-
 @pytest.mark.parametrize("name", ["mps", "cuda"])
 def test_a_missing_device_is_never_a_silent_fall_to_the_processor(name):
-    if (torch.backends.mps if name == "mps" else torch.cuda).is_available():
-        assert pick_device(name) == (Device(name), "asked for")
+    if DEVICES[name].is_present:
+        assert device_named(name).name == name
         return
     with pytest.raises(UserError, match=f"no device `{name}`"):
-        pick_device(name)
+        device_named(name)
+
+
+def test_the_processor_is_always_there_and_comes_first():
+    assert next(iter(present_devices())).name == "cpu" == device_named("auto").name
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, other allocations: 1 GB)"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to"
+            " allocate 400000000000 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+        RuntimeError("std::bad_alloc"),
+    ],
+    ids=str,
+)
+def test_every_backend_s_word_for_no_memory_is_understood(error):
+    assert ran_out_of_memory(error)
+
+
+def test_other_errors_are_not_taken_for_want_of_memory():
+    assert not ran_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    assert ran_out_of_memory(caught.value), "the real thing"
+
+
+def test_an_accelerator_meets_few_text_lengths():
+    lengths = {DEVICES["mps"].text_length(length, 77) for length in range(1, 78)}
+    assert lengths == {16, 32, 77}
+    assert DEVICES["mps"].text_length(10, 12) == 12, "never longer than the model's"
+    assert DEVICES["cpu"].text_length(24, 77) == 24
 
 
 def test_threads_are_set_and_freed_memory_is_kept_until_released():

@@ -36,6 +36,8 @@ class Progress:
     last_eval_seconds: float = 0.0
     best_step: int | None = None
     best_recall: dict[str, Any] | None = None
+    loss_scale: float = 2.0**16  # of fp16, where small gradients would vanish
+    last_overflow_step: int = 0
 
 
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> Path:

@@ -24,6 +24,7 @@ SizeName = Literal[
 TokenizerName = Literal["bpe", "characters"]
 LossName = Literal["softmax", "sigmoid"]
 DeviceName = Literal["auto", "cpu", "mps", "cuda"]
+PrecisionName = Literal["fp32", "bf16", "fp16"]
 FormatName = Literal[
     "txt", "metadata", "classes", "names", "csv", "tsv", "jsonl", "parquet", "flickr", "coco", "karpathy", "tar", "hf"
 ]  # fmt: skip
@@ -128,8 +129,18 @@ class TrainConfig:
 class DeviceConfig:
     """What it runs on."""
 
-    device: DeviceName = opt("auto", "what to train on; one asked for by name must be there")
+    device: DeviceName = opt("auto", "what to train on; one asked for by name must be there, and right")
+    precision: PrecisionName | None = opt(None, "what products are computed in; weights stay in fp32")
     threads: int | None = opt(None, "processor threads", at_least=1)
+    compile: bool | None = opt(None, "have torch compile the model; the first steps then take a minute")
+    keep_memory: bool | None = opt(
+        None, "the allocator keeps what a step frees, for the next one; makes a difference on Linux"
+    )
+    max_memory: float | None = opt(
+        None,
+        "most memory to use, in GB; the chunk follows from it. Without, a share of what is free",
+        at_least=0.1,
+    )
 
 
 @dataclass(frozen=True)

@@ -1,68 +1,202 @@
-"""What a step runs on. The only file that names a backend: the rest of lapclip does not know."""
+"""What a step runs on. The only file that names a backend: the rest of lapclip does not know.
+
+A device is asked for by name (`device_named`); what it cannot do in its own way it does as the processor does.
+"""
 
 import ctypes
 import platform
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import Tensor, nn
 
-from lapclip.config import DeviceName
+from lapclip.config import DeviceName, PrecisionName
 from lapclip.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad allocation", "std::bad_alloc", "bad_alloc")
+TEXT_LENGTHS = (16, 32)  # and the longest: an accelerator keeps a program for each shape it has met
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A place for tensors, and the few things that differ between places."""
+    """A place for tensors, and the few things that differ between places. This one is the processor."""
 
-    name: DeviceName
+    name: str
+    is_accelerator: bool = False
 
     @property
     def torch(self) -> torch.device:
         return torch.device(self.name)
 
+    @property
+    def is_present(self) -> bool:
+        return True
+
+    def about(self) -> str:
+        """What it is, for people."""
+        return f"processor, {torch.backends.cpu.get_cpu_capability()}"
+
+    def precisions(self) -> tuple[PrecisionName, ...]:
+        """What it claims to compute in; whether that is right and fast is measured."""
+        return ("fp32", "bf16", "fp16") if torch.cpu._is_amx_fp16_supported() else ("fp32", "bf16")
+
+    def move(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.torch)
+
+    def place(self, model: Module) -> Module:
+        return model.to(self.torch)
+
+    def autocast(self, precision: PrecisionName) -> AbstractContextManager:
+        """Computes what is inside in a precision; weights and sums stay in fp32."""
+        if precision == "fp32":
+            return nullcontext()
+        return torch.autocast(self.torch.type, dtype=DTYPES[precision])
+
     def synchronize(self) -> None:
         """Waits until everything asked of the device is done, so that a clock means something."""
-        if self.name == "cuda":
-            torch.cuda.synchronize()
-        elif self.name == "mps":
-            torch.mps.synchronize()
+
+    def free_bytes(self, available_bytes: int) -> int:
+        """Memory that is free there; what is free on the machine, where both share it."""
+        return available_bytes
+
+    def limit_memory(self, num_bytes: int) -> None:
+        """Makes the device refuse to take more, where it can."""
+
+    def release_memory(self) -> None:
+        """Gives back to the system what was freed, which the allocator otherwise keeps for the next step."""
+        if has_glibc():
+            ctypes.CDLL(None).malloc_trim(0)
+
+    def text_length(self, length: int, longest: int) -> int:
+        """What captions of some length are padded to; an accelerator should meet few shapes."""
+        if not self.is_accelerator:
+            return length
+        return next((few for few in TEXT_LENGTHS if length <= few <= longest), longest)
 
 
-def pick_device(name: DeviceName) -> tuple[Device, str]:
-    """The device and the reason for it. `auto` stays on the processor; an accelerator must be asked for by name."""
-    present = {"cpu": True, "mps": torch.backends.mps.is_available(), "cuda": torch.cuda.is_available()}
+class AppleGraphics(Device):
+    """Shares the machine's memory. bf16 came with macOS 14; float64 does not exist; no memory is pinned for it."""
+
+    @property
+    def is_present(self) -> bool:
+        return torch.backends.mps.is_available()
+
+    def about(self) -> str:
+        return "Apple graphics, memory shared with the processor"
+
+    def precisions(self) -> tuple[PrecisionName, ...]:
+        return ("fp32", "fp16", "bf16") if torch.backends.mps.is_macos_or_newer(14, 0) else ("fp32", "fp16")
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def limit_memory(self, num_bytes: int) -> None:
+        share = num_bytes / torch.mps.recommended_max_memory()
+        torch.mps.set_per_process_memory_fraction(min(max(share, 0.01), 2.0))
+
+    def release_memory(self) -> None:
+        torch.mps.empty_cache()
+
+
+class NvidiaGraphics(Device):
+    """Has memory of its own."""
+
+    @property
+    def is_present(self) -> bool:
+        return torch.cuda.is_available()
+
+    def about(self) -> str:
+        properties = torch.cuda.get_device_properties(self.torch)
+        return f"{properties.name}, {properties.total_memory / 1e9:.0f} GB"
+
+    def precisions(self) -> tuple[PrecisionName, ...]:
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        return ("fp32", "bf16", "fp16") if has_bf16 else ("fp32", "fp16")
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def free_bytes(self, available_bytes: int) -> int:
+        return torch.cuda.mem_get_info()[0]
+
+    def limit_memory(self, num_bytes: int) -> None:
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(min(max(num_bytes / total, 0.01), 1.0))
+
+    def release_memory(self) -> None:
+        torch.cuda.empty_cache()
+
+
+DEVICES: dict[str, Device] = {
+    "cpu": Device("cpu"),
+    "mps": AppleGraphics("mps", is_accelerator=True),
+    "cuda": NvidiaGraphics("cuda", is_accelerator=True),
+}
+
+
+def processor() -> Device:
+    return DEVICES["cpu"]
+
+
+def present_devices() -> Iterator[Device]:
+    """The processor first."""
+    return (device for device in DEVICES.values() if device.is_present)
+
+
+def device_named(name: DeviceName | str) -> Device:
+    """The device of that name, which must be there; `auto` is the processor, wherever nothing was measured."""
     if name == "auto":
-        others = [f"`--device {other}`" for other, is_there in present.items() if is_there and other != "cpu"]
-        return (
-            Device("cpu"),
-            f"the processor; {' and '.join(others)} would use the accelerator"
-            if others
-            else "the only device here",
-        )
-    if not present[name]:
-        there = ", ".join(f"`{other}`" for other, is_there in present.items() if is_there)
+        return processor()
+    device = DEVICES[name]
+    if not device.is_present:
+        there = ", ".join(f"`{other.name}`" for other in present_devices())
         raise UserError(
             f"there is no device `{name}` here, or this PyTorch cannot use it; there is {there}",
-            hint="leave `--device` away",
+            hint="leave `--device` away, or pass `--device auto`: it takes the fastest that is there and right",
         )
-    return Device(name), "asked for"
+    return device
 
 
-def set_up_process(threads: int) -> None:
-    """Threads, and on glibc an allocator that keeps what it frees: otherwise each step faults its memory in again."""
+def ran_out_of_memory(error: BaseException) -> bool:
+    """Whether a step failed for want of memory, in the words of any backend."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
+    )
+
+
+def no_memory_left() -> UserError:
+    return UserError(
+        "there is no memory for even one pair at a time",
+        hint="close other programs, choose a smaller `--size`, or pass `--recompute`",
+    )
+
+
+def has_glibc() -> bool:
+    return platform.libc_ver()[0] == "glibc"
+
+
+def set_up_process(threads: int, *, keep_memory: bool = True) -> None:
+    """Threads, and on glibc whether the allocator keeps what is freed: otherwise each step faults its memory in again.
+
+    What glibc does of its own ends with these limits, once a block of 32 MB was freed: that is what it goes back to.
+    """
     torch.set_num_threads(threads)
-    if platform.libc_ver()[0] == "glibc":
+    if has_glibc():
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30 if keep_memory else 1 << 25)
+        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1 if keep_memory else 1 << 26)
 
 
 def release_memory() -> None:
-    """Gives back to the system what was freed, which the allocator otherwise keeps for the next step."""
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).malloc_trim(0)
+    """Gives back what the processor's allocator keeps."""
+    processor().release_memory()
 
 
 def default_threads() -> int:

@@ -1,7 +1,8 @@
 """A trained model with its tokenizer and transform: pictures and words in, unit rows out. What users hold."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,13 +14,14 @@ from lapclip.config import DeviceName
 from lapclip.data.decode import Unreadable, decode, rgb_square
 from lapclip.data.files import read_file
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
-from lapclip.device import Device, pick_device
+from lapclip.device import Device, device_named, ran_out_of_memory
 from lapclip.errors import UserError
 from lapclip.loss import NEEDS_BIAS
 from lapclip.model.clip import CLIP, build_model
 from lapclip.run import open_run
 
 Picture = str | Path | Image.Image
+T = TypeVar("T")
 
 
 class Embedder:
@@ -31,29 +33,36 @@ class Embedder:
     def images(self, pictures: Sequence[Picture]) -> np.ndarray:
         """Float32 unit rows, one a picture, given as paths or PIL images."""
         refuse_one(pictures)
-        return self.embed(
-            self.embed_pixels(pictures[i : i + self.chunk]) for i in range(0, len(pictures), self.chunk)
-        )
+        return self.embed(pictures, self.embed_pixels)
 
     def texts(self, texts: Sequence[str]) -> np.ndarray:
         """Float32 unit rows, one a text."""
         refuse_one(texts)
-        return self.embed(
-            self.embed_words(texts[i : i + self.chunk]) for i in range(0, len(texts), self.chunk)
-        )
+        return self.embed(texts, self.embed_words)
 
-    def embed(self, chunks: Iterator[Tensor]) -> np.ndarray:
-        with torch.inference_mode():
-            rows = [chunk.cpu().numpy() for chunk in chunks]
-        return np.concatenate(rows) if rows else np.empty((0, self.model.size.embedding), dtype=np.float32)
+    @torch.inference_mode()
+    def embed(self, things: Sequence[T], embed_some: Callable[[Sequence[T]], Tensor]) -> np.ndarray:
+        """Some at a time, and fewer from the moment that memory runs out."""
+        rows = np.empty((len(things), self.model.size.embedding), dtype=np.float32)
+        done = 0
+        while done < len(things):
+            some = things[done : done + self.chunk]
+            try:
+                rows[done : done + len(some)] = embed_some(some).cpu().numpy()
+                done += len(some)
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out_of_memory(error) or self.chunk == 1:
+                    raise
+                self.chunk = (self.chunk + 1) // 2
+        return rows
 
     def embed_pixels(self, pictures: Sequence[Picture]) -> Tensor:
         pixels = np.stack([to_pixels(picture, self.model.size.image_size) for picture in pictures])
-        return self.model.embed_images(torch.from_numpy(pixels).to(self.device.torch))
+        return self.model.embed_images(self.device.move(torch.from_numpy(pixels)))
 
     def embed_words(self, texts: Sequence[str]) -> Tensor:
         tokens, ends = self.tokenizer.encode(list(texts), self.model.size.text_length)
-        return self.model.embed_texts(*(torch.from_numpy(a).to(self.device.torch) for a in (tokens, ends)))
+        return self.model.embed_texts(*(self.device.move(torch.from_numpy(a)) for a in (tokens, ends)))
 
 
 def refuse_one(several: object) -> None:
@@ -88,9 +97,9 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
         )
     config = run.load_config()
     tokenizer = load_tokenizer(run.tokenizer_file)
-    place, _ = pick_device(device)
+    place = device_named(device)
     model = build_model(
         config.model, vocab_size=tokenizer.vocab_size, has_bias=config.train.loss in NEEDS_BIAS
     )
     load_weights(checkpoint, model)
-    return Embedder(model.to(place.torch).eval(), tokenizer, place)
+    return Embedder(place.place(model).eval(), tokenizer, place)

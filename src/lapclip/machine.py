@@ -1,4 +1,4 @@
-"""What this machine is, read without torch: cores, memory, operating system."""
+"""What this machine is, read without torch: cores, caches, memory, operating system."""
 
 import contextlib
 import os
@@ -6,10 +6,12 @@ import platform
 import resource
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from lapclip.cores import cores_from_kernel, cores_from_sysctl, parse_sysctl
 
 STATUS = Path("/proc/self/status")
 
@@ -24,18 +26,40 @@ class Machine:
     num_cores: int
     memory_bytes: int
     available_bytes: int
+    num_performance_cores: int | None = None  # physical ones; None where the chip has one kind only
+    num_efficiency_cores: int | None = None
+    caches: dict[str, int] = field(default_factory=dict)  # bytes by name, as one fast core sees them
 
 
 def read_machine() -> Machine:
     memory = psutil.virtual_memory()
+    said = ask_sysctl()
+    cores = cores_from_sysctl(said) if said else cores_from_kernel()
     return Machine(
-        chip=read_chip(),
+        chip=said.get("machdep.cpu.brand_string") or read_chip(),
         system=platform.platform(terse=True),
         python=platform.python_version(),
         num_cores=num_usable_cores(),
         memory_bytes=memory.total,
         available_bytes=memory.available,
+        num_performance_cores=cores.num_performance,
+        num_efficiency_cores=cores.num_efficiency,
+        caches=cores.caches,
     )
+
+
+def ask_sysctl() -> dict[str, str]:
+    """What macOS says about its hardware, all of it in one call; nothing elsewhere."""
+    if sys.platform != "darwin":
+        return {}
+    asked = subprocess.run(
+        ["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    return parse_sysctl(asked.stdout)
 
 
 def wait_calmly() -> None:
@@ -58,15 +82,6 @@ def read_chip() -> str:
         for line in cpuinfo.read_text(errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    if sys.platform == "darwin":
-        asked = subprocess.run(
-            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if asked.stdout.strip():
-            return asked.stdout.strip()
     return platform.processor() or platform.machine()
 
 

@@ -3,10 +3,11 @@
 import math
 import re
 import shutil
+import time
 import typing
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -14,18 +15,22 @@ import numpy as np
 import torch
 
 from lapclip import checkpoint
-from lapclip.config import BUDGETS, Config, FormatName, load_config
+from lapclip.config import BUDGETS, SETTINGS, Config, FormatName, load_config
 from lapclip.data.advice import advise, facts_of_captions
+from lapclip.data.batches import fetch
 from lapclip.data.catalogue import shortened
 from lapclip.data.opening import Data, Part, finished, open_source, parse_source
 from lapclip.data.pack import Progress
 from lapclip.data.scripts import share_outside_a_to_z
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
-from lapclip.device import default_threads, pick_device
+from lapclip.device import default_threads
 from lapclip.errors import UserError
 from lapclip.loss import NEEDS_BIAS
-from lapclip.machine import read_machine
+from lapclip.machine import Machine, read_machine
+from lapclip.measure.cache import age
+from lapclip.measure.rehearsal import Work
+from lapclip.measure.results import Measured
 from lapclip.model.clip import count_parameters, shape_of
 from lapclip.run import Run, new_run, write_atomically
 from lapclip.settle import (
@@ -38,11 +43,17 @@ from lapclip.settle import (
     share_done,
     total_steps,
 )
+from lapclip.tryout import devices_for, room_on, try_out
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
+NUM_CAPTIONS_TIMED = 2_000  # to know how long they usually are
+NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
 GONE = ("is missing", "lies outside the source's folder")  # what `Folders` says of pictures
 PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")  # that name no dataset
+
+
+WAY = {"precision", "threads", "chunk", "compile", "keep_memory"}  # that follow from the device
 
 
 def open_here(config: Config) -> Generator[Progress, None, Data]:
@@ -79,12 +90,14 @@ def refuse_if_broken(part: Part, most: float) -> None:
 
 
 def prepare(config: Config, name: str | None = None, data: Data | None = None) -> Run:
+    """A new run folder, alone enough to train from."""
+    return finished(preparing(config, name, data or finished(open_here(config))))
+
+
+def preparing(config: Config, name: str | None, data: Data) -> Generator[str, None, Run]:
     """Trains the tokenizer, settles what is undecided, and writes the run folder, whole or not at all."""
-    data = data or finished(open_here(config))
-    captions = sample_captions(data.training, NUM_CAPTIONS_READ)
-    kind, _ = settle_tokenizer(config, share_outside_a_to_z(captions))
-    tokenizer = train_tokenizer(kind, captions, config.data.max_vocab)
-    settled, reasons, num_parameters = settle_here(config, tokenizer, data)
+    tokenizer = tokenizer_for(config, data)
+    settled, reasons, num_parameters = yield from settle_here(config, tokenizer, data)
     checkpoint.check_space(Path(), num_parameters)
     run = new_run(name, prefix=f"{plain_name(config.data.source)}-{config.model.size}")
     with ExitStack() as undo:
@@ -96,6 +109,13 @@ def prepare(config: Config, name: str | None = None, data: Data | None = None) -
         run.write_config(settled)
         undo.pop_all()
     return run
+
+
+def tokenizer_for(config: Config, data: Data) -> Tokenizer:
+    """Trains the tokenizer of a new run."""
+    captions = sample_captions(data.training, NUM_CAPTIONS_READ)
+    kind, _ = settle_tokenizer(config, share_outside_a_to_z(captions))
+    return train_tokenizer(kind, captions, config.data.max_vocab)
 
 
 def plain_name(source: str) -> str:
@@ -113,7 +133,12 @@ def plain_part(name: str) -> str:
 
 
 def revise(run: Run, flags: Mapping[str, object], data: Data | None = None) -> Config:
-    """A run's settings with some changed, to go on with; what followed from them is settled again."""
+    """A run's settings with some changed, to go on with."""
+    return finished(revising(run, flags, data))
+
+
+def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Generator[str, None, Config]:
+    """Changes a run's settings; what followed from them is settled again."""
     before = run.load_config()
     machine = run.load_machine()
     reasons = machine.get("reasons", {})
@@ -121,8 +146,13 @@ def revise(run: Run, flags: Mapping[str, object], data: Data | None = None) -> C
     follows_budget = any(budget in flags for budget in BUDGETS) and reasons.get("eval_every") != ASKED
     if follows_budget and "eval_every" not in flags:
         config = replace(config, train=replace(config.train, eval_every=None))
+    if "device" in flags:
+        undecided = {name for name in WAY if name not in flags and reasons.get(name) != ASKED}
+        for section in ("train", "device"):
+            here = {name: None for name in undecided if SETTINGS[name].section == section}
+            config = replace(config, **{section: replace(getattr(config, section), **here)})
     data = data or finished(open_here(config))
-    settled, new_reasons, _ = settle_here(config, load_tokenizer(run.tokenizer_file), data)
+    settled, new_reasons, _ = yield from settle_here(config, load_tokenizer(run.tokenizer_file), data)
     if settled != before:
         if any(budget in flags for budget in BUDGETS):
             reasons = {name: reason for name, reason in reasons.items() if name not in BUDGETS}
@@ -131,32 +161,85 @@ def revise(run: Run, flags: Mapping[str, object], data: Data | None = None) -> C
     return settled
 
 
-def settle_here(config: Config, tokenizer: Tokenizer, data: Data) -> tuple[Config, Reasons, int]:
-    """Settles on this machine; also counts the parameters."""
-    device, why_device = pick_device(config.device.device)
+@dataclass(frozen=True)
+class Draft:
+    """A run as far as it can be settled without measuring, and what there is to measure."""
+
+    asked: Config
+    settled: Config
+    summary: DataSummary
+    machine: Machine
+    num_parameters: int
+    work: Work
+    reasons: Reasons  # of what comes before settling
+
+    def settle(self, measured: Measured | None) -> tuple[Config, Reasons]:
+        return settle_on(self.machine, self.asked, self.summary, self.num_parameters, measured)
+
+
+def settle_on(
+    machine: Machine, config: Config, summary: DataSummary, num_parameters: int, measured: Measured | None
+) -> tuple[Config, Reasons]:
+    return settle(
+        config,
+        summary,
+        machine,
+        threads=default_threads(),
+        num_parameters=num_parameters,
+        measured=measured,
+        room=room_on(devices_for(config.device), config.device, machine),
+    )
+
+
+def draft(config: Config, tokenizer: Tokenizer, data: Data) -> Draft:
+    """Settles on this machine what needs no measuring."""
+    machine = read_machine()
     summary = summarise(config, data, tokenizer)
     text_length, why_text_length = settle_text_length(config, summary)
     config = replace(
         config,
         data=replace(config.data, source=data.source, images=data.images),
         model=replace(config.model, text_length=text_length),
-        device=replace(config.device, device=device.name),
     )
     num_parameters = count_parameters(
         shape_of(config.model),
         vocab_size=tokenizer.vocab_size,
         has_bias=(config.train.loss or "softmax") in NEEDS_BIAS,
     )
-    settled, reasons = settle(
-        config, summary, read_machine(), threads=default_threads(), num_parameters=num_parameters
+    settled, _ = settle_on(machine, config, summary, num_parameters, None)
+    assert settled.train.batch_size is not None
+    lengths = tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_TIMED))
+    num_tokens = usual_tokens(lengths, settled.train.batch_size, text_length)
+    work = Work(settled.model, settled.train, tokenizer.vocab_size, num_tokens)
+    return Draft(config, settled, summary, machine, num_parameters, work, why_text_length)
+
+
+def settle_here(
+    config: Config, tokenizer: Tokenizer, data: Data
+) -> Generator[str, None, tuple[Config, Reasons, int]]:
+    """Settles on this machine, by measuring where that is worth it; also counts the parameters."""
+    first = draft(config, tokenizer, data)
+    measured = yield from try_out(
+        first.asked, first.settled, first.work, first.machine, first.summary.num_train
     )
-    return settled, reasons | why_text_length | {"device": why_device}, num_parameters
+    settled, reasons = first.settle(measured)
+    if measured is not None and time.time() - measured.when > 60:
+        reasons["device"] += f"; all speeds measured {age(time.time() - measured.when)}"
+    return settled, reasons | first.reasons, first.num_parameters
+
+
+def usual_tokens(lengths: np.ndarray, batch_size: int, text_length: int) -> int:
+    """To which length captions of a batch are padded, most often."""
+    random = np.random.default_rng(0)
+    longest = np.median([random.choice(lengths, batch_size).max() for _ in range(32)])
+    return min(text_length, -(-int(longest) // 8) * 8)
 
 
 def summarise(config: Config, data: Data, tokenizer: Tokenizer) -> DataSummary:
     """What choices need to know, from a sample of the captions."""
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
     is_drawn = all(part.files is None for part in data.parts)
+    is_remote = any("://" in part.name for part in data.parts)
     facts = facts_of_captions(
         captions,
         tokenizer.lengths(captions),
@@ -175,9 +258,22 @@ def summarise(config: Config, data: Data, tokenizer: Tokenizer) -> DataSummary:
         says_sides=float(np.mean([bool(SIDE_WORDS.search(caption)) for caption in captions])),
         only_copies=data.training.only_copies,
         is_streamed=any(part.files is not None and part.files.is_streamed for part in data.parts),
-        is_remote=any("://" in part.name for part in data.parts),
+        is_remote=is_remote,
+        fetch_seconds=0.0
+        if is_remote
+        else seconds_to_fetch(data.training, shape_of(config.model).image_size),
         format=format_of(data),
     )
+
+
+def seconds_to_fetch(source: Source, image_size: int) -> float:
+    """How long drawing or decoding one pair takes on one core; nothing for what is only copied."""
+    if source.only_copies:
+        return 0.0
+    indices = np.unique(np.linspace(0, source.num_different - 1, NUM_FETCHED).astype(int))
+    started = time.perf_counter()
+    fetch(source, indices, np.zeros_like(indices), source.stored_size(image_size), seed=0)
+    return (time.perf_counter() - started) / len(indices)
 
 
 def format_of(data: Data) -> FormatName | None:

@@ -1,13 +1,18 @@
-"""Pure: config + machine + a summary of the data in, complete config and the reason of each choice out."""
+"""Pure: config + measurements + a summary of the data in, complete config and the reason of each choice out."""
 
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from lapclip.config import BUDGETS, Config, FormatName, LossName, TokenizerName, TrainConfig
 from lapclip.data.advice import Advice, DataFacts, advise_tokenizer
 from lapclip.errors import UserError
 from lapclip.machine import Machine
-from lapclip.model.clip import Size, flops_per_pair, shape_of
+from lapclip.measure.memory import step_bytes
+from lapclip.measure.results import Candidate, Measured, choose, reasons_for
+from lapclip.model.clip import flops_per_pair, shape_of
+from lapclip.step import Way
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class DataSummary:
     only_copies: bool = False  # nothing is drawn or decoded while training
     is_streamed: bool = False  # decoded in every epoch, for want of a pack
     is_remote: bool = False
+    fetch_seconds: float = 0.0  # to draw or decode one pair, on one core
     format: FormatName | None = None  # what the one source turned out to be
 
 
@@ -46,7 +52,8 @@ OTHER_SIZES = Recipe(32, 3e-4, 0.5, "assumed for this size, not measured")
 CHARACTER_SIZES = ("small", "base")  # the documents' tokenizer; their parameter counts include its 33 symbols
 DEFAULT_MINUTES = 3.0
 LEAST_SECONDS = 15  # between evaluations, so that a short run does not consist of them
-MANY_FLOPS = 2e9  # a pair; drawing one takes as long as 0.1 GFLOP on the same core
+USUAL_FLOPS = 5e10  # a second, where nothing was measured
+LITTLE = 0.03  # of a step: preparing a batch may take so long without help
 SHARE_OF_MEMORY = 0.6  # of what is free, so that the machine stays usable
 
 Reasons = dict[str, str]
@@ -78,15 +85,25 @@ def settle_text_length(config: Config, data: DataSummary) -> tuple[int, Reasons]
 
 
 def settle(
-    config: Config, data: DataSummary, machine: Machine, *, threads: int, num_parameters: int
+    config: Config,
+    data: DataSummary,
+    machine: Machine,
+    *,
+    threads: int,
+    num_parameters: int,
+    measured: Measured | None = None,
+    room: Mapping[str, int] | None = None,
 ) -> tuple[Config, Reasons]:
-    """Replaces every `None` but those that mean "look at the source"; what was asked for stays as it is."""
+    """Replaces every `None` but those that mean "look at the source"; what was asked for stays as it is.
+
+    `threads` is what torch chose, `room` the memory that each device may use.
+    """
     size = shape_of(config.model)
     recipe = RECIPES.get(config.model.size, OTHER_SIZES)
     tokenizer, why_tokenizer = settle_tokenizer(config, data.share_outside_a_to_z)
     reasons: Reasons = {"tokenizer": why_tokenizer}
 
-    def choose(name: str, asked: T | None, value: T, why: str) -> T:
+    def choose_one(name: str, asked: T | None, value: T, why: str) -> T:
         reasons[name] = ASKED if asked is not None else why
         return value if asked is None else asked
 
@@ -94,29 +111,39 @@ def settle(
     if all(getattr(train, budget) is None for budget in BUDGETS):
         train = replace(train, minutes=DEFAULT_MINUTES)
         reasons["minutes"] = "no budget given"
-    batch_size = choose("batch_size", train.batch_size, *settle_batch_size(recipe, data))
+    batch_size = choose_one("batch_size", train.batch_size, *settle_batch_size(recipe, data))
     if batch_size > data.num_train:
         raise UserError(
             f"a batch of {batch_size} pairs cannot be filled: `{config.data.source}` has {data.num_train}",
             hint=f"pass `--batch-size {data.num_train}` or less",
         )
-    chunk, why_chunk = settle_chunk(size, batch_size, num_parameters, machine, config.model.recompute)
+    chosen, why = settle_way(
+        config,
+        machine,
+        num_parameters,
+        batch_size=batch_size,
+        threads=threads,
+        measured=measured,
+        room=room or {},
+    )
+    way, reasons = chosen.way, reasons | why
+    step_seconds = batch_size / (
+        chosen.pairs_per_second or USUAL_FLOPS / (3 * flops_per_pair(size, num_tokens=size.text_length))
+    )
     settled_train = replace(
         train,
         batch_size=batch_size,
-        chunk=min(batch_size, choose("chunk", train.chunk, chunk, why_chunk)),
-        loss=choose("loss", train.loss, *settle_loss(data)),
-        lr=choose("lr", train.lr, recipe.lr, recipe.why),
-        keep_patches=choose("keep_patches", train.keep_patches, recipe.keep_patches, recipe.why),
-        eval_every=choose(
+        chunk=way.chunk,
+        loss=choose_one("loss", train.loss, *settle_loss(data)),
+        lr=choose_one("lr", train.lr, recipe.lr, recipe.why),
+        keep_patches=choose_one("keep_patches", train.keep_patches, recipe.keep_patches, recipe.why),
+        eval_every=choose_one(
             "eval_every",
             train.eval_every,
             settle_eval_every(train, data.num_train, batch_size),
             "ten times in the run, or fewer in a short one",
         ),
     )
-    if train.chunk is not None and train.chunk > batch_size:
-        reasons["chunk"] = f"the whole batch; {train.chunk} would be more than there is"
     settled_model = replace(
         config.model, image_size=size.image_size, patch_size=size.patch_size, text_length=size.text_length
     )
@@ -124,52 +151,111 @@ def settle(
         config.data,
         tokenizer=tokenizer,
         num_validation=min(config.data.num_validation, data.num_held_out),
-        workers=choose("workers", config.data.workers, *settle_workers(size, data, machine)),
+        workers=choose_one(
+            "workers", config.data.workers, *settle_workers(data, machine, batch_size, step_seconds)
+        ),
         **{
-            name: choose(name, getattr(config.data, name), *value)
+            name: choose_one(name, getattr(config.data, name), *value)
             for name, value in settle_looks(data).items()
         },
     )
     if data.format is not None:
-        found = choose("format", config.data.format, data.format, "what the source looks like")
+        found = choose_one("format", config.data.format, data.format, "what the source looks like")
         settled_data = replace(settled_data, format=found)
     if data.is_drawn:
         reasons = {name: why for name, why in reasons.items() if name not in LOOKS or why == ASKED}
     settled_device = replace(
-        config.device,
-        threads=choose("threads", config.device.threads, threads, "what torch chose for this machine"),
+        config.device, **{name: value for name, value in asdict(way).items() if name != "chunk"}
     )
     if settled_data.num_validation < config.data.num_validation:
         reasons["num_validation"] = f"all that `{config.data.source}` holds out"
     return Config(data=settled_data, model=settled_model, train=settled_train, device=settled_device), reasons
 
 
-def settle_chunk(
-    size: Size, batch_size: int, num_parameters: int, machine: Machine, recompute: bool
-) -> tuple[int, str]:
-    """The largest chunk whose activations fit beside weights, gradients and AdamW's two moments."""
-    fixed = 16 * num_parameters + 400_000_000
-    room = machine.available_bytes * SHARE_OF_MEMORY - fixed
+def settle_way(
+    config: Config,
+    machine: Machine,
+    num_parameters: int,
+    *,
+    batch_size: int,
+    threads: int,
+    measured: Measured | None,
+    room: Mapping[str, int],
+) -> tuple[Candidate, Reasons]:
+    """How steps are run: the fastest of what was measured, or what usually is."""
+    device, train = config.device, config.train
+    name = "cpu" if device.device == "auto" else device.device
+    limit = room.get(name, int(machine.available_bytes * SHARE_OF_MEMORY))
+    chunk, reason = settle_chunk(config, batch_size, num_parameters, limit)
+    usual = Way(
+        device=name,
+        precision=device.precision or "fp32",
+        threads=device.threads or threads,
+        chunk=min(batch_size, train.chunk or chunk),
+        compile=bool(device.compile),
+        keep_memory=device.keep_memory is not False,
+    )
+    reasons = USUAL | {"chunk": reason}
+    chosen = None
+    if measured is not None:
+        budget = train.minutes * 60 if train.minutes else None
+        chosen = choose(measured.candidates, budget)
+    if measured is not None and chosen is not None:
+        found = reasons_for(chosen, measured)
+        if chosen.way.chunk == chunk and "chunk" in found:
+            found["chunk"] = f"{reason}; {found['chunk']}"
+        reasons = reasons | found
+    chosen = chosen or Candidate(usual)
+    asked = {name: getattr(device, name) for name in ("precision", "threads", "compile", "keep_memory")}
+    asked |= {"device": None if device.device == "auto" else device.device, "chunk": train.chunk}
+    reasons |= {name: ASKED for name, value in asked.items() if value is not None}
+    if train.chunk is not None and train.chunk > batch_size:
+        reasons["chunk"] = f"the whole batch; {train.chunk} would be more than there is"
+    return chosen, reasons
+
+
+def way_of(config: Config) -> Way:
+    """How the steps of a settled run are run."""
+    device, chunk = config.device, config.train.chunk
+    assert device.device != "auto" and device.precision and device.threads and chunk, "settled"
+    return Way(
+        device.device,
+        device.precision,
+        device.threads,
+        chunk,
+        bool(device.compile),
+        device.keep_memory is not False,
+    )
+
+
+USUAL = {
+    "device": "the only device here",
+    "precision": "the most exact; there is no hardware for less here",
+    "threads": "what torch chose for this machine",
+    "compile": "`lapclip bench --compile` would tell what it gains",
+    "keep_memory": "otherwise each step takes its memory anew",
+}
+
+
+def settle_chunk(config: Config, batch_size: int, num_parameters: int, limit: int) -> tuple[int, str]:
+    """The largest chunk that fits into memory; a limit that was asked for is kept or refused."""
+    recompute, size = config.model.recompute, shape_of(config.model)
+    least = min(config.train.chunk or 1, batch_size)
+    needed = step_bytes(size, num_parameters, least, recompute)
+    if config.device.max_memory is not None and needed > limit:
+        raise UserError(
+            f"chunks of {least} need about {needed / 1e9:.1f} GB with `{config.model.size}`,"
+            f" and `--max-memory` allows {limit / 1e9:.1f}",
+            hint="choose a smaller `--size`"
+            if least == 1
+            else "choose a smaller `--chunk`, or leave it away",
+        )
     chunk = batch_size
-    while chunk > 1 and chunk * activation_bytes(size, recompute) > room:
+    while chunk > 1 and step_bytes(size, num_parameters, chunk, recompute) > limit:
         chunk = (chunk + 1) // 2
     if chunk == batch_size:
         return chunk, "the whole batch fits into memory"
-    return chunk, f"more would not fit into {machine.available_bytes / 1e9:.1f} GB of free memory"
-
-
-def activation_bytes(size: Size, recompute: bool) -> int:
-    """What one pair leaves for the backward pass, about: 14 vectors a token and layer, or one with `recompute`."""
-    kept = 1 if recompute else 14
-    patches = (size.image_size // size.patch_size) ** 2 + 1
-    return (
-        4
-        * kept
-        * (
-            patches * size.image.width * size.image.depth
-            + size.text_length * size.text.width * size.text.depth
-        )
-    )
+    return chunk, f"more would not fit into the {limit / 1e9:.1f} GB that may be used"
 
 
 def settle_batch_size(recipe: Recipe, data: DataSummary) -> tuple[int, str]:
@@ -186,17 +272,19 @@ def settle_loss(data: DataSummary) -> tuple[LossName, str]:
     return (advised.value, advised.why) if advised else ("softmax", "CLIP's own")
 
 
-def settle_workers(size: Size, data: DataSummary, machine: Machine) -> tuple[int, str]:
+def settle_workers(
+    data: DataSummary, machine: Machine, batch_size: int, step_seconds: float
+) -> tuple[int, str]:
     """Processes that draw or decode ahead, where that is a notable part of a step."""
     if data.only_copies:
         return 0, "a thread copies the next batch from the pack during a step"
     if data.is_remote:
         return 1, "one process reads ahead, so that nothing is fetched twice"
-    if data.is_streamed:
-        return max(1, machine.num_cores // 2), "half the cores decode the next batches during a step"
-    if flops_per_pair(size, num_tokens=size.text_length) < MANY_FLOPS:
-        return 1, "one process prepares the next batch during a step"
-    return 0, "preparing a batch between steps takes far less than a step, and no memory"
+    share = data.fetch_seconds * batch_size / step_seconds
+    taken = f"preparing a batch takes {share:.0%} of a step"
+    if share < LITTLE:
+        return 0, taken
+    return min(math.ceil(share), max(1, machine.num_cores // 2)), f"{taken} of {step_seconds:.2g} s"
 
 
 def settle_looks(data: DataSummary) -> dict[str, tuple[Any, str]]:

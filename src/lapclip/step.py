@@ -3,16 +3,43 @@
 Shapes: B pairs in the batch, C pairs in a chunk, T tokens, P patches, K patches kept, E embedding.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.optim import Optimizer
 
+from lapclip.config import PrecisionName
 from lapclip.data.batches import Batch
-from lapclip.device import Device
+from lapclip.data.tokenizer import PAD
+from lapclip.device import Device, device_named
 from lapclip.loss import Loss
 from lapclip.model.clip import CLIP
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a step is run. None of it changes what is computed, but for rounding."""
+
+    device: str
+    precision: PrecisionName
+    threads: int
+    chunk: int
+    compile: bool = False
+    keep_memory: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """The way that all others must agree with: the processor, in fp32, as written."""
+        return not device_named(self.device).is_accelerator and self.precision == "fp32" and not self.compile
+
+    def in_words(self) -> str:
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        said = f"{self.device} {self.precision}, {threads}, chunk {self.chunk}"
+        return said + ", compiled" * self.compile + ", memory given back" * (not self.keep_memory)
 
 
 @dataclass(frozen=True)
@@ -31,17 +58,20 @@ class Inputs:
         return self.images[start:stop], self.tokens_BT[start:stop], self.ends_B[start:stop], keep
 
 
-def move(batch: Batch, device: Device, keep_BK: Tensor | None) -> Inputs:
-    """The batch as tensors on the device; pictures travel as bytes."""
+def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, longest: int | None = None) -> Inputs:
+    """The batch as tensors on the device; pictures travel as bytes, captions padded to one of few lengths."""
     images, captions = torch.from_numpy(batch.image_ids), torch.from_numpy(batch.caption_ids)
     # A picture and a caption belong together when some pair of the batch has that picture and that caption.
     same_BB = (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
+    tokens_BT = torch.from_numpy(batch.tokens)
+    length = tokens_BT.shape[1]
+    padding = device.text_length(length, longest or length) - length
     return Inputs(
-        images=torch.from_numpy(batch.images).to(device.torch),
-        tokens_BT=torch.from_numpy(batch.tokens).to(device.torch),
-        ends_B=torch.from_numpy(batch.ends).to(device.torch),
-        same_BB=same_BB.to(device.torch),
-        keep_BK=None if keep_BK is None else keep_BK.to(device.torch),
+        images=device.move(torch.from_numpy(batch.images)),
+        tokens_BT=device.move(F.pad(tokens_BT, (0, padding), value=PAD) if padding else tokens_BT),
+        ends_B=device.move(torch.from_numpy(batch.ends)),
+        same_BB=device.move(same_BB),
+        keep_BK=None if keep_BK is None else device.move(keep_BK),
     )
 
 
@@ -60,35 +90,100 @@ def choose_patches(step: int, *, seed: int, batch_size: int, num_patches: int, s
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step found, before the update."""
+    """What one step found, before the update; still on the device."""
 
     loss: Tensor
     accuracy: Tensor  # in the batch, both directions
 
 
-def contrastive_step(model: CLIP, inputs: Inputs, loss_fn: Loss, chunk: int) -> Outcome:
-    """Adds the gradient of the batch's loss to the parameters, holding the activations of one chunk at a time."""
+def contrastive_step(
+    model: CLIP,
+    inputs: Inputs,
+    loss_fn: Loss,
+    chunk: int,
+    *,
+    device: Device | None = None,
+    precision: PrecisionName = "fp32",
+    loss_scale: float = 1.0,
+) -> Outcome:
+    """Adds the gradient of the batch's loss, times `loss_scale`, to the parameters; holds one chunk's activations."""
+    device = device or device_named("cpu")
     batch_size = len(inputs.images)
     if chunk >= batch_size:
-        image_BE, text_BE = model(*inputs.chunk(0, batch_size))
+        with device.autocast(precision):
+            image_BE, text_BE = model(*inputs.chunk(0, batch_size))
         loss = loss_fn(image_BE, text_BE, model.scale(), model.bias, inputs.same_BB)
-        loss.backward()
+        (loss * loss_scale).backward()
         return Outcome(loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB))
 
     starts = range(0, batch_size, chunk)
-    with torch.no_grad():
+    with torch.no_grad(), device.autocast(precision):
         embedded = [model(*inputs.chunk(start, chunk)) for start in starts]
     image_BE = torch.cat([image for image, _ in embedded]).requires_grad_()
     text_BE = torch.cat([text for _, text in embedded]).requires_grad_()
     loss = loss_fn(image_BE, text_BE, model.scale(), model.bias, inputs.same_BB)
-    loss.backward()
+    (loss * loss_scale).backward()
     assert image_BE.grad is not None and text_BE.grad is not None
     for start in starts:
         # One tower after the other, so that never both towers' activations are held.
         images, tokens_CT, ends_C, keep_CK = inputs.chunk(start, chunk)
-        model.embed_images(images, keep_CK).backward(image_BE.grad[start : start + chunk])
-        model.embed_texts(tokens_CT, ends_C).backward(text_BE.grad[start : start + chunk])
+        with device.autocast(precision):
+            image_CE = model.embed_images(images, keep_CK)
+        image_CE.backward(image_BE.grad[start : start + chunk])
+        with device.autocast(precision):
+            text_CE = model.embed_texts(tokens_CT, ends_C)
+        text_CE.backward(text_BE.grad[start : start + chunk])
     return Outcome(loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB))
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What one step reports: all that is copied back from the device."""
+
+    loss: float
+    accuracy: float
+    grad_norm: float
+    scale: float  # before the update
+
+    @property
+    def are_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+    @property
+    def problem(self) -> str:
+        """Which of them is not finite."""
+        return f"the gradient is {self.grad_norm}" if math.isfinite(self.loss) else f"the loss is {self.loss}"
+
+
+def update(
+    model: CLIP,
+    optimizer: Optimizer,
+    inputs: Inputs,
+    loss_fn: Loss,
+    *,
+    way: Way,
+    clip_norm: float,
+    loss_scale: float = 1.0,
+) -> Numbers:
+    """One whole step, as training and timing both run it; where a number is not finite the weights stay."""
+    device = device_named(way.device)
+    # In one chunk gradients take the room of activations as these go; over several chunks they stay.
+    optimizer.zero_grad(set_to_none=way.chunk >= len(inputs.images))
+    outcome = contrastive_step(
+        model, inputs, loss_fn, way.chunk, device=device, precision=way.precision, loss_scale=loss_scale
+    )
+    if loss_scale != 1.0:
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= loss_scale
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+    logged = torch.stack([outcome.loss, outcome.accuracy, norm, model.scale().detach()[0]])
+    numbers = Numbers(*logged.tolist())
+    if numbers.are_finite:
+        optimizer.step()
+        model.limit_scale()
+    device.synchronize()
+    return numbers
 
 
 def in_batch_accuracy(image_BE: Tensor, text_BE: Tensor, same_BB: Tensor) -> Tensor:

@@ -3,10 +3,10 @@
 It goes on from wherever the run folder stands. Leaving the generator early (`break`, or `close()`) saves first.
 """
 
-import math
 import os
 import time
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,27 +15,28 @@ import torch
 from torch import nn
 
 from lapclip import checkpoint, plot
-from lapclip.augment import augment
 from lapclip.checkpoint import Progress
 from lapclip.config import Config, is_due
-from lapclip.data.batches import load_batches
 from lapclip.data.opening import Data, finished
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import load_tokenizer
-from lapclip.device import default_threads, pick_device, release_memory, set_up_process
+from lapclip.data.tokenizer import Tokenizer, load_tokenizer
+from lapclip.device import device_named, release_memory, set_up_process
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
 from lapclip.evaluate import KS, Pool, belong_together, embed_pool, retrieval
 from lapclip.events import Evaluated, Event, Finished, Saved, Started, Step, Warned
+from lapclip.feed import feed
 from lapclip.forewarn import has_changed, warnings_of
 from lapclip.loss import LOSSES, NEEDS_BIAS
 from lapclip.machine import peak_memory_bytes
-from lapclip.model.clip import build_model
+from lapclip.measure.parity import NUM_PAIRS, Probe, place_checked
+from lapclip.model.clip import CLIP, build_model
 from lapclip.optim import build_optimizer, schedule, set_lr
 from lapclip.prepare import open_here
+from lapclip.recover import update_or_recover
 from lapclip.run import Run
-from lapclip.settle import half_a_step, share_done, total_steps
-from lapclip.step import choose_patches, contrastive_step, move
+from lapclip.settle import half_a_step, share_done, total_steps, way_of
+from lapclip.step import Way, choose_patches, move
 
 MOST_FAULTS_SAID = 10  # each by itself, of pictures that turn out broken while training
 
@@ -53,16 +54,21 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
     with run.owned():
         newest = checkpoint.latest(run.checkpoints)
         now = checkpoint.load_progress(newest) if newest else Progress()
-        device, _ = pick_device(config.device.device)
-        set_up_process(config.device.threads or default_threads())
+        way = way_of(config)
+        device = device_named(way.device)
+        set_up_process(way.threads, keep_memory=way.keep_memory)
+        if config.device.max_memory is not None:
+            device.limit_memory(int(config.device.max_memory * 1e9))
         release_memory()  # of whatever was done before, such as training a tokenizer
         tokenizer = load_tokenizer(run.tokenizer_file)
         has_bias = cfg.loss in NEEDS_BIAS
         model = build_model(config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias, seed=cfg.seed)
-        model.to(device.torch)
-        optimizer = build_optimizer(model, cfg)
         if newest:
             checkpoint.load_weights(newest, model)
+        if not way.is_plain:
+            model = place_checked(model, first_pairs(config, training, tokenizer, model), way)
+        optimizer = build_optimizer(model, cfg)
+        if newest:
             checkpoint.load_optimizer(newest, model, optimizer)
         embedder = Embedder(model, tokenizer, device, chunk=min(64, cfg.chunk))
         run.write_config(config)  # a resumed run may have been given more time
@@ -114,12 +120,12 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                 )
             )
 
-        batches = load_batches(
+        batches = feed(
             training,
             tokenizer,
+            model.size,
+            config.data,
             batch_size=batch_size,
-            image_size=model.size.image_size,
-            text_length=model.size.text_length,
             seed=cfg.seed,
             first_step=now.step,
             workers=config.data.workers or 0,
@@ -176,22 +182,16 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                     optimizer,
                     lr := cfg.lr * schedule(share + half_a_step(share, now.step, steps), cfg.warmup),
                 )
-                # In one chunk gradients take the room of activations as these go; over several chunks they stay.
-                optimizer.zero_grad(set_to_none=cfg.chunk >= batch_size)
-                inputs = move(batch, device, keep_BK)
-                images = augment(
-                    inputs.images, model.size.image_size, step=now.step, seed=cfg.seed,
-                    crop=config.data.crop or 1.0, flip=bool(config.data.flip), colour=config.data.colour or 0.0,
-                )  # fmt: skip
-                outcome = contrastive_step(model, replace(inputs, images=images), LOSSES[cfg.loss], cfg.chunk)
-                norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip_norm).item()
-                loss = outcome.loss.item()
-                if not math.isfinite(loss + norm):
-                    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient is {norm}"
-                    raise diverged(now.step, what, cfg.lr, newest=checkpoint.latest(run.checkpoints))
-                optimizer.step()
-                model.limit_scale()
-                device.synchronize()
+                inputs = move(batch, device, keep_BK, longest=model.size.text_length)
+                found, possible = update_or_recover(
+                    model, optimizer, inputs, LOSSES[cfg.loss], way=way, clip_norm=cfg.clip_norm, now=now
+                )
+                if not found.are_finite:
+                    raise diverged(now.step, found.problem, cfg.lr, newest=checkpoint.latest(run.checkpoints))
+                if possible != way:
+                    way = possible
+                    run.write_config(replace(config, train=replace(cfg, chunk=way.chunk)))
+                    yield report(out_of_memory(now.step, way))
                 step_seconds = time.perf_counter() - started
                 now.step += 1
                 now.seconds += step_seconds
@@ -202,11 +202,11 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                         step=now.step,
                         epoch=now.num_pairs_seen / training.num_pairs,
                         num_pairs_seen=now.num_pairs_seen,
-                        loss=loss,
-                        accuracy=outcome.accuracy.item(),
+                        loss=found.loss,
+                        accuracy=found.accuracy,
                         lr=lr,
-                        temperature=1 / model.scale().item(),
-                        grad_norm=norm,
+                        temperature=1 / found.scale,
+                        grad_norm=found.grad_norm,
                         pairs_per_second=batch_size / step_seconds,
                         data_seconds=data_seconds,
                         seconds=now.seconds,
@@ -255,6 +255,36 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             batches.close()
 
 
+def first_pairs(config: Config, source: Source, tokenizer: Tokenizer, model: CLIP) -> Probe:
+    """What an accelerator is checked with: the first pairs that it would train on."""
+    cfg = config.train
+    assert cfg.batch_size and cfg.keep_patches and cfg.loss, "settled"
+    num_pairs = min(NUM_PAIRS, cfg.batch_size)
+    with closing(
+        feed(
+            source, tokenizer, model.size, config.data,
+            batch_size=num_pairs, seed=cfg.seed, first_step=0, workers=0,
+        )
+    ) as batches:  # fmt: skip
+        batch = next(batches)
+    keep_BK = choose_patches(
+        0,
+        seed=cfg.seed,
+        batch_size=num_pairs,
+        num_patches=model.image.num_patches,
+        share=cfg.keep_patches,
+    )
+    return Probe(batch, keep_BK, LOSSES[cfg.loss])
+
+
+def out_of_memory(step: int, way: Way) -> Warned:
+    return Warned(
+        step,
+        message=f"memory ran out: from here on {way.chunk} pairs are held at once, with the same gradients",
+        hint=f"close other programs, or start with `--chunk {way.chunk}`",
+    )
+
+
 def goodness(recall: dict[str, Any]) -> float:
     """What makes one evaluation better than another: all six recalls together, steadier than any one of them."""
     return sum(
@@ -263,7 +293,7 @@ def goodness(recall: dict[str, Any]) -> float:
 
 
 def is_finite(model: nn.Module) -> bool:
-    return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    return bool(torch.stack([parameter.isfinite().all() for parameter in model.parameters()]).all())
 
 
 def refuse_if_too_many(faults: list[str], num_pairs: int, most: float) -> None:

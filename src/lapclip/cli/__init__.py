@@ -9,6 +9,7 @@ import traceback
 from cyclopts import App, CycloptsError
 
 from lapclip import __version__
+from lapclip.cli.bench import bench
 from lapclip.cli.data import data
 from lapclip.cli.evaluate import evaluate
 from lapclip.cli.screen import Stopped, complain
@@ -25,6 +26,7 @@ app = App(
 app.command(train)
 app.command(evaluate, name="eval")
 app.command(data)
+app.command(bench)
 
 
 def main() -> None:
@@ -46,8 +48,8 @@ def run_command(arguments: list[str]) -> int:
         command = "".join(f"{a} " for a in [*(a for a in arguments[:1] if a in app), *below])
         complain(in_our_style(str(problem)), f"`lapclip {command}--help` lists what there is")
         return 2
-    except Stopped:
-        complain("stopped while packing pictures", "the same command goes on from there")
+    except Stopped as stop:
+        complain(stop.message, stop.hint)
         return 130
     except KeyboardInterrupt:
         complain(

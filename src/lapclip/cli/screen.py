@@ -65,7 +65,11 @@ def stop_requests(answer: str) -> Iterator[list[int]]:
 
 
 class Stopped(Exception):
-    """Somebody asked to stop before there was anything to save."""
+    """Somebody asked to stop before there was anything to save; says what stopped, and what goes on."""
+
+    def __init__(self, message: str, hint: str):
+        super().__init__(message)
+        self.message, self.hint = message, hint
 
 
 def show_packing(
@@ -88,6 +92,21 @@ def show_packing(
                 )
             if requests:
                 work.close()
-                raise Stopped
+                raise Stopped("stopped while packing pictures", "the same command goes on from there")
             bad = f", {now.num_unreadable:,} unreadable" if now.num_unreadable else ""
             bar.update(task, description=what + bad, total=now.total or None, completed=now.done)
+
+
+def show_stages(work: Generator[str, None, T], requests: Sequence[int], what: str) -> T:
+    """Follows work that says what it is doing, with a spinner on a terminal; its result."""
+    with working(what) as spinner:
+        while True:
+            try:
+                stage = next(work)
+            except StopIteration as end:
+                return end.value
+            if spinner is not None:
+                spinner.update(stage)
+            if requests:
+                work.close()
+                raise Stopped(f"stopped while {what}", "the same command begins again")

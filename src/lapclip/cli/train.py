@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import complain, own_name, people, print_json, show_packing, stop_requests, working
+from lapclip.cli.screen import (
+    complain,
+    own_name,
+    people,
+    print_json,
+    show_packing,
+    show_stages,
+    stop_requests,
+    working,
+)
 from lapclip.config import BUDGETS, SETTINGS, load_config
 from lapclip.errors import UserError
 
@@ -62,10 +71,9 @@ def begin(
     if name is not None:
         refuse_name(name)
     with working("setting up"):
-        from lapclip.prepare import open_here, prepare
+        from lapclip.prepare import open_here, preparing
     data = show_packing(open_here(settings), requests)
-    with working("setting up"):
-        run = prepare(settings, name, data)
+    run = show_stages(preparing(settings, name, data), requests, "setting up")
     return run, run.load_config(), data
 
 
@@ -75,14 +83,13 @@ def go_on(name: str, flags: dict[str, Any], requests: list[int]) -> "tuple[Run, 
     run = open_run(name)
     refuse_fixed(run, flags)
     with working("setting up"):
-        from lapclip.prepare import open_here, refuse_if_finished, refuse_if_other, revise
+        from lapclip.prepare import open_here, refuse_if_finished, refuse_if_other, revising
     where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}
     config = run.load_config()
     data = show_packing(open_here(replace(config, data=replace(config.data, **where))), requests)
     if "source" in flags:
         refuse_if_other(run, data)
-    with working("setting up"):
-        settings = revise(run, flags, data)
+    settings = show_stages(revising(run, flags, data), requests, "setting up")
     refuse_if_finished(run, settings, data.training.num_pairs)
     return run, settings, data
 
@@ -90,7 +97,8 @@ def go_on(name: str, flags: dict[str, Any], requests: list[int]) -> "tuple[Run, 
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
 RESUMABLE = {
     *BUDGETS, "source", "images", "max_unreadable",  # the same data, wherever it is now
-    "chunk", "device", "threads", "workers", "save_every", "eval_every", "recompute",
+    "chunk", "device", "precision", "threads", "compile", "keep_memory", "max_memory", "workers",
+    "save_every", "eval_every", "recompute",
 }  # fmt: skip
 
 

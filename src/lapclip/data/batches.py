@@ -1,12 +1,12 @@
-"""Pairs in, batches out: shuffled anew each epoch, every pair once, and prepared ahead of the step that uses them.
+"""Pairs in, batches out: shuffled anew each epoch, every pair once.
 
-Which pairs a batch holds is a pure function of seed and step, so the position in the data is the step itself. What is
-merely copied is fetched by a thread; what must be drawn or decoded, by other processes.
+Which pairs a batch holds is a pure function of seed and step, so the position in the data is the step itself. What must
+be drawn or decoded is fetched by other processes.
 """
 
 from collections import deque
 from collections.abc import Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -80,9 +80,9 @@ def load_batches(
     if source.only_copies and (words := source.all_captions(MOST_REMEMBERED)) is not None:
         tokenizer.remember(words)
     fetched = fetch_ahead(source, batch_size, source.stored_size(image_size), seed, first_step, workers)
-    batches = (make_batch(source, some, tokenizer, text_length) for some in fetched)
-    with closing(fetched), closing(batches):
-        yield from in_a_thread(batches) if source.only_copies else batches
+    with closing(fetched):
+        for some in fetched:
+            yield make_batch(source, some, tokenizer, text_length)
 
 
 def make_batch(source: Source, some: Fetched, tokenizer: Tokenizer, text_length: int) -> Batch:
@@ -90,16 +90,6 @@ def make_batch(source: Source, some: Fetched, tokenizer: Tokenizer, text_length:
     # By tokens, not by letters: what the model cannot tell apart is the same caption.
     _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
     return Batch(some.images, tokens, ends, source.groups(some.indices), caption_ids, some.faults)
-
-
-def in_a_thread(batches: Generator[Batch]) -> Generator[Batch]:
-    """The next batch is made while this one is used; for work so light that it slows nothing."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, batches)
-        while True:
-            batch = coming.result()
-            coming = thread.submit(next, batches)
-            yield batch
 
 
 def fetch_ahead(

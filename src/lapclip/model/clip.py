@@ -127,6 +127,11 @@ class CLIP(nn.Module):
         """Whether activations are computed again in the backward pass instead of kept: less memory, more work."""
         self.image.transformer.recompute = self.text.transformer.recompute = enabled
 
+    def compile_towers(self) -> None:
+        """Has torch compile both towers; they are compiled when they first run, once for each shape they meet."""
+        self.image.compile(dynamic=False)
+        self.text.compile(dynamic=False)
+
 
 def initialise(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):

@@ -1,0 +1,119 @@
+"""The three things `lapclip bench` can measure, each ready to be shown: for programs, for people, as a picture."""
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from lapclip.bench.ops import OpTiming, time_ops
+from lapclip.bench.page import Table
+from lapclip.bench.picture import draw_ops, draw_sizes, draw_steps
+from lapclip.bench.sizes import predicted_speed_up, speed_up, study_sizes
+from lapclip.bench.steps import as_json, bench_steps
+from lapclip.bench.tables import (
+    crossovers,
+    drift_in_words,
+    ops_table,
+    reasons_table,
+    sizes_table,
+    steps_table,
+)
+from lapclip.config import Config
+from lapclip.machine import read_machine
+from lapclip.measure.cache import age, folder_for, load, store
+from lapclip.tryout import devices_for
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Section:
+    """One measurement, in every form it is shown in."""
+
+    json: dict[str, Any]
+    tables: list[Table]
+    remarks: list[str]
+    draw: "Callable[[], Figure]"
+
+
+Work = Generator[str, None, Section]
+
+
+def steps_section(config: Config, *, compile: bool, fresh: bool) -> Work:
+    """Ways to run a step."""
+    result = yield from bench_steps(config, compile=compile, fresh=fresh)
+    remarks = [
+        f"`lapclip train --size {config.model.size}` trains this way: {result.choice.way.in_words()}",
+        f"measured {age(time.time() - result.measured.when)}; `--fresh` measures again",
+    ]
+    if said := drift_in_words(result.measured.drift):
+        remarks.append(said)
+    title = f"{config.model.size}, batches of {result.settled.train.batch_size}"
+    return Section(
+        as_json(result),
+        [steps_table(result), reasons_table(result)],
+        remarks,
+        lambda: draw_steps(result.measured, result.choice.way, title),
+    )
+
+
+def ops_section(config: Config, *, fresh: bool) -> Work:
+    """Single operations."""
+    devices = devices_for(config.device)
+    file = folder_for(read_machine(), {"ops": [device.name for device in devices]}) / "ops.json"
+    known = None if fresh else load(file)
+    timings = timings_from(known)
+    when = known["when"] if known and timings else time.time()
+    if not timings:
+        for timing in time_ops(devices):
+            yield f"{timing.op} of {timing.size} on {timing.device}"
+            timings.append(timing)
+        store(file, {"ops": [asdict(timing) for timing in timings]})
+    found = crossovers(timings)
+    remarks = [crossing(device, op, size) for device, sizes in found.items() for op, size in sizes.items()]
+    if not found:
+        remarks.append("there is no accelerator here that could overtake the processor")
+    remarks.append(f"measured {age(time.time() - when)}; `--fresh` measures again")
+    return Section(
+        {"ops": [asdict(timing) for timing in timings], "crossovers": found},
+        [ops_table(timings)],
+        remarks,
+        lambda: draw_ops(timings),
+    )
+
+
+def timings_from(known: dict[str, Any] | None) -> list[OpTiming]:
+    try:
+        return [OpTiming(**timing) for timing in (known or {}).get("ops", [])]
+    except TypeError:
+        return []
+
+
+def crossing(device: str, op: str, size: int | None) -> str:
+    if size is None:
+        return f"{op}: {device} is never faster than the processor, up to the largest size"
+    return f"{op}: {device} is faster than the processor from size {size} on"
+
+
+def sizes_section(config: Config, *, fresh: bool) -> Work:
+    """All sizes."""
+    results = yield from study_sizes(
+        devices_for(config.device), fresh=fresh, max_memory=config.device.max_memory
+    )
+    faster: Sequence[str] = [r.size for r in results if (speed_up(results, r) or 0) > 1]
+    has_accelerator = any(speed_up(results, r) is not None for r in results)
+    if not has_accelerator:
+        remark = "there is no accelerator here: what was predicted of one stands alone"
+    elif faster:
+        remark = (
+            f"an accelerator is faster than the processor for {', '.join(f'`{size}`' for size in faster)}"
+        )
+    else:
+        remark = "no accelerator is faster than the processor at any size"
+    rows = [
+        asdict(r)
+        | {"predicted_speed_up": predicted_speed_up(r.num_parameters), "speed_up": speed_up(results, r)}
+        for r in results
+    ]
+    return Section({"sizes": rows}, [sizes_table(results)], [remark], lambda: draw_sizes(results))

@@ -1,0 +1,169 @@
+"""The scaling study: how fast each named size trains on each device, and where an accelerator begins to pay.
+
+Every size looks at whole pictures, so that sizes compare. Each is measured in a process of its own, whose memory is its
+own; past the memory there is, it is estimated.
+"""
+
+import multiprocessing
+import statistics
+from collections.abc import Generator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lapclip.bench.steps import draft_of
+from lapclip.config import load_config
+from lapclip.device import Device, default_threads, device_named, set_up_process
+from lapclip.machine import own_peak_bytes, read_machine, wait_calmly
+from lapclip.measure.cache import folder_for, load, store
+from lapclip.measure.memory import step_bytes
+from lapclip.measure.race import Rigs, num_in_block
+from lapclip.measure.rehearsal import Work
+from lapclip.measure.results import spread_of
+from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
+from lapclip.settle import SHARE_OF_MEMORY
+from lapclip.step import Way
+
+STUDIED = ("nano", "tiny", "small", "base", "medium", "large", "huge")
+EPOCH_PAIRS = 10_000
+LONGEST_STEP = 20.0  # seconds; a larger size is measured with fewer pairs
+NUM_BLOCKS = 3
+VOCABULARY = 4096  # of a size that is only estimated
+
+# What the documents that lapclip grew from predicted of an accelerator against the processor, by parameters.
+PREDICTED = ((50e6, 0.1), (100e6, 0.3), (200e6, 0.8), (500e6, 1.5), (float("inf"), 3.0))
+
+
+@dataclass(frozen=True)
+class SizeResult:
+    """One size on one device, measured, or estimated where it does not fit into memory."""
+
+    size: str
+    num_parameters: int
+    device: str
+    batch_size: int
+    chunk: int
+    pairs_per_second: float
+    spread: float | None  # half the distance of the quartiles, as a share of the median
+    memory_bytes: int
+    epoch_seconds: float
+    is_estimate: bool
+    flops_per_second: float = 0.0  # of the products, which is what an estimate of a larger size is made from
+
+
+def predicted_speed_up(num_parameters: int) -> float:
+    return next(factor for limit, factor in PREDICTED if num_parameters < limit)
+
+
+def study_sizes(
+    devices: Sequence[Device], names: Sequence[str] = STUDIED, *, fresh: bool, max_memory: float | None
+) -> Generator[str, None, list[SizeResult]]:
+    """Every size on every device, smallest first."""
+    machine = read_machine()
+    results: list[SizeResult] = []
+    for device in devices:
+        free = device.free_bytes(machine.available_bytes) * SHARE_OF_MEMORY
+        room = max_memory * 1e9 if max_memory else free
+        last: SizeResult | None = None
+        for name in names:
+            yield f"`{name}` on {device.name}"
+            file = folder_for(machine, {"size": name, "device": device.name}) / "size.json"
+            known = None if fresh else result_from(load(file))
+            found = known or in_a_process(name, device.name, room, last)
+            if known is None and not found.is_estimate:
+                store(file, asdict(found))
+            results.append(found)
+            last = found if not found.is_estimate else last
+    return results
+
+
+def result_from(stored: dict[str, Any] | None) -> SizeResult | None:
+    if stored is None:
+        return None
+    try:
+        return SizeResult(**{name: value for name, value in stored.items() if name != "when"})
+    except TypeError:
+        return None
+
+
+def in_a_process(name: str, device: str, room: float, smaller: SizeResult | None) -> SizeResult:
+    """Measures one size, in a new process; estimates it when it does not fit."""
+    config = load_config(flags={"size": name})
+    size = shape_of(config.model)
+    num_parameters = count_parameters(size, vocab_size=VOCABULARY, has_bias=False)
+    if step_bytes(size, num_parameters, 1, False) > room and smaller is not None:
+        return estimate(name, num_parameters, device, smaller)
+    spawn = multiprocessing.get_context("spawn")
+    rate = smaller.flops_per_second if smaller else None
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=wait_calmly) as pool:
+        return pool.submit(measure_size, name, device, room, rate).result()
+
+
+def estimate(name: str, num_parameters: int, device: str, smaller: SizeResult) -> SizeResult:
+    """At the rate of the largest size that was measured, with one pair at a time in memory."""
+    size = shape_of(load_config(flags={"size": name}).model)
+    # With one pair a chunk the towers run forward twice: four passes' worth of products instead of three.
+    pairs_per_second = smaller.flops_per_second / (4 * flops_of_pair(name, None))
+    return SizeResult(
+        size=name,
+        num_parameters=num_parameters,
+        device=device,
+        batch_size=smaller.batch_size,
+        chunk=1,
+        pairs_per_second=pairs_per_second,
+        spread=None,
+        memory_bytes=step_bytes(size, num_parameters, 1, False),
+        epoch_seconds=EPOCH_PAIRS / pairs_per_second,
+        is_estimate=True,
+    )
+
+
+def flops_of_pair(name: str, work: Work | None) -> int:
+    """Of one pass over a whole picture."""
+    size = shape_of(load_config(flags={"size": name}).model)
+    return flops_per_pair(size, num_tokens=size.text_length if work is None else work.num_tokens)
+
+
+def measure_size(name: str, device: str, room: float, rate: float | None) -> SizeResult:
+    """Times the step of one size here, with as many pairs as a step of bearable length has."""
+    config = load_config(
+        flags={"size": name, "device": device, "max_memory": room / 1e9, "keep_patches": 1.0}
+    )
+    first = draft_of(config)
+    work, way = first.work, Way(device, "fp32", default_threads(), first.settled.train.chunk or 1)
+    flops = flops_of_pair(name, work)
+    if rate is not None:
+        most = max(4, int(LONGEST_STEP * rate / (3 * flops)))
+        work = replace(work, train=replace(work.train, batch_size=min(work.batch_size, most)))
+        way = replace(way, chunk=min(way.chunk, work.batch_size))
+    set_up_process(way.threads)
+    rig = Rigs(work).rig(way)
+    rig.step(way)
+    num_steps = num_in_block(alone := rig.step(way))
+    seconds = [alone] if num_steps == 1 else []
+    while len(seconds) < NUM_BLOCKS:
+        seconds.append(statistics.mean(rig.step(way) for _ in range(num_steps)))
+    pairs_per_second = work.batch_size / statistics.median(seconds)
+    num_passes = 3 if way.chunk >= work.batch_size else 4
+    return SizeResult(
+        size=name,
+        num_parameters=first.num_parameters,
+        device=device,
+        batch_size=work.batch_size,
+        chunk=way.chunk,
+        pairs_per_second=pairs_per_second,
+        spread=spread_of(seconds),
+        memory_bytes=own_peak_bytes(),
+        epoch_seconds=EPOCH_PAIRS / pairs_per_second,
+        is_estimate=False,
+        flops_per_second=num_passes * flops * pairs_per_second,
+    )
+
+
+def speed_up(results: Sequence[SizeResult], result: SizeResult) -> float | None:
+    """How much faster than the processor, at the same size."""
+    same = (r for r in results if r.size == result.size and not device_named(r.device).is_accelerator)
+    processor = next(same, None)
+    if processor is None or processor.device == result.device:
+        return None
+    return result.pairs_per_second / processor.pairs_per_second

@@ -1,0 +1,90 @@
+"""The real training step of one size and batch, in every way this machine could run it: which is fastest, and why."""
+
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from lapclip.config import Config
+from lapclip.data.opening import finished
+from lapclip.device import default_threads
+from lapclip.measure.cache import folder_for, recall, remember
+from lapclip.measure.race import measure
+from lapclip.measure.results import Candidate, Measured
+from lapclip.measure.ways import all_ways, thread_counts
+from lapclip.prepare import Draft, draft, open_here, tokenizer_for
+from lapclip.settle import Reasons, way_of
+from lapclip.step import Way
+from lapclip.tryout import devices_for
+
+RACE_SECONDS = 45.0
+PATIENCE = 2.0  # seconds for a step in low precision
+MOST_DRIFT = 0.1
+
+
+@dataclass(frozen=True)
+class StepsResult:
+    """What was measured of one model, and what follows from it."""
+
+    settled: Config
+    num_parameters: int
+    measured: Measured
+    choice: Candidate
+    reasons: Reasons  # by the parts of a way
+
+
+def draft_of(config: Config) -> Draft:
+    """The run that would be trained with these settings, on pictures that lapclip draws."""
+    data = finished(open_here(config))
+    return draft(config, tokenizer_for(config, data), data)
+
+
+def bench_steps(config: Config, *, compile: bool, fresh: bool) -> Generator[str, None, StepsResult]:
+    """Takes what was measured before, unless it must be fresh, or measures, which takes about a minute."""
+    yield "getting ready"
+    first = draft_of(config)
+    ways = ways_of(first, compile=compile)
+    folder = folder_for(first.machine, first.work.key())
+    measured = None if fresh else recall(folder, ways)
+    if measured is None:
+        # Compiling is not timed against the clock: its first call alone may take longer than all the rest.
+        seconds = RACE_SECONDS if not compile else 4 * RACE_SECONDS
+        measured = yield from measure(first.work, ways, seconds=seconds, patience=PATIENCE)
+        remember(folder, measured)
+    settled, reasons = first.settle(measured)
+    way = way_of(settled)
+    choice = next((c for c in measured.candidates if c.way == way), Candidate(way))
+    parts = [field.name for field in fields(Way)]
+    return StepsResult(
+        settled, first.num_parameters, measured, choice, {part: reasons[part] for part in parts}
+    )
+
+
+def ways_of(first: Draft, *, compile: bool) -> list[Way]:
+    """All combinations of what was not asked for; chunks of the most that fits, half and a quarter of it."""
+    asked, chunk = first.asked, first.settled.train.chunk
+    assert chunk is not None
+    threads = (
+        [asked.device.threads] if asked.device.threads else thread_counts(first.machine, default_threads())
+    )
+    chunks = [chunk] if asked.train.chunk else sorted({chunk, -(-chunk // 2), -(-chunk // 4)}, reverse=True)
+    return all_ways(asked.device, devices_for(asked.device), threads, chunks, compile=compile)
+
+
+def as_json(result: StepsResult) -> dict[str, Any]:
+    """The part of `lapclip bench --json` that is about steps."""
+    return {
+        "size": result.settled.model.size,
+        "batch_size": result.settled.train.batch_size,
+        "keep_patches": result.settled.train.keep_patches,
+        "num_parameters": result.num_parameters,
+        "candidates": [candidate_json(candidate) for candidate in result.measured.candidates],
+        "choice": candidate_json(result.choice),
+        "reasons": result.reasons,
+        "drift": result.measured.drift,
+        "measured": result.measured.when,
+    }
+
+
+def candidate_json(candidate: Candidate) -> dict[str, Any]:
+    values = asdict(candidate)
+    return values.pop("way") | values

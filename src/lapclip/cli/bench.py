@@ -1,0 +1,107 @@
+"""`lapclip bench`: what this machine is, and how it trains fastest."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from lapclip.cli.flags import AsJson, with_settings
+from lapclip.cli.screen import people, print_json, show_stages, stop_requests, working
+from lapclip.config import load_config
+
+if TYPE_CHECKING:
+    from lapclip.bench.page import Table
+
+STEP = (
+    "size",
+    "image_size",
+    "patch_size",
+    "text_length",
+    "recompute",
+    "batch_size",
+    "chunk",
+    "loss",
+    "keep_patches",
+)
+WAY = ("device", "precision", "threads", "compile", "max_memory")
+
+
+@with_settings(*STEP, *WAY)
+def bench(
+    *,
+    ops: Annotated[
+        bool, Parameter(help="time single operations by size instead, on each device", negative="")
+    ] = False,
+    sizes: Annotated[
+        bool, Parameter(help="train every size from nano to huge for a few steps instead", negative="")
+    ] = False,
+    fresh: Annotated[bool, Parameter(help="measure again what was measured before", negative="")] = False,
+    picture: Annotated[
+        Path | None,
+        Parameter(help="also write a picture, `.png` or `.svg`, or a page with everything, `.html`"),
+    ] = None,
+    json: AsJson = False,
+    flags: dict[str, Any],
+) -> int:
+    """Measure this machine: which device, precision, threads and chunk train a model fastest, and why.
+
+    Runs the real training step of `--size` in every way that is possible here, in turns, for a minute or so. What is
+    found is kept, and `lapclip train` uses it. `--compile` also tries compilation, which takes some minutes more.
+    """
+    started = time.perf_counter()
+    config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
+    if picture is not None:
+        from lapclip.bench.page import check_picture
+
+        check_picture(picture, max(1, ops + sizes))
+    with working("starting"):
+        from lapclip.bench.overview import in_words, look_over
+        from lapclip.bench.page import write_picture
+        from lapclip.bench.sections import ops_section, sizes_section, steps_section
+
+    compile = bool(flags.get("compile"))
+    wanted = [ops_section(config, fresh=fresh)] * ops + [sizes_section(config, fresh=fresh)] * sizes
+    with stop_requests("stopping; what is measured to its end is kept") as requests:
+        overview = show_stages(look_over(fresh=fresh), requests, "measuring")
+        sections = [
+            show_stages(work, requests, "measuring")
+            for work in wanted or [steps_section(config, compile=compile, fresh=fresh)]
+        ]
+    tables = [table for section in sections for table in section.tables]
+    if picture is not None:
+        figures = [section.draw() for section in sections]
+        write_picture(picture, figures, title="lapclip bench", tables=tables)
+    if json:
+        measured = {name: value for section in sections for name, value in section.json.items()}
+        seconds = time.perf_counter() - started
+        print_json(
+            {"machine": overview.machine, **overview.rates["cpu"], "rates": overview.rates}
+            | measured
+            | {"seconds": seconds}
+        )
+        return 0
+    screen = Console()
+    remarks = [remark for section in sections for remark in section.remarks]
+    for line in in_words(overview):
+        screen.print(line, highlight=False, markup=False)
+    for table in tables:
+        screen.print()
+        screen.print(on_screen(table), highlight=False)
+    screen.print("", *remarks, sep="\n", highlight=False, markup=False)
+    if picture is not None:
+        people.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def on_screen(table: "Table") -> RichTable:
+    from rich.text import Text
+
+    shown = RichTable(title=Text(table.caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name in table.header:
+        shown.add_column(Text(name), justify="left")
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    return shown

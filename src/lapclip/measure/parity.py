@@ -1,0 +1,152 @@
+"""An accelerator is checked before it is trusted: its loss and every gradient against the processor's, in fp32.
+
+Backends have returned wrong numbers without a word, mostly for permuted inputs: both kinds are tried.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lapclip.data.batches import Batch
+from lapclip.device import device_named, no_memory_left, processor, ran_out_of_memory
+from lapclip.errors import UserError
+from lapclip.loss import Loss
+from lapclip.model.clip import CLIP
+from lapclip.step import Inputs, Way, contrastive_step, move
+
+# The length of a difference as a share of the gradient's length. Two orders of sums differ by 1e-6 in fp32, bf16 by 3%
+# and fp16 by 0.5% from fp32, as measured on a processor; a gradient that is off by 1% must be seen in fp32.
+TOLERANCES = {"fp32": 1e-3, "fp16": 0.03, "bf16": 0.15}
+LEAST_SHARE = 1e-4  # of the whole gradient: a tensor's own gradient may vanish, and then is all rounding
+NUM_PAIRS = 16  # are enough
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is tried on both sides."""
+
+    batch: Batch
+    keep_BK: Tensor | None
+    loss_fn: Loss
+
+    def inputs(self, device: str) -> Inputs:
+        return move(self.batch, device_named(device), self.keep_BK)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The loss of a batch and its gradient by tensor, on the processor."""
+
+    loss: float
+    by_name: dict[str, Tensor]
+
+
+def probe_of(batch: Batch, keep_BK: Tensor | None, loss_fn: Loss) -> Probe:
+    """The first pairs of a batch."""
+    few = Batch(**{name: getattr(batch, name)[:NUM_PAIRS] for name in ARRAYS})
+    return Probe(few, None if keep_BK is None else keep_BK[:NUM_PAIRS], loss_fn)
+
+
+ARRAYS = ("images", "tokens", "ends", "image_ids", "caption_ids")
+
+
+def reference(model: CLIP, probe: Probe) -> Gradients:
+    """What is right: the processor in fp32, with the model still there."""
+    plain = Way(processor().name, "fp32", threads=0, chunk=NUM_PAIRS)
+    return gradients(model, probe.inputs(plain.device), probe.loss_fn, plain)
+
+
+def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients:
+    """The gradients of one batch; the model keeps none."""
+    model.zero_grad()
+    outcome = contrastive_step(
+        model, inputs, loss_fn, way.chunk, device=device_named(way.device), precision=way.precision
+    )
+    found = {
+        name: parameter.grad.detach().float().cpu().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+    model.zero_grad()
+    return Gradients(outcome.loss.item(), found)
+
+
+def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> tuple[Gradients, Way]:
+    """With as many pairs at once as there is memory for: a device that is merely small is not wrong."""
+    while True:
+        try:
+            return gradients(model, inputs, loss_fn, way), way
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out_of_memory(error) or way.chunk == 1:
+                raise
+        way = replace(way, chunk=(way.chunk + 1) // 2)
+        device_named(way.device).release_memory()
+
+
+def disagreement(model: CLIP, probe: Probe, right: Gradients, way: Way) -> str | None:
+    """What is wrong with a way, in words that name the worst tensor; None when it agrees with the processor."""
+    straight = probe.inputs(way.device)
+    way = replace(way, chunk=min(way.chunk, len(straight.images)))
+    for kind, inputs in (("contiguous", straight), ("permuted", permuted(straight))):
+        found, way = gradients_in_memory(model, inputs, probe.loss_fn, way)
+        if problem := difference(found, right, TOLERANCES[way.precision]):
+            return f"{problem}, with {kind} inputs"
+    return None
+
+
+def place_checked(model: CLIP, probe: Probe, way: Way) -> CLIP:
+    """Takes a model from the processor to where it is trained, and refuses to train where the numbers are wrong."""
+    right = None if way.is_plain else reference(model, probe)
+    model = device_named(way.device).place(model)
+    if way.compile:
+        model.compile_towers()
+    if right is not None:
+        try:
+            problem = disagreement(model, probe, right, way)
+        except (RuntimeError, NotImplementedError) as error:
+            if ran_out_of_memory(error):
+                raise no_memory_left() from None
+            problem = first_line(error)
+        if problem is not None:
+            compiled = ", compiled" if way.compile else ""
+            raise UserError(
+                f"`{way.device}` in {way.precision}{compiled} cannot be trusted with this model: {problem}",
+                hint="train on the processor: `--device cpu --precision fp32 --no-compile`",
+            )
+    return model
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__)[:200]
+
+
+def difference(found: Gradients, right: Gradients, tolerance: float) -> str | None:
+    """The worst of what differs by more than is allowed."""
+    errors = {"the loss": abs(found.loss - right.loss) / max(abs(right.loss), 1e-3)}
+    whole = torch.stack([gradient.norm() for gradient in right.by_name.values()]).norm()
+    for name, gradient in right.by_name.items():
+        length = torch.maximum(gradient.norm(), LEAST_SHARE * whole)
+        errors[f"the gradient of `{name}`"] = float((found.by_name[name] - gradient).norm() / length)
+    # A number that is none is the worst of all.
+    worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name])
+    if errors[worst] <= tolerance:
+        return None
+    return f"{worst} differs from the processor's by {errors[worst]:.2%}; {tolerance:.1%} is allowed"
+
+
+def permuted(inputs: Inputs) -> Inputs:
+    """The same numbers in another order of memory."""
+
+    def turned(rows: Tensor) -> Tensor:
+        return rows.T.contiguous().T
+
+    return replace(
+        inputs,
+        images=inputs.images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+        tokens_BT=turned(inputs.tokens_BT),
+        ends_B=inputs.ends_B.repeat_interleave(2)[::2],
+        same_BB=turned(inputs.same_BB),
+        keep_BK=None if inputs.keep_BK is None else turned(inputs.keep_BK),
+    )

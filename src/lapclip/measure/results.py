@@ -1,0 +1,121 @@
+"""What was measured, as plain values that go into a cache, a table and JSON; and the one way that is chosen of them."""
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from lapclip.step import Way
+
+TIE = 0.05  # whoever is this near to the fastest is as fast
+PRECISIONS = ("fp32", "bf16", "fp16")  # among equals, in this order
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a step, and how fast it was, or why it was not taken further."""
+
+    way: Way
+    pairs_per_second: float | None = None  # the median; None when it was never timed
+    spread: float | None = None  # half the distance of the quartiles, as a share of the median
+    first_call_seconds: float | None = None  # of the first step, compilation included
+    rejected: str | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Candidates timed in turn in one process."""
+
+    candidates: tuple[Candidate, ...]
+    when: float  # seconds since 1970
+    seconds: float  # it took
+    drift: float = 0.0  # by which share a step became slower from the first rounds to the last
+
+    @property
+    def ways(self) -> set[Way]:
+        return {candidate.way for candidate in self.candidates}
+
+
+def choose(candidates: Iterable[Candidate], budget_seconds: float | None = None) -> Candidate | None:
+    """The fastest that was not refused; among equals one chunk, uncompiled, more threads, then fp32 on the processor.
+
+    With a budget, the time that compiling takes counts.
+    """
+    rated = [c for c in candidates if c.pairs_per_second is not None and c.rejected is None]
+    if not rated:
+        return None
+    best = max(worth(c, budget_seconds) for c in rated)
+    return min((c for c in rated if worth(c, budget_seconds) >= best * (1 - TIE)), key=order_among_equals)
+
+
+def worth(candidate: Candidate, budget_seconds: float | None) -> float:
+    """Pairs a second over the whole run."""
+    assert candidate.pairs_per_second is not None
+    if not candidate.way.compile or budget_seconds is None:
+        return candidate.pairs_per_second
+    lost = (candidate.first_call_seconds or 0.0) / budget_seconds
+    return candidate.pairs_per_second * max(0.0, 1 - lost)
+
+
+def order_among_equals(candidate: Candidate) -> tuple:
+    way = candidate.way
+    return (
+        -way.chunk,
+        way.compile,
+        -way.threads,
+        PRECISIONS.index(way.precision),
+        way.device != "cpu",
+        not way.keep_memory,
+    )
+
+
+def reasons_for(choice: Candidate, measured: Measured) -> dict[str, str]:
+    """Why each part of the chosen way, in words; a part that had no rival has no reason."""
+    reasons = {}
+    for part in (field.name for field in fields(Way)):
+        rivals = [c for c in measured.candidates if getattr(c.way, part) != getattr(choice.way, part)]
+        said: dict[Any, str] = {}
+        # The likest rival first: the one that differs in nothing else tells most.
+        for rival in sorted(rivals, key=lambda c: (num_differences(c.way, choice.way), c.rejected is None)):
+            said.setdefault(getattr(rival.way, part), comparison(choice, rival, part))
+        if said:
+            reasons[part] = "; ".join(said.values())
+    return reasons
+
+
+def num_differences(one: Way, other: Way) -> int:
+    return sum(getattr(one, field.name) != getattr(other, field.name) for field in fields(Way))
+
+
+def comparison(choice: Candidate, rival: Candidate, part: str) -> str:
+    named = NAMES.get(part, "{}").format(shown(getattr(rival.way, part)))
+    if rival.pairs_per_second is None:
+        return f"{named}: {rival.rejected}"
+    assert choice.pairs_per_second is not None
+    factor = choice.pairs_per_second / rival.pairs_per_second
+    if factor >= 1 + TIE:
+        return (
+            f"{factor:.1f} times as fast as {named}"
+            if factor >= 1.15
+            else f"{factor - 1:.0%} faster than {named}"
+        )
+    return (
+        f"as fast as {named}" if factor >= 1 - TIE else f"{named} is faster, but not by as much as it costs"
+    )
+
+
+NAMES = {"threads": "{} threads", "chunk": "chunks of {}", "compile": "{}", "keep_memory": "{}"}
+
+
+def shown(value: Any) -> str:
+    return f"`{value}`" if isinstance(value, str) else str(value)
+
+
+def spread_of(seconds: list[float]) -> float:
+    """Half the distance of the quartiles as a share of the median; of fewer than four values, of the extremes."""
+    if len(seconds) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) >= 4 else (
+        min(seconds), 0.0, max(seconds)
+    )  # fmt: skip
+    return (high - low) / 2 / statistics.median(seconds)
