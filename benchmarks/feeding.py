@@ -1,10 +1,11 @@
-"""Does feeding cost a step anything? Steps fed from a pack against steps that repeat one batch from memory.
+"""Does feeding cost a step anything? Steps fed ahead by a thread, fed between steps, and with one batch repeated.
 
     python benchmarks/feeding.py                                  # Flickr8k, `tiny`, about three minutes
     python benchmarks/feeding.py SOURCE --size nano --rounds 300
 
-Both do the same work, augmentation included, in one process: blocks of steps take turns, in an order that changes from
-round to round, so that a busy minute is shared. Waiting is what training itself reports as `data_seconds`.
+All in one process: steps take turns, in an order that changes from round to round, so that a busy minute is shared. Fed
+ones copy from the pack, crop and flip; the repeated batch has been through that already, so it shows what a step costs
+alone. Waiting is what training itself reports as `data_seconds`.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import json
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -41,55 +41,72 @@ def main() -> None:
         print(json.dumps(result))
         return
     print(f"{result['batch_size']} pairs a step, {asked.rounds} rounds of {asked.steps} steps each way")
-    print(
-        f"fed from the pack     {result['fed_ms']:.1f} ms a step, of which {result['wait_share']:.2%} waiting"
-    )
-    print(f"one batch, repeated   {result['repeated_ms']:.1f} ms a step")
-    low, high = result["ratio_range"]
-    print(
-        f"speed, fed : repeated {result['ratio']:.3f} (median of rounds; middle half {low:.3f} to {high:.3f})"
-    )
+    for name, words in (
+        ("ahead", "fed by a thread, ahead"),
+        ("between", "fed between steps"),
+        ("repeated", "one batch, repeated"),
+    ):
+        waiting = result["wait_share"].get(name)
+        said = f", of which {waiting:.2%} waiting" if waiting is not None else ""
+        print(f"{words:24}{result['ms'][name]:.1f} ms a step{said}")
+    for name, (median, low, high) in result["speed"].items():
+        print(f"speed, {name:24}{median:.3f} (median of rounds; middle half {low:.3f} to {high:.3f})")
 
 
 def compare(config: Config, rounds: int, steps: int) -> dict[str, Any]:
     """Medians over rounds, and where the middle half of the rounds lies."""
     from lapclip.data.batches import load_batches
     from lapclip.data.opening import finished
-    from lapclip.data.tokenizer import train_tokenizer
-    from lapclip.device import default_threads, set_up_process
-    from lapclip.prepare import open_here, sample_captions, settle_here
+    from lapclip.device import set_up_process
+    from lapclip.feed import feed, look_at
+    from lapclip.model.clip import shape_of
+    from lapclip.prepare import draft, open_here, tokenizer_for
+    from lapclip.settle import way_of
 
     data = finished(open_here(config))
-    tokenizer = train_tokenizer("bpe", sample_captions(data.training, 20_000), config.data.max_vocab)
-    config, _, _ = settle_here(config, tokenizer, data)
-    set_up_process(default_threads())
+    tokenizer = tokenizer_for(config, data)
+    config = draft(config, tokenizer, data).settled
+    way = way_of(config)
+    set_up_process(way.threads)
     assert config.train.batch_size and config.model.text_length and config.model.image_size
-    fed = load_batches(
-        data.training, tokenizer, batch_size=config.train.batch_size, image_size=config.model.image_size,
-        text_length=config.model.text_length, seed=0, first_step=0, workers=config.data.workers or 0,
+    size = shape_of(config.model)
+    ahead = feed(
+        data.training, tokenizer, size, config.data,
+        batch_size=config.train.batch_size, seed=0, first_step=0, workers=config.data.workers or 0,
     )  # fmt: skip
+    plain = load_batches(
+        data.training, tokenizer, batch_size=config.train.batch_size, image_size=size.image_size,
+        text_length=size.text_length, seed=0, first_step=0, workers=0,
+    )  # fmt: skip
+    between = (
+        look_at(batch, config.data, image_size=size.image_size, seed=0, step=step)
+        for step, batch in enumerate(plain)
+    )
+    ways: dict[str, Iterator[Any]] = {"ahead": ahead, "between": between, "repeated": repeat(next(ahead))}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    waited: dict[str, list[float]] = {name: [] for name in ways}
     stepper = Stepper(config, tokenizer.vocab_size)
-    repeated = repeat(next(fed))
-    ways: dict[str, Iterator[Any]] = {"fed": fed, "repeated": repeated}
-    seconds: dict[str, list[float]] = {"fed": [], "repeated": []}
-    waited = []
-    for warm in ways.values():
-        stepper.run(warm, 3)
+    for batches in ways.values():
+        stepper.run(batches, 3)
     for number in range(rounds):
         for name in list(ways)[:: 1 if number % 2 else -1]:
             took, waiting = stepper.run(ways[name], steps)
             seconds[name].append(took / steps)
-            if name == "fed":
-                waited.append(waiting / took)
-    fed.close()
-    ratios = sorted(r / f for f, r in zip(seconds["fed"], seconds["repeated"], strict=True))
+            waited[name].append(waiting / took)
+    ahead.close()
+
+    def speed(one: str, other: str) -> tuple[float, float, float]:
+        ratios = sorted(o / s for s, o in zip(seconds[one], seconds[other], strict=True))
+        return statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+
     return {
         "batch_size": config.train.batch_size,
-        "fed_ms": 1e3 * statistics.median(seconds["fed"]),
-        "repeated_ms": 1e3 * statistics.median(seconds["repeated"]),
-        "wait_share": statistics.median(waited),
-        "ratio": statistics.median(ratios),
-        "ratio_range": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
+        "ms": {name: 1e3 * statistics.median(taken) for name, taken in seconds.items()},
+        "wait_share": {name: statistics.median(waited[name]) for name in ("ahead", "between")},
+        "speed": {
+            "ahead : between": speed("ahead", "between"),
+            "ahead : repeated": speed("ahead", "repeated"),
+        },
     }
 
 
@@ -97,26 +114,23 @@ class Stepper:
     """The training step as `lapclip.train` does it, without events."""
 
     def __init__(self, config: Config, vocab_size: int):
-        from lapclip.device import pick_device
         from lapclip.model.clip import build_model
         from lapclip.optim import build_optimizer
 
         self.config = config
-        self.device, _ = pick_device(config.device.device)
         self.model = build_model(config.model, vocab_size=vocab_size, has_bias=False, seed=0)
         self.optimizer = build_optimizer(self.model, config.train)
         self.num_steps = 0
 
     def run(self, batches: Iterator[Any], steps: int) -> tuple[float, float]:
         """Seconds of so many steps, and of those the seconds spent waiting for batches."""
-        import torch
-
-        from lapclip.augment import augment
+        from lapclip.device import device_named
         from lapclip.loss import LOSSES
-        from lapclip.step import choose_patches, contrastive_step, move
+        from lapclip.settle import way_of
+        from lapclip.step import choose_patches, move, update
 
-        train, looks = self.config.train, self.config.data
-        assert train.batch_size and train.chunk and train.keep_patches and looks.crop and train.loss
+        train, way = self.config.train, way_of(self.config)
+        assert train.batch_size and train.keep_patches and train.loss
         started, waiting = time.perf_counter(), 0.0
         for _ in range(steps):
             asked = time.perf_counter()
@@ -126,15 +140,8 @@ class Stepper:
                 self.num_steps, seed=0, batch_size=train.batch_size,
                 num_patches=self.model.image.num_patches, share=train.keep_patches,
             )  # fmt: skip
-            inputs = move(batch, self.device, keep)
-            images = augment(
-                inputs.images, self.model.size.image_size, step=self.num_steps, seed=0,
-                crop=looks.crop, flip=bool(looks.flip), colour=looks.colour or 0.0,
-            )  # fmt: skip
-            self.optimizer.zero_grad(set_to_none=True)
-            contrastive_step(self.model, replace(inputs, images=images), LOSSES[train.loss], train.chunk)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), train.clip_norm)
-            self.optimizer.step()
+            inputs = move(batch, device_named(way.device), keep)
+            update(self.model, self.optimizer, inputs, LOSSES[train.loss], way=way, clip_norm=train.clip_norm)
             self.num_steps += 1
         return time.perf_counter() - started, waiting
 

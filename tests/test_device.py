@@ -50,13 +50,6 @@ def test_other_errors_are_not_taken_for_want_of_memory():
     assert ran_out_of_memory(caught.value), "the real thing"
 
 
-def test_an_accelerator_meets_few_text_lengths():
-    lengths = {DEVICES["mps"].text_length(length, 77) for length in range(1, 78)}
-    assert lengths == {16, 32, 77}
-    assert DEVICES["mps"].text_length(10, 12) == 12, "never longer than the model's"
-    assert DEVICES["cpu"].text_length(24, 77) == 24
-
-
 def test_threads_are_set_and_freed_memory_is_kept_until_released():
     program = (
         "import torch, psutil, sys; from lapclip.device import set_up_process, release_memory\n"

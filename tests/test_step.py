@@ -9,11 +9,18 @@ import torch
 from lapclip.data.batches import Batch, load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
-from lapclip.device import Device
+from lapclip.device import DEVICES, Device
 from lapclip.loss import LOSSES
 from lapclip.model.clip import CLIP, SIZES
 from lapclip.model.towers import Shape
-from lapclip.step import choose_patches, contrastive_step, in_batch_accuracy, move
+from lapclip.step import (
+    choose_patches,
+    contrastive_step,
+    fixed_length,
+    in_batch_accuracy,
+    move,
+    padded_length,
+)
 
 SOURCE = SceneSource(num_pairs=10)  # fewer pairs than the batch holds, so that it has duplicates
 TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(10)], 400)
@@ -25,14 +32,14 @@ def build(loss: str) -> CLIP:
     return CLIP(SIZE, vocab_size=TOKENIZER.vocab_size, has_bias=loss == "sigmoid")
 
 
-def some_inputs(share: float = 0.5):
+def some_inputs(share: float = 0.5, text_length: int | None = None):
     batch = next(
         load_batches(
             SOURCE, TOKENIZER, batch_size=14, image_size=32, text_length=32, seed=0, first_step=0, workers=0
         )
     )
     keep = choose_patches(0, seed=0, batch_size=14, num_patches=16, share=share)
-    return move(batch, Device("cpu"), keep)
+    return move(batch, Device("cpu"), keep, fixed_length=text_length)
 
 
 def gradients(loss: str, chunk: int) -> tuple[dict[str, torch.Tensor], float, float]:
@@ -125,3 +132,16 @@ def test_accuracy_counts_both_directions_and_takes_a_twin_for_right():
     assert in_batch_accuracy(image, text, same).item() == 0.5
     same[2, 3] = same[3, 2] = True
     assert in_batch_accuracy(image, text, same).item() == 1.0
+
+
+def test_an_accelerator_meets_few_text_lengths_and_finds_the_same_numbers():
+    assert {padded_length(length, 77) for length in range(1, 78)} == {16, 32, 77}
+    assert padded_length(10, 12) == 12, "never longer than the model's"
+    assert fixed_length(DEVICES["cpu"], False, 77) is None
+    assert fixed_length(DEVICES["mps"], False, 77) == 77 == fixed_length(DEVICES["cpu"], True, 77)
+    short, long = some_inputs(), some_inputs(text_length=32)
+    assert long.tokens_BT.shape[1] == 32 > short.tokens_BT.shape[1]
+    model = build("softmax")
+    torch.testing.assert_close(
+        model.embed_texts(long.tokens_BT, long.ends_B), model.embed_texts(short.tokens_BT, short.ends_B)
+    )

@@ -69,7 +69,7 @@ def step_on(monkeypatch):
         optimizer = build_optimizer(device.place(model), CONFIG.train)
         keep = choose_patches(0, seed=0, batch_size=B, num_patches=4, share=share)
         way = Way(device.name, precision, threads=1, chunk=chunk)
-        inputs = move(batch, device, keep, longest=32)
+        inputs = move(batch, device, keep, fixed_length=32)
         loss_fn = loss_fn or LOSSES[loss]
         return model, update(model, optimizer, inputs, loss_fn, way=way, clip_norm=clip_norm, **options)
 

@@ -19,7 +19,6 @@ from lapclip.errors import UserError
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad allocation", "std::bad_alloc", "bad_alloc")
-TEXT_LENGTHS = (16, 32)  # and the longest: an accelerator keeps a program for each shape it has met
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -73,12 +72,6 @@ class Device:
         """Gives back to the system what was freed, which the allocator otherwise keeps for the next step."""
         if has_glibc():
             ctypes.CDLL(None).malloc_trim(0)
-
-    def text_length(self, length: int, longest: int) -> int:
-        """What captions of some length are padded to; an accelerator should meet few shapes."""
-        if not self.is_accelerator:
-            return length
-        return next((few for few in TEXT_LENGTHS if length <= few <= longest), longest)
 
 
 class AppleGraphics(Device):

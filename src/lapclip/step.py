@@ -58,14 +58,14 @@ class Inputs:
         return self.images[start:stop], self.tokens_BT[start:stop], self.ends_B[start:stop], keep
 
 
-def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, longest: int | None = None) -> Inputs:
-    """The batch as tensors on the device; pictures travel as bytes, captions padded to one of few lengths."""
+def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: int | None = None) -> Inputs:
+    """The batch as tensors on the device; pictures travel as bytes. With `fixed_length` captions have few lengths."""
     images, captions = torch.from_numpy(batch.image_ids), torch.from_numpy(batch.caption_ids)
     # A picture and a caption belong together when some pair of the batch has that picture and that caption.
     same_BB = (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
     tokens_BT = torch.from_numpy(batch.tokens)
     length = tokens_BT.shape[1]
-    padding = device.text_length(length, longest or length) - length
+    padding = padded_length(length, fixed_length) - length if fixed_length else 0
     return Inputs(
         images=device.move(torch.from_numpy(batch.images)),
         tokens_BT=device.move(F.pad(tokens_BT, (0, padding), value=PAD) if padding else tokens_BT),
@@ -73,6 +73,18 @@ def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, longest: int |
         same_BB=device.move(same_BB),
         keep_BK=None if keep_BK is None else device.move(keep_BK),
     )
+
+
+def fixed_length(device: Device, compile: bool, text_length: int) -> int | None:
+    """The model's text length where few different shapes should be met: a program is made and kept for each."""
+    return text_length if compile or device.is_accelerator else None
+
+
+def padded_length(length: int, longest: int) -> int:
+    return next((few for few in TEXT_LENGTHS if length <= few <= longest), longest)
+
+
+TEXT_LENGTHS = (16, 32)  # and the longest
 
 
 def choose_patches(step: int, *, seed: int, batch_size: int, num_patches: int, share: float) -> Tensor | None:

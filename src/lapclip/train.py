@@ -36,7 +36,7 @@ from lapclip.prepare import open_here
 from lapclip.recover import update_or_recover
 from lapclip.run import Run
 from lapclip.settle import half_a_step, share_done, total_steps, way_of
-from lapclip.step import Way, choose_patches, move
+from lapclip.step import Way, choose_patches, fixed_length, move
 
 MOST_FAULTS_SAID = 10  # each by itself, of pictures that turn out broken while training
 
@@ -182,7 +182,8 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                     optimizer,
                     lr := cfg.lr * schedule(share + half_a_step(share, now.step, steps), cfg.warmup),
                 )
-                inputs = move(batch, device, keep_BK, longest=model.size.text_length)
+                length = fixed_length(device, way.compile, model.size.text_length)
+                inputs = move(batch, device, keep_BK, fixed_length=length)
                 found, possible = update_or_recover(
                     model, optimizer, inputs, LOSSES[cfg.loss], way=way, clip_norm=cfg.clip_norm, now=now
                 )

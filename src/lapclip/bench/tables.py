@@ -12,16 +12,18 @@ from lapclip.bench.steps import MOST_DRIFT, StepsResult
 def steps_table(result: StepsResult) -> Table:
     rows: list[tuple[str, ...]] = []
     for candidate in sorted(result.measured.candidates, key=lambda c: -(c.pairs_per_second or 0)):
-        is_chosen = candidate.way == result.choice.way
+        way = candidate.way
         rate = f"{candidate.pairs_per_second:,.0f}" if candidate.pairs_per_second else "-"
         spread = f"±{candidate.spread:.0%}" if candidate.spread is not None else ""
-        remark = "chosen" if is_chosen else candidate.rejected or ""
-        rows.append((candidate.way.in_words(), rate, spread, remark))
+        remarks = ["chosen"] * (way == result.choice.way) + ["compiled"] * way.compile
+        remarks += ["memory given back"] * (not way.keep_memory) + [candidate.rejected or ""]
+        remark = "; ".join(remark for remark in remarks if remark)
+        rows.append((way.device, way.precision, str(way.threads), str(way.chunk), rate, spread, remark))
     train = result.settled.train
     caption = (
         f"`{result.settled.model.size}`, {result.num_parameters:,} parameters, batches of {train.batch_size}"
     )
-    return Table(caption, ("a step run by", "pairs/s", "spread", ""), rows)
+    return Table(caption, ("device", "precision", "threads", "chunk", "pairs/s", "spread", "remark"), rows)
 
 
 def reasons_table(result: StepsResult) -> Table:

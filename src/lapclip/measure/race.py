@@ -152,7 +152,7 @@ def num_in_block(step_seconds: float) -> int:
 
 def rated(candidate: Candidate, seconds: list[float], best: float, batch_size: int) -> Candidate:
     median = statistics.median(seconds)
-    slow = f"{median / best:.1f} times as slow as the fastest" if median > HOPELESS * best else None
+    slow = f"takes {median / best:.1f} times as long as the fastest" if median > HOPELESS * best else None
     return replace(candidate, pairs_per_second=batch_size / median, spread=spread_of(seconds), rejected=slow)
 
 

@@ -13,7 +13,7 @@ from lapclip.device import Device, device_named, set_up_process
 from lapclip.loss import LOSSES, NEEDS_BIAS, Loss
 from lapclip.model.clip import CLIP, build_model, shape_of
 from lapclip.optim import build_optimizer
-from lapclip.step import Inputs, Way, choose_patches, move, update
+from lapclip.step import Inputs, Way, choose_patches, fixed_length, move, update
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Rig:
         self.work, self.device, self.loss_fn = work, device_named(device), loss_of(work)
         self.model = placed_model(work, self.device, compile=compile)
         self.optimizer = build_optimizer(self.model, work.train)
-        self.inputs = some_inputs(work, self.device, work.batch_size)
+        self.length = fixed_length(self.device, compile, self.model.size.text_length)
+        self.inputs = self.some_inputs(work.batch_size)
 
     def step(self, way: Way, inputs: Inputs | None = None) -> float:
         """Runs one whole step; how many seconds it took."""
@@ -68,7 +69,12 @@ class Rig:
         return time.perf_counter() - started
 
     def step_of_few(self, way: Way, num_pairs: int) -> float:
-        return self.step(replace(way, chunk=num_pairs), some_inputs(self.work, self.device, num_pairs))
+        return self.step(replace(way, chunk=num_pairs), self.some_inputs(num_pairs))
+
+    def some_inputs(self, num_pairs: int) -> Inputs:
+        """A batch such as training sees, on the device."""
+        keep_BK = some_patches(self.work, num_pairs)
+        return move(some_batch(self.work, num_pairs), self.device, keep_BK, fixed_length=self.length)
 
 
 def loss_of(work: Work) -> Loss:
@@ -85,12 +91,6 @@ def placed_model(work: Work, device: Device, *, compile: bool = False) -> CLIP:
     if compile:
         model.compile_towers()
     return model
-
-
-def some_inputs(work: Work, device: Device, num_pairs: int) -> Inputs:
-    """A batch such as training sees, on a device."""
-    longest = shape_of(work.model).text_length
-    return move(some_batch(work, num_pairs), device, some_patches(work, num_pairs), longest=longest)
 
 
 def some_patches(work: Work, num_pairs: int) -> Tensor | None:

@@ -88,7 +88,7 @@ def num_differences(one: Way, other: Way) -> int:
 
 
 def comparison(choice: Candidate, rival: Candidate, part: str) -> str:
-    named = NAMES.get(part, "{}").format(shown(getattr(rival.way, part)))
+    named = in_words(part, getattr(rival.way, part))
     if rival.pairs_per_second is None:
         return f"{named}: {rival.rejected}"
     assert choice.pairs_per_second is not None
@@ -104,11 +104,17 @@ def comparison(choice: Candidate, rival: Candidate, part: str) -> str:
     )
 
 
-NAMES = {"threads": "{} threads", "chunk": "chunks of {}", "compile": "{}", "keep_memory": "{}"}
-
-
-def shown(value: Any) -> str:
-    return f"`{value}`" if isinstance(value, str) else str(value)
+def in_words(part: str, value: Any) -> str:
+    """The value of a part of a way, as a thing that another can be faster than."""
+    if part == "threads":
+        return "1 thread" if value == 1 else f"{value} threads"
+    if part == "chunk":
+        return f"chunks of {value}"
+    if part == "compile":
+        return "compiled" if value else "uncompiled"
+    if part == "keep_memory":
+        return "an allocator that keeps memory" if value else "one that gives memory back"
+    return f"`{value}`"
 
 
 def spread_of(seconds: list[float]) -> float:

@@ -56,7 +56,9 @@ class Perceptron(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         wide = self.up(x_BTD)
-        if wide.requires_grad and not torch.is_autocast_enabled(wide.device.type):
+        # A compiler decides by itself what it keeps; under autocast a step of our own would not be in its precision.
+        is_ours = not torch.compiler.is_compiling() and not torch.is_autocast_enabled(wide.device.type)
+        if wide.requires_grad and is_ours:
             return BendAndNarrow.apply(wide, self.down.weight, self.down.bias, self.activation)
         return self.down(self.activation(wide))
 

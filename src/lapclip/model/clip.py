@@ -4,6 +4,7 @@ Shapes: B pairs, T tokens, K patches kept, D width, E embedding.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -105,10 +106,10 @@ class CLIP(nn.Module):
 
     def embed_images(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
         # In float32: under float16 the sum of squares of a wide vector can overflow.
-        return F.normalize(self.project_image(self.image(images, keep_BK)).float(), dim=-1)
+        return F.normalize(self.project_image(as_is(self.image)(images, keep_BK)).float(), dim=-1)
 
     def embed_texts(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
-        return F.normalize(self.project_text(self.text(tokens_BT, ends_B)).float(), dim=-1)
+        return F.normalize(self.project_text(as_is(self.text)(tokens_BT, ends_B)).float(), dim=-1)
 
     def scale(self) -> Tensor:
         """How much a difference of cosines counts: 1 / temperature."""
@@ -131,6 +132,11 @@ class CLIP(nn.Module):
         """Has torch compile both towers; they are compiled when they first run, once for each shape they meet."""
         self.image.compile(dynamic=False)
         self.text.compile(dynamic=False)
+
+
+def as_is(tower: nn.Module) -> Callable[..., Tensor]:
+    """The tower, compiled if it is; but as written while evaluating, whose many shapes would each be compiled."""
+    return tower.forward if torch.is_inference_mode_enabled() else tower
 
 
 def initialise(module: nn.Module) -> None:

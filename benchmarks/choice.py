@@ -1,0 +1,138 @@
+"""Is what `lapclip bench` chooses the best there is, and does training run as fast as it says?
+
+    python benchmarks/choice.py                 # `tiny`, about four minutes
+    python benchmarks/choice.py --size nano
+
+One process. First bench measures and chooses, as `lapclip bench --fresh` does. Then rounds, in an order that changes: a
+block of real training with the choice (the `train` generator itself, drawing and all), and a block of every way of an
+exhaustive sweep (all threads, chunks down to an eighth, both allocators), so that a busy minute is shared. Real
+training looks at whole pictures for the last fifth of a run; it is stopped before.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from lapclip.config import load_config
+from lapclip.machine import wait_calmly
+
+BLOCK_SECONDS = 1.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="tiny")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    wait_calmly()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LAPCLIP_CACHE"] = str(Path(folder) / "cache")
+        os.chdir(folder)
+        result = compare(asked.size, asked.rounds)
+    if asked.json:
+        print(json.dumps(result))
+        return
+    print(f"chosen: {result['choice']}")
+    print(f"bench said {result['predicted']:.0f} pairs/s; in these rounds its step ran {result['timed']:.0f}")
+    print(f"real training ran {result['trained']:.0f} pairs/s")
+    print(f"real training : bench's step in the same rounds  {result['trained_to_timed']:.3f}")
+    print(f"real training : what bench said before           {result['trained_to_predicted']:.3f}")
+    print(f"best of the sweep: {result['best']}")
+    print(f"chosen : best of the sweep                       {result['chosen_to_best']:.3f}")
+
+
+def compare(size: str, rounds: int) -> dict[str, Any]:
+    from lapclip.bench.steps import bench_steps
+    from lapclip.data.opening import finished
+    from lapclip.measure.race import Rigs
+    from lapclip.step import Way
+
+    config = load_config(flags={"size": size, "minutes": 60.0})
+    found = finished(bench_steps(config, compile=False, fresh=True))
+    choice = found.choice.way
+    batch_size = found.settled.train.batch_size
+    most = choice.threads
+    ways = [
+        Way("cpu", "fp32", threads, chunk, False, keep)
+        for threads, chunk, keep in product(
+            range(1, os.cpu_count() + 1), [batch_size // n for n in (1, 2, 4, 8)], [True, False]
+        )
+    ]
+    assert choice in ways and most <= os.cpu_count()
+    from lapclip.bench.steps import draft_of
+
+    rigs = Rigs(draft_of(config).work)
+    real = training(config)
+    blocks: dict[Any, list[float]] = {way: [] for way in ways} | {"training": []}
+    for way in ways:
+        rigs.rig(way).step(way)
+    order = list(blocks)
+    for number in range(rounds):
+        for one in order[:: -1 if number % 2 else 1]:
+            if one == "training":
+                apply(choice)
+                next(real), next(real)  # untimed: the allocator, the caches, the worker's queue
+                steps = [next(real) for _ in range(num_steps(blocks[choice]))]
+                blocks[one].append(statistics.mean(steps))
+                continue
+            rig = rigs.rig(one)
+            first = rig.step(one)
+            count = max(1, round(BLOCK_SECONDS / 4 / first))
+            blocks[one].append(statistics.mean(rig.step(one) for _ in range(count)))
+    real.close()
+    rate = {one: batch_size / statistics.median(taken) for one, taken in blocks.items()}
+    best = max(ways, key=lambda way: rate[way])
+    ratio = [t / s for t, s in zip(blocks[choice], blocks["training"], strict=True)]
+    return {
+        "choice": choice.in_words(),
+        "predicted": found.choice.pairs_per_second,
+        "timed": rate[choice],
+        "trained": rate["training"],
+        "trained_to_timed": statistics.median(ratio),
+        "trained_to_predicted": rate["training"] / found.choice.pairs_per_second,
+        "best": best.in_words(),
+        "chosen_to_best": rate[choice] / rate[best],
+        "rates": {str(one): value for one, value in rate.items()},
+        "rounds": rounds,
+    }
+
+
+def num_steps(choice: list[float]) -> int:
+    return max(2, round(BLOCK_SECONDS / (choice[-1] if choice else 0.5)))
+
+
+def apply(way: Any) -> None:
+    from lapclip.device import set_up_process
+
+    set_up_process(way.threads, keep_memory=way.keep_memory)
+
+
+def training(config: Any) -> Iterator[float]:
+    """Seconds of each step of a real run; between two of them it stands still."""
+    from lapclip.events import Step
+    from lapclip.prepare import prepare
+    from lapclip.train import train
+
+    run = prepare(replace(config, train=replace(config.train, eval_every="100000", save_every="100000")))
+    before = 0.0
+    for event in train(run.load_config(), run):
+        if isinstance(event, Step):
+            took, before = event.seconds - before, event.seconds
+            yield took
+
+
+if __name__ == "__main__":
+    started = time.perf_counter()
+    main()
+    print(f"({time.perf_counter() - started:.0f} s)")

@@ -1,0 +1,225 @@
+"""`lapclip bench` as people and programs meet it: what it prints, what it keeps, what it refuses."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import command, environment
+
+from lapclip.bench import ops, sizes, steps
+from lapclip.bench.sizes import SizeResult, estimate, predicted_speed_up, speed_up, study_sizes
+from lapclip.bench.tables import sizes_table
+from lapclip.config import load_config
+from lapclip.device import processor
+from lapclip.machine import cache_folder
+from lapclip.measure import race
+from lapclip.model.clip import count_parameters, shape_of
+
+NANO = ("--size", "nano", "--image-size", "16", "--batch-size", "8", "--threads", "1")
+CANDIDATE = {"device", "precision", "threads", "chunk", "compile", "pairs_per_second", "spread", "rejected"}
+CONTRACT = {"machine", "gemm_gflops", "bandwidth_gbs", "candidates", "choice", "reasons", "seconds"}
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(steps, "RACE_SECONDS", 0.3)
+    monkeypatch.setattr(race, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(ops, "SIZES", (8, 16))
+
+
+@pytest.fixture
+def bench(call, quick):
+    """The command with the machine's own rates measured once for all tests of a run, if it asks for them."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        return call("bench", *arguments)
+
+    return run
+
+
+def of_json(done: subprocess.CompletedProcess) -> dict:
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1, "one object on one line"
+    return json.loads(done.stdout)
+
+
+def test_programs_find_every_key_of_the_contract_and_low_precision_is_judged(bench):
+    found = of_json(bench(*NANO, "--json"))
+    assert found.keys() >= CONTRACT
+    assert found["gemm_gflops"] > 0 and found["bandwidth_gbs"] > 0 and found["seconds"] > 0
+    assert {"chip", "num_cores", "memory_bytes", "torch"} <= found["machine"].keys()
+    for candidate in [*found["candidates"], found["choice"]]:
+        assert candidate.keys() >= CANDIDATE
+        assert (candidate["pairs_per_second"] is None) <= bool(candidate["rejected"]), "a rate or a reason"
+    assert found["choice"] in found["candidates"] and found["choice"]["rejected"] is None
+    assert {candidate["threads"] for candidate in found["candidates"]} == {1}
+    assert {candidate["chunk"] for candidate in found["candidates"]} == {8, 4, 2}
+    assert set(found["reasons"]) >= {"device", "precision", "threads", "chunk", "compile"}
+    assert found["reasons"]["threads"] == "asked for" and "chunks of 4" in found["reasons"]["chunk"]
+    (low,) = [c for c in found["candidates"] if c["precision"] == "bf16" and c["device"] == "cpu"]
+    if low["rejected"] is None:
+        assert low["pairs_per_second"] > 0, "there is hardware for it"
+    else:
+        assert "times as long" in low["rejected"]
+        assert low["pairs_per_second"] or low["rejected"] in found["reasons"]["precision"]
+
+
+def test_the_second_time_it_is_remembered_and_fresh_measures_again(bench):
+    first = of_json(bench(*NANO, "--json"))
+    for file in cache_folder().glob("measured/*/*.json"):
+        stored = json.loads(file.read_text())
+        file.write_text(json.dumps(stored | {"when": stored["when"] - 7300}))
+    second = of_json(bench(*NANO, "--json"))
+    assert second["measured"] == pytest.approx(first["measured"] - 7300)
+    assert second["candidates"] == first["candidates"] and second["choice"] == first["choice"]
+    assert (second["gemm_gflops"], second["bandwidth_gbs"]) == (first["gemm_gflops"], first["bandwidth_gbs"])
+    assert "measured 2 hours ago; `--fresh` measures again" in bench(*NANO).stdout
+    assert of_json(bench(*NANO, "--json", "--fresh"))["measured"] > first["measured"]
+
+
+def test_people_read_it_in_80_columns_and_get_what_a_page_shows(bench, tmp_path):
+    done = bench(*NANO, "--picture", "bench.html")
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+    (header,) = [line for line in lines if line[:2] == ["device", "precision"]]
+    assert header == ["device", "precision", "threads", "chunk", "pairs/s", "spread", "remark"]
+    assert sum("chosen" in line for line in lines) == 1
+    (threads,) = [line for line in lines if line[0] == "threads"]
+    assert threads == ["threads", "1", "asked", "for"]
+    assert "trains this way: cpu" in done.stdout and "\x1b" not in done.stdout
+    page = (tmp_path / "bench.html").read_text()
+    assert "<svg" in page and "chosen" in page and "picture: bench.html" in done.stderr
+    assert bench(*NANO, "--picture", "bench.png").returncode == 0
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--picture", "bench.gif"], 1, "`bench.gif` does not end in"),
+        (["--picture", "nowhere/bench.png"], 1, "there is no folder `nowhere`"),
+        (["--ops", "--sizes", "--picture", "bench.svg"], 1, "an SVG file holds one"),
+        (["--sise", "nano"], 2, "--sise"),
+        (["--minutes", "3"], 2, "--minutes"),
+        (["--size", "gigantic"], 2, "gigantic"),
+        (["--batch-size", "many"], 2, "many"),
+        (["--device", "cuda"], 1, "no device `cuda`"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_mistakes_are_said_in_words_before_anything_is_measured(arguments, code, says, bench):
+    if arguments == ["--device", "cuda"] and __import__("torch").cuda.is_available():
+        pytest.skip("there is one")
+    done = bench(*arguments)
+    assert done.returncode == code and says in done.stderr and "hint:" in done.stderr
+    assert "Traceback" not in done.stderr and not done.stdout
+    assert not list(cache_folder().rglob("*.json"))
+
+
+@pytest.mark.parametrize("content", ['{"rates": 5}', '{"rates": {"cpu": 5}}', '{"rates": {"cpu": {}}}', "[]"])
+def test_spoilt_rates_are_measured_anew(content, bench):
+    of_json(bench("--ops", "--json"))
+    (file,) = cache_folder().rglob("rates.json")
+    spoilt = json.loads(content)
+    file.write_text(json.dumps(spoilt | {"when": time.time()} if isinstance(spoilt, dict) else spoilt))
+    assert of_json(bench("--ops", "--json"))["gemm_gflops"] > 0
+
+
+def test_operations_are_shown_by_size_and_remembered(bench):
+    found = of_json(bench("--ops", "--json"))
+    assert {"machine", "gemm_gflops", "bandwidth_gbs", "seconds", "ops", "crossovers"} <= found.keys()
+    assert {timing["size"] for timing in found["ops"]} == {8, 16}
+    done = bench("--ops")
+    assert "product" in done.stdout and "measured just now" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert of_json(bench("--ops", "--json"))["ops"] == found["ops"]
+
+
+@pytest.mark.parametrize("content", [{"ops": 5}, {"ops": [5]}, {"ops": [{"size": 5}]}, {"ops": []}], ids=str)
+def test_spoilt_operations_are_measured_anew(content, bench):
+    of_json(bench("--ops", "--json"))
+    (file,) = cache_folder().rglob("ops.json")
+    file.write_text(json.dumps(content | {"when": time.time()}))
+    assert of_json(bench("--ops", "--json"))["ops"]
+
+
+# Sizes.
+
+
+def result(size: str, rate: float, device: str = "cpu", **changed) -> SizeResult:
+    values = {"num_parameters": 10**6, "batch_size": 8, "chunk": 8, "spread": 0.01, "memory_bytes": 10**9,
+              "epoch_seconds": 10_000 / rate, "is_estimate": False, "flops_per_second": 1e10} | changed  # fmt: skip
+    return SizeResult(size=size, device=device, pairs_per_second=rate, **values)
+
+
+def test_the_prediction_grows_with_the_model():
+    counts = (1e6, 60e6, 150e6, 300e6, 1e9)
+    assert [predicted_speed_up(int(count)) for count in counts] == [0.1, 0.3, 0.8, 1.5, 3.0]
+
+
+def test_speed_up_is_against_the_processor_at_the_same_size():
+    results = [result("nano", 100), result("tiny", 10), result("nano", 50, "mps"), result("tiny", 30, "mps")]
+    assert [speed_up(results, r) for r in results] == [None, None, 0.5, 3.0]
+
+
+def test_an_estimate_is_marked_and_slower_than_what_it_is_made_from():
+    size = shape_of(load_config(flags={"size": "huge"}).model)
+    num_parameters = count_parameters(size, vocab_size=4096, has_bias=False)
+    guess = estimate("huge", num_parameters, "cpu", measured := result("nano", 500.0))
+    assert guess.is_estimate and guess.spread is None and guess.chunk == 1
+    assert 0 < guess.pairs_per_second < measured.pairs_per_second / 100
+    assert guess.epoch_seconds == pytest.approx(10_000 / guess.pairs_per_second)
+    assert guess.memory_bytes > 16 * num_parameters
+    table = sizes_table([measured, guess])
+    assert not any("~" in cell for cell in table.rows[0])
+    assert sum(cell.startswith("~") for cell in table.rows[1]) == 3, "rate, memory and epoch"
+    assert "3x" in table.rows[1] and "0.1x" in table.rows[0]
+
+
+@pytest.mark.slow
+def test_sizes_are_measured_while_they_fit_and_estimated_beyond(monkeypatch, call):
+    monkeypatch.setattr(sizes, "STUDIED", ("nano",))
+    said, study = [], study_sizes([processor()], ("nano", "huge"), fresh=False, max_memory=1)
+    while True:
+        try:
+            said.append(next(study))
+        except StopIteration as end:
+            nano, huge = end.value
+            break
+    assert said == ["`nano` on cpu", "`huge` on cpu"]
+    assert not nano.is_estimate and huge.is_estimate
+    assert nano.epoch_seconds == pytest.approx(sizes.EPOCH_PAIRS / nano.pairs_per_second)
+    assert nano.memory_bytes > 10**8 and huge.memory_bytes > 10**10 and huge.num_parameters > 900e6
+    assert len(list(cache_folder().rglob("size.json"))) == 1, "an estimate is not kept as if it were measured"
+    (row,) = of_json(call("bench", "--sizes", "--json"))["sizes"]
+    assert row["pairs_per_second"] == nano.pairs_per_second, "remembered"
+    assert row["predicted_speed_up"] == 0.1 and row["speed_up"] is None
+    done = call("bench", "--sizes")
+    assert "nano" in done.stdout and "predicted" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [NANO, ("--sizes",)], ids=["steps", "sizes"])
+def test_ctrl_c_ends_it_with_a_sentence(arguments, tmp_path):
+    process = subprocess.Popen(
+        command("bench", *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list(Path(os.environ["LAPCLIP_CACHE"]).rglob("rates.json")):
+        time.sleep(0.05)
+    time.sleep(0.5)  # into the measuring that follows
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the children, too
+    printed, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "stopped while measuring" in said and "hint:" in said
+    assert "Traceback" not in said and not printed

@@ -1,0 +1,167 @@
+"""Feeding: the same batches with a thread and without; the next is ready in time; nothing is left running."""
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+from conftest import picture_folder
+
+from lapclip.config import load_config
+from lapclip.data.batches import Batch, load_batches
+from lapclip.data.opening import Data, finished
+from lapclip.errors import UserError
+from lapclip.feed import ahead, feed, look_at
+from lapclip.model.clip import shape_of
+from lapclip.prepare import open_here, tokenizer_for
+
+PATIENCE_SECONDS = 20  # for a thread that should be quick; nothing here takes as long unless it is broken
+ARRAYS = ("images", "tokens", "ends", "image_ids", "caption_ids")
+
+
+@pytest.fixture
+def config(tmp_path):
+    flags = {"source": str(picture_folder(tmp_path / "photos", 24)), "size": "nano", "image_size": 16,
+             "num_validation": 4, "crop": 0.5, "flip": True, "colour": 0.3}  # fmt: skip
+    return load_config(flags=flags)
+
+
+def opened(config) -> Data:
+    return finished(open_here(config))
+
+
+def fed(config, data: Data, *, first_step: int = 0, workers: int = 0):
+    size = shape_of(config.model)
+    tokenizer = tokenizer_for(config, data)
+    return feed(data.training, tokenizer, size, config.data, batch_size=8, seed=3, first_step=first_step, workers=workers)  # fmt: skip
+
+
+def without_a_thread(config, data: Data, count: int) -> list[Batch]:
+    size = shape_of(config.model)
+    batches = load_batches(
+        data.training, tokenizer_for(config, data), batch_size=8, image_size=size.image_size,
+        text_length=size.text_length, seed=3, first_step=0, workers=0,
+    )  # fmt: skip
+    return [
+        look_at(batch, config.data, image_size=size.image_size, seed=3, step=step)
+        for step, batch in enumerate(islice(batches, count))
+    ]
+
+
+def assert_same(found: list[Batch], wanted: list[Batch]) -> None:
+    assert len(found) == len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        for name in ARRAYS:
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+
+
+def test_batches_are_the_same_with_the_thread_and_without_and_after_a_resume(config):
+    data = opened(config)
+    assert data.training.only_copies, "then a thread prepares them"
+    wanted = without_a_thread(config, data, 6)
+    assert_same(list(islice(fed(config, data), 6)), wanted)
+    assert_same(list(islice(fed(config, data, first_step=4), 2)), wanted[4:])
+    assert len({batch.images.tobytes() for batch in wanted}) == 6, (
+        "each step looks at its pictures in another way"
+    )
+
+
+def test_pictures_come_at_the_size_of_the_model(config):
+    batch = next(fed(config, opened(config)))
+    assert batch.images.shape == (8, 3, 16, 16) and batch.images.dtype == np.uint8
+
+
+def test_the_next_batch_is_made_while_this_one_is_used():
+    second_began = threading.Event()
+
+    def batches() -> Iterator[str]:
+        yield "first"
+        second_began.set()
+        yield "second"
+        yield "third"
+
+    coming = ahead(batches())
+    assert next(coming) == "first"
+    assert second_began.wait(PATIENCE_SECONDS), "nobody has asked for the second one yet"
+    assert next(coming) == "second"
+    coming.close()
+
+
+def test_only_one_batch_is_made_ahead():
+    made = []
+
+    def batches() -> Iterator[int]:
+        for number in range(100):
+            made.append(number)
+            yield number
+
+    coming = ahead(batches())
+    for number in range(5):
+        assert next(coming) == number and len(made) <= number + 2, "memory holds this one and the next"
+    coming.close()
+
+
+def test_closing_ends_the_thread(config):
+    before = set(threading.enumerate())
+    coming = fed(config, opened(config))
+    next(coming)
+    assert set(threading.enumerate()) > before
+    coming.close()
+    assert set(threading.enumerate()) == before
+
+
+def test_closing_waits_for_a_batch_that_is_being_made_and_takes_no_more():
+    is_asked, may_go_on, made = threading.Event(), threading.Event(), []
+
+    def batches() -> Iterator[int]:
+        yield 0
+        is_asked.set()
+        may_go_on.wait(PATIENCE_SECONDS)
+        made.append(1)
+        yield 1
+        made.append(2)
+        yield 2
+
+    coming = ahead(batches())
+    next(coming)
+    assert is_asked.wait(PATIENCE_SECONDS)
+    threading.Timer(0.05, may_go_on.set).start()
+    coming.close()
+    assert made == [1]
+
+
+def test_an_error_in_the_thread_reaches_whoever_asks_for_that_batch():
+    def batches() -> Iterator[str]:
+        yield "good"
+        raise UserError("the disk is gone", hint="plug it in")
+
+    coming = ahead(batches())
+    assert next(coming) == "good", "what was made before is still used"
+    with pytest.raises(UserError, match="the disk is gone"):
+        next(coming)
+    assert not any("ThreadPool" in thread.name for thread in threading.enumerate())
+
+
+def test_an_error_while_looking_at_a_batch_reaches_the_caller_too(config):
+    broken = replace(config, data=replace(config.data, crop="wide"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="wide"):
+        next(fed(broken, opened(config)))
+
+
+@pytest.mark.slow
+def test_workers_give_the_same_batches_and_end_with_the_feed():
+    config = load_config(
+        flags={"source": "synthetic:40", "size": "nano", "image_size": 16, "num_validation": 4}
+    )
+    data = opened(config)
+    assert not data.training.only_copies
+    threads = set(threading.enumerate())
+    coming = fed(config, data, workers=2)
+    found = list(islice(coming, 3))
+    assert multiprocessing.active_children()
+    coming.close()
+    assert not multiprocessing.active_children() and set(threading.enumerate()) == threads
+    assert_same(found, list(islice(fed(config, data), 3)))

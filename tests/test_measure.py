@@ -1,0 +1,389 @@
+"""Measuring: which ways are worth timing, what timing them finds, which is chosen, and what is remembered of it."""
+
+import json
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import fakes
+import pytest
+import torch
+
+from lapclip.config import DeviceConfig, load_config
+from lapclip.device import DEVICES, Device, processor
+from lapclip.machine import Machine
+from lapclip.measure import race
+from lapclip.measure.cache import MOST_DAYS, age, folder_for, recall, remember
+from lapclip.measure.race import Rigs, measure
+from lapclip.measure.rehearsal import Work
+from lapclip.measure.results import Candidate, Measured, choose, reasons_for
+from lapclip.measure.ways import all_ways, few_ways, thread_counts
+from lapclip.step import Way
+
+LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
+PLAIN = Way("cpu", "fp32", threads=4, chunk=64)
+
+
+def timed(rate: float | None, rejected: str | None = None, first: float = 0.0, **changed) -> Candidate:
+    spread = 0.01 if rate else None
+    return Candidate(replace(PLAIN, **changed), rate, spread, first, rejected)
+
+
+def measured(*candidates: Candidate, when: float | None = None) -> Measured:
+    return Measured(candidates, time.time() if when is None else when, seconds=1.0)
+
+
+def test_the_fastest_is_chosen():
+    fast = timed(200, device="mps")
+    assert choose([timed(100), fast, timed(150, threads=2)]) is fast
+
+
+def test_nothing_is_chosen_of_nothing_and_of_refusals():
+    assert choose([]) is None
+    assert choose([timed(None, "out of memory"), timed(900, "the loss differs")]) is None
+
+
+def test_what_was_rejected_never_wins():
+    slow = timed(10)
+    assert choose([slow, timed(900, "the loss differs", device="mps"), timed(None, "fails: no")]) is slow
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"chunk": 32}, {"compile": True}, {"threads": 2}, {"precision": "bf16"}, {"device": "mps"}],
+    ids=str,
+)
+def test_among_equals_the_plainest_is_chosen(changed):
+    plain = timed(100)
+    assert choose([timed(104, **changed), plain]) is plain, "4% is no difference"
+    assert choose([timed(110, **changed), plain]) is not plain, "10% is one"
+
+
+def test_a_compiled_way_must_earn_its_compilation():
+    plain, compiled = timed(100), timed(150, first=100.0, compile=True)
+    assert choose([plain, compiled], budget_seconds=200) is plain
+    assert choose([plain, compiled], budget_seconds=3600) is compiled
+    assert choose([plain, compiled], budget_seconds=10) is plain, "longer than the whole run"
+
+
+def test_reasons_name_every_rival_with_a_factor_or_its_refusal():
+    choice = timed(120)
+    reasons = reasons_for(
+        choice,
+        measured(
+            choice,
+            timed(40, threads=2),
+            timed(110, chunk=32),
+            timed(119, chunk=16),
+            timed(None, "a step takes 12.0 times as long as in fp32", precision="bf16"),
+            timed(None, "out of memory", device="mps"),
+        ),
+    )
+    assert "3.0 times as fast as 2 threads" in reasons["threads"]
+    assert "9% faster than chunks of 32" in reasons["chunk"] and "as fast as chunks of 16" in reasons["chunk"]
+    assert "`bf16`" in reasons["precision"] and "12.0 times as long" in reasons["precision"]
+    assert "`mps`" in reasons["device"] and "out of memory" in reasons["device"]
+    assert "compile" not in reasons and "keep_memory" not in reasons, "they had no rival"
+
+
+def test_a_reason_compares_ways_that_differ_in_nothing_else():
+    choice = timed(300, threads=1)
+    reasons = reasons_for(choice, measured(choice, timed(202), timed(200, keep_memory=False)))
+    assert "1.5" not in reasons["keep_memory"], "it is one thread that makes the difference"
+    assert "1.5 times as fast as 4 threads" in reasons["threads"]
+
+
+def test_threads_are_the_fast_cores_all_cores_and_half_of_the_fast_ones():
+    assert thread_counts(replace(LAPTOP, num_performance_cores=4), 4) == [8, 4, 2]
+    assert thread_counts(replace(LAPTOP, num_cores=2), 2) == [2, 1]
+    assert thread_counts(replace(LAPTOP, num_cores=1), 1) == [1]
+    assert 6 in thread_counts(LAPTOP, 6), "what torch chose"
+
+
+def test_no_more_threads_are_tried_than_there_are_cores_for():
+    confined = replace(LAPTOP, num_cores=2, num_performance_cores=8)  # in a container
+    assert max(thread_counts(confined, 2)) == 2
+
+
+class Bare(Device):
+    """A processor without hardware for low precision."""
+
+    def precisions(self):
+        return ("fp32",)
+
+
+BARE = Bare("cpu")
+
+
+def test_what_was_asked_for_is_the_only_value_tried():
+    asked = DeviceConfig(precision="fp32", compile=False, keep_memory=True)
+    for ways in (
+        all_ways(asked, [BARE], [3], [16], compile=False),
+        few_ways(asked, [BARE], [3], [16]),
+    ):
+        assert ways == [Way("cpu", "fp32", threads=3, chunk=16)]
+
+
+def test_precision_keep_memory_and_compile_asked_for_stay_together():
+    asked = DeviceConfig(precision="bf16", keep_memory=False, compile=True)
+    for way in few_ways(asked, [BARE], [4, 2], [64, 32]):
+        assert (way.precision, way.keep_memory, way.compile) == ("bf16", False, True)
+
+
+def test_bench_tries_bf16_once_even_without_hardware_and_training_does_not():
+    asked = DeviceConfig()
+    everything = all_ways(asked, [BARE], [4, 2], [64, 32, 16], compile=False)
+    assert [way.precision for way in everything].count("bf16") == 1
+    assert {way.precision for way in few_ways(asked, [BARE], [4, 2], [64, 32])} == {"fp32"}
+    assert len(everything) == len(set(everything)), "nothing is timed twice"
+
+
+def test_a_processor_claims_only_what_it_has_hardware_for():
+    claims = processor().precisions()
+    if not torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
+        assert "bf16" not in claims or torch.backends.cpu.get_cpu_capability() in (
+            "DEFAULT",
+            "NEON",
+            "SVE256",
+        )
+
+
+def test_every_pair_of_threads_and_chunk_is_tried_and_compiling_only_when_asked():
+    ways = all_ways(DeviceConfig(), [BARE], [4, 2], [64, 32], compile=False)
+    pairs = {(way.threads, way.chunk) for way in ways}
+    assert pairs == {(4, 64), (4, 32), (2, 64), (2, 32)} and not any(way.compile for way in ways)
+    assert any(way.compile for way in all_ways(DeviceConfig(), [BARE], [4], [64], compile=True))
+
+
+def test_threads_are_not_varied_on_an_accelerator(monkeypatch):
+    accelerator(monkeypatch, fakes.Elsewhere())
+    ways = all_ways(DeviceConfig(), [DEVICES["mps"]], [4, 2], [64, 32], compile=False)
+    assert {way.threads for way in ways} == {4} and {way.chunk for way in ways} == {64, 32}
+
+
+@pytest.fixture
+def work() -> Work:
+    flags = {
+        "size": "nano",
+        "image_size": 16,
+        "batch_size": 8,
+        "chunk": 8,
+        "loss": "softmax",
+        "keep_patches": 1.0,
+        "lr": 1e-3,
+    }
+    config = load_config(flags=flags)
+    return Work(config.model, config.train, vocab_size=64, num_tokens=8)
+
+
+@pytest.fixture
+def short_blocks(monkeypatch):
+    monkeypatch.setattr(race, "BLOCK_SECONDS", 0.01)
+
+
+def accelerator(monkeypatch, device: Device) -> Way:
+    monkeypatch.setitem(DEVICES, "mps", device)
+    return Way("mps", "fp32", threads=1, chunk=8)
+
+
+HERE = Way("cpu", "fp32", threads=1, chunk=8)
+
+
+def followed(work: Work, ways: list[Way], seconds: float = 0.1, **options) -> tuple[list[str], Measured]:
+    """What was said meanwhile, and what was found."""
+    said, measuring = [], measure(work, ways, seconds=seconds, **options)
+    while True:
+        try:
+            said.append(next(measuring))
+        except StopIteration as end:
+            return said, end.value
+
+
+def test_the_slow_device_loses_and_keeps_its_rate_with_a_reason(work, monkeypatch, short_blocks):
+    slow = accelerator(monkeypatch, fakes.Slow(operation_seconds=2e-4))
+    said, found = followed(work, [HERE, slow])
+    here, there = found.candidates
+    assert choose(found.candidates).way == HERE
+    assert here.rejected is None and there.pairs_per_second < here.pairs_per_second / 1.5
+    assert "times as long as the fastest" in there.rejected
+    assert "times as fast as `mps`" in reasons_for(here, found)["device"]
+    assert here.spread >= 0 and here.first_call_seconds > 0 and found.seconds > 0
+    assert any(sentence == "trying cpu fp32, 1 thread, chunk 8" for sentence in said)
+    assert any(sentence.startswith("round 1: ") for sentence in said)
+
+
+def test_an_honest_accelerator_is_let_in(work, monkeypatch, short_blocks):
+    _, found = followed(work, [HERE, accelerator(monkeypatch, fakes.Elsewhere())])
+    assert found.candidates[1].pairs_per_second > 0
+
+
+def test_every_way_has_its_rounds_when_the_time_is_used_up_at_once(work, short_blocks):
+    ways = [HERE, replace(HERE, chunk=4), replace(HERE, keep_memory=False)]
+    said, found = followed(work, ways, seconds=0, least_rounds=1)
+    assert all(candidate.pairs_per_second for candidate in found.candidates)
+    assert sum(sentence.startswith("round 1: ") for sentence in said) == len(ways)
+
+
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [
+        (fakes.Small(limit_bytes=1), "out of memory"),
+        (fakes.Cannot(operation="aten::native_layer_norm"), "aten::native_layer_norm"),
+        (fakes.Wrong(factor=1.05), "gradient of `"),
+    ],
+    ids=["small", "cannot", "wrong"],
+)
+def test_what_does_not_work_is_rejected_in_words_and_the_rest_is_timed(
+    device, why, work, monkeypatch, short_blocks
+):
+    _, found = followed(work, [HERE, accelerator(monkeypatch, device)])
+    here, there = found.candidates
+    assert why in there.rejected and there.pairs_per_second is None
+    assert choose(found.candidates) == here and here.pairs_per_second > 0
+
+
+def test_with_nothing_that_works_nothing_is_chosen(work, monkeypatch):
+    _, found = followed(work, [accelerator(monkeypatch, fakes.Small(limit_bytes=1))])
+    assert choose(found.candidates) is None and len(found.candidates) == 1
+
+
+def test_low_precision_is_timed_or_its_cost_is_said_as_a_factor(work, short_blocks):
+    low = replace(HERE, precision="bf16")
+    _, found = followed(work, [HERE, low])
+    candidate = found.candidates[1]
+    assert candidate.pairs_per_second or "times as long as in fp32" in candidate.rejected
+
+
+def test_the_time_that_was_given_is_about_kept(work):
+    started = time.perf_counter()
+    _, found = followed(work, [HERE, replace(HERE, chunk=4), replace(HERE, threads=2)], seconds=2)
+    assert time.perf_counter() - started < 30
+    assert all(candidate.pairs_per_second for candidate in found.candidates)
+
+
+def test_timing_changes_nothing_that_the_check_looks_at(work, monkeypatch):
+    way = accelerator(monkeypatch, fakes.Elsewhere())
+    untouched, stepped = Rigs(work), Rigs(work)
+    for _ in range(5):
+        stepped.rig(HERE).step(HERE)
+        stepped.rig(way).step(way)
+    assert untouched.problem(way) is None and stepped.problem(way) is None
+    assert untouched.right.loss == stepped.right.loss
+    for name, gradient in untouched.right.by_name.items():
+        assert torch.equal(gradient, stepped.right.by_name[name]), name
+
+
+# What is remembered.
+
+
+def test_what_was_measured_comes_back_as_it_was(work):
+    folder = folder_for(LAPTOP, work.key())
+    known = measured(timed(100), timed(None, "out of memory", device="mps"))
+    remember(folder, known)
+    assert recall(folder, known.ways) == known
+    assert recall(folder, {PLAIN}) == known, "it timed more than is asked for"
+    assert recall(folder, {PLAIN, replace(PLAIN, threads=1)}) is None, "one was not timed"
+
+
+def test_the_newest_counts(work):
+    folder, now = folder_for(LAPTOP, work.key()), time.time()
+    old = measured(timed(100), timed(50, threads=2), when=now - 1000)
+    remember(folder, old)
+    remember(folder, measured(timed(90), when=now - 10))
+    assert recall(folder, {PLAIN}).when == now - 10 and recall(folder, old.ways).when == old.when
+
+
+def test_another_machine_torch_model_or_batch_was_not_measured(work, monkeypatch):
+    here = folder_for(LAPTOP, work.key())
+    others = [
+        folder_for(replace(LAPTOP, chip="M2"), work.key()),
+        folder_for(replace(LAPTOP, num_cores=4), work.key()),
+        folder_for(LAPTOP, replace(work, model=replace(work.model, size="tiny")).key()),
+        folder_for(LAPTOP, replace(work, train=replace(work.train, batch_size=16)).key()),
+        folder_for(LAPTOP, replace(work, train=replace(work.train, keep_patches=0.5)).key()),
+        folder_for(LAPTOP, replace(work, num_tokens=16).key()),
+        folder_for(LAPTOP, replace(work, vocab_size=49_408).key()),
+    ]
+    monkeypatch.setattr(torch, "__version__", "9.9.9")
+    others.append(folder_for(LAPTOP, work.key()))
+    assert len({here, *others}) == 1 + len(others)
+    assert folder_for(replace(LAPTOP, available_bytes=1), work.key()) == others[-1], (
+        "what is free now is no matter"
+    )
+
+
+def test_what_is_older_than_a_month_or_from_the_future_is_not_used(work):
+    folder = folder_for(LAPTOP, work.key())
+    for when in (time.time() - (MOST_DAYS + 1) * 86400, time.time() + 86400):
+        remember(folder, measured(timed(100), when=when))
+        assert recall(folder, {PLAIN}) is None
+
+
+def spoilt(change) -> str:
+    known = json.loads(json.dumps(asdict(measured(timed(100)))))
+    return json.dumps(change(known) or known)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "[1, 2]",
+        "7",
+        '"when"',
+        "null",
+        "\x00" * 100,
+        "[" * 100_000,
+        '{"when": 1' + "0" * 400 + "}",
+        '{"when": NaN, "candidates": []}',
+        spoilt(lambda known: {"when": known["when"]}),
+        spoilt(lambda known: known | {"candidates": 5}),
+        spoilt(lambda known: known | {"candidates": [5]}),
+        spoilt(lambda known: known | {"candidates": {"a": 1}}),
+        spoilt(lambda known: known | {"extra": 5}),
+        spoilt(lambda known: known | {"when": str(known["when"])}),
+        spoilt(lambda known: known | {"seconds": "long"}),
+        spoilt(lambda known: known["candidates"][0].update(pairs_per_second="fast")),
+        spoilt(lambda known: known["candidates"][0].update(pairs_per_second=[1])),
+        spoilt(lambda known: known["candidates"][0].update(pairs_per_second=0)),
+        spoilt(lambda known: known["candidates"][0].update(pairs_per_second=-1)),
+        spoilt(lambda known: known["candidates"][0].update(rejected=7)),
+        spoilt(lambda known: known["candidates"][0].update(way=[1])),
+        spoilt(lambda known: known["candidates"][0]["way"].update(threads=[1])),
+        spoilt(lambda known: known["candidates"][0]["way"].update(threads="4")),
+        spoilt(lambda known: known["candidates"].append(asdict(timed(900, precision="fp64")))),
+        spoilt(lambda known: known["candidates"].append(asdict(timed(900, device="../x")))),
+        spoilt(lambda known: known["candidates"].append(asdict(timed(900, threads=-1)))),
+    ],
+    ids=lambda content: content[:20].strip("\x00") + f"-{len(content)}",
+)
+def test_a_spoilt_memory_is_no_error_and_misleads_nobody(content, work):
+    folder = folder_for(LAPTOP, work.key())
+    folder.mkdir(parents=True)
+    (folder / "spoilt.json").write_text(content)
+    assert recall(folder, {PLAIN}) is None
+    good = measured(timed(100))
+    remember(folder, good)
+    assert recall(folder, {PLAIN}) == good, "the good one beside it is found"
+
+
+def test_a_memory_that_cannot_be_read_or_written_is_no_error(work):
+    folder = folder_for(LAPTOP, work.key())
+    Path(folder.parent.parent).mkdir(parents=True, exist_ok=True)
+    folder.parent.write_text("a file where a folder should be")
+    remember(folder, measured(timed(100)))
+    assert recall(folder, {PLAIN}) is None
+    folder.parent.unlink()
+    (folder / "a.json").mkdir(parents=True)
+    (folder / "b.json").write_bytes(b"\xff\xfe")
+    assert recall(folder, {PLAIN}) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(5, "just now"), (60, "1 minute ago"), (7300, "2 hours ago"), (3 * 86400, "3 days ago")],
+)
+def test_ages_are_said_in_words(seconds, said):
+    assert age(seconds) == said

@@ -1,0 +1,228 @@
+"""What is measured before a run begins, what it is worth, and what is settled from it."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import fakes
+import pytest
+
+from lapclip import tryout
+from lapclip.bench.steps import draft_of
+from lapclip.config import Config, load_config
+from lapclip.data.opening import finished
+from lapclip.device import DEVICES
+from lapclip.errors import UserError
+from lapclip.machine import Machine, cache_folder
+from lapclip.measure import race
+from lapclip.measure.cache import folder_for, remember
+from lapclip.measure.memory import step_bytes
+from lapclip.measure.results import Candidate, Measured
+from lapclip.model.clip import shape_of
+from lapclip.prepare import open_here, prepare, preparing
+from lapclip.run import Run
+from lapclip.settle import DataSummary, settle, settle_workers
+from lapclip.step import Way
+from lapclip.tryout import devices_for, room_on, ways_for
+
+LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
+DATA = DataSummary(num_train=1000, num_held_out=512)
+NUM_PARAMETERS = 76_736_001  # of `small`
+LONG = 3000  # steps: long enough for a twentieth of them to be worth measuring
+
+
+def reasons_of(run: Run) -> dict[str, str]:
+    return run.load_machine()["reasons"]
+
+
+def remembered() -> list[Path]:
+    return sorted(cache_folder().glob("measured/*/*.json"))
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(race, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(tryout, "MOST_SECONDS", 0.2)
+
+
+@pytest.mark.parametrize("budget", [{"steps": 6}, {"epochs": 0.1}, {"minutes": 0.1}], ids=str)
+def test_too_short_a_run_measures_nothing(budget, with_train):
+    run = prepare(with_train(**({"steps": None} | budget)))
+    assert not remembered() and run.load_config().train.chunk == 8
+
+
+def test_a_long_run_is_measured_within_a_twentieth_of_it_and_gives_reasons(with_train, quick):
+    config = with_train(minutes=1.0)
+    started = time.perf_counter()
+    work = preparing(config, None, finished(open_here(config)))
+    said = [next(work)]
+    run = finished_into(said, work)
+    assert time.perf_counter() - started < 30, "three seconds are allowed, and some for getting ready"
+    assert "measuring which way trains fastest here" in said and len(said) > 3
+    reasons = reasons_of(run)
+    assert "chunks of 4" in reasons["chunk"] and "fast" in reasons["chunk"]
+    assert reasons["threads"] == "asked for" and len(remembered()) == 1
+
+
+def finished_into(said: list[str], work) -> Run:
+    while True:
+        try:
+            said.append(next(work))
+        except StopIteration as end:
+            return end.value
+
+
+def test_the_second_run_takes_what_was_measured_and_says_how_old_it_is(with_train, quick):
+    config = with_train(steps=LONG)
+    first = prepare(config)
+    (file,) = remembered()
+    stored = json.loads(file.read_text())
+    content = json.dumps(stored | {"when": stored["when"] - 7300})
+    file.write_text(content)
+    second, third = prepare(config), prepare(config)
+    assert file.read_text() == content, "nothing was measured again"
+    assert "measured 2 hours ago" in reasons_of(second)["device"]
+    assert second.load_config() == third.load_config() == first.load_config()
+    assert reasons_of(second) == reasons_of(third)
+
+
+def test_what_was_measured_serves_a_run_too_short_to_measure(with_train, quick):
+    known = reasons_of(prepare(with_train(steps=LONG)))
+    assert reasons_of(prepare(with_train(steps=7)))["chunk"] == known["chunk"]
+
+
+def test_where_everything_was_asked_for_nothing_is_measured(with_train):
+    config = with_train(steps=LONG, chunk=4)
+    device = replace(config.device, device="cpu", precision="fp32", compile=False, keep_memory=True)
+    run = prepare(replace(config, device=device))
+    assert not remembered()
+    asked = {reasons_of(run)[name] for name in ("device", "precision", "threads", "chunk", "compile")}
+    assert asked == {"asked for"}
+
+
+def with_memory_of(config: Config, *more: Way) -> Config:
+    """The same settings; and it is known of their ways that all are slow, of some more that they are fast."""
+    first = draft_of(config)
+    assert first.settled.train.chunk
+    ways = ways_for(first.asked, first.settled.train.chunk, first.machine)
+    candidates = [Candidate(way, 100.0, 0.01, 0.1) for way in ways]
+    candidates += [Candidate(way, 900.0, 0.01, 0.1) for way in more]
+    known = Measured(tuple(candidates), time.time(), 1.0)
+    remember(folder_for(first.machine, first.work.key()), known)
+    return config
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Way("cpu", "fp32", threads=2, chunk=8),
+        Way("cpu", "fp32", threads=1, chunk=8, keep_memory=False),
+        Way("cpu", "bf16", threads=1, chunk=8),
+        Way("mps", "fp32", threads=1, chunk=8),
+        Way("cpu", "fp32", threads=1, chunk=2),
+    ],
+    ids=Way.in_words,
+)
+def test_what_was_asked_for_stays_though_something_faster_is_known(other, with_train, monkeypatch):
+    monkeypatch.setitem(DEVICES, "mps", fakes.Elsewhere())
+    config = with_train(steps=LONG, chunk=8)
+    asked = replace(config.device, device="cpu", precision="fp32", threads=1, keep_memory=True)
+    # Compiling stays open, as it does for most people; it is tried by `lapclip bench` only.
+    undecided = {"keep_memory": None} if other.keep_memory else {"precision": None}
+    config = with_memory_of(replace(config, device=replace(asked, **undecided)), other)
+    settled = prepare(config).load_config()
+    assert (settled.device.device, settled.device.threads, settled.train.chunk) == ("cpu", 1, 8)
+    if other.keep_memory:
+        assert settled.device.precision == "fp32"
+    else:
+        assert settled.device.keep_memory is True
+
+
+def test_a_limit_of_memory_holds_though_a_larger_chunk_was_measured_before(with_train):
+    config = with_train(steps=LONG, batch_size=128)
+    config = replace(config, model=replace(config.model, image_size=64))
+    limited = replace(config, device=replace(config.device, max_memory=0.5))
+    chunk = draft_of(limited).settled.train.chunk
+    assert chunk is not None and chunk < 128
+    whole = Way("cpu", "fp32", threads=1, chunk=128)
+    settled = prepare(with_memory_of(limited, whole)).load_config()
+    assert settled.train.chunk <= chunk
+
+
+def test_where_every_way_was_refused_the_usual_one_is_taken(with_train):
+    config = with_train(steps=LONG)
+    first = draft_of(config)
+    ways = ways_for(first.asked, 8, first.machine)
+    refused = tuple(Candidate(way, rejected="out of memory") for way in ways)
+    remember(folder_for(first.machine, first.work.key()), Measured(refused, time.time(), 1.0))
+    settled = prepare(config).load_config()
+    assert (settled.device.device, settled.device.precision, settled.train.chunk) == ("cpu", "fp32", 8)
+
+
+def test_without_measuring_nothing_is_claimed_that_was_not_looked_at(small_config, monkeypatch):
+    monkeypatch.setitem(DEVICES, "mps", fakes.Elsewhere(claims=("fp32", "fp16")))
+    reasons = reasons_of(prepare(small_config))
+    assert "only device" not in reasons["device"], "there is another one, and nobody has timed it"
+    assert "no hardware" not in reasons["precision"]
+
+
+# Memory.
+
+
+def settled_within(gigabytes: float, **flags) -> tuple[Config, dict[str, str]]:
+    config = load_config(flags={"size": "small", "batch_size": 64, "max_memory": gigabytes} | flags)
+    room = room_on(devices_for(config.device), config.device, LAPTOP)
+    return settle(config, DATA, LAPTOP, threads=4, num_parameters=NUM_PARAMETERS, room=room)
+
+
+def test_the_chunk_follows_the_memory_that_may_be_used():
+    chunks = [settled_within(gigabytes)[0].train.chunk for gigabytes in (2, 3, 5, 100)]
+    assert chunks == sorted(chunks) and 1 <= chunks[0] < chunks[-1] == 64
+    for gigabytes in (2, 3, 5):
+        config, reasons = settled_within(gigabytes)
+        size = shape_of(config.model)
+        assert step_bytes(size, NUM_PARAMETERS, config.train.chunk, False) <= gigabytes * 1e9
+        assert f"{gigabytes}.0 GB" in reasons["chunk"]
+
+
+def test_too_little_memory_is_refused_in_a_sentence():
+    with pytest.raises(UserError, match=r"`--max-memory` allows 1\.0") as refusal:
+        settled_within(1)
+    assert "`--size`" in refusal.value.hint
+
+
+def test_a_chunk_that_was_asked_for_is_refused_where_it_does_not_fit_and_kept_where_it_does():
+    with pytest.raises(UserError, match=r"chunks of 64 need about .* GB with `small`") as refusal:
+        settled_within(2, chunk=64)
+    assert "`--chunk`" in refusal.value.hint
+    config, reasons = settled_within(2, chunk=1)
+    assert config.train.chunk == 1 and reasons["chunk"] == "asked for"
+
+
+# Workers.
+
+
+@pytest.mark.parametrize(
+    ("fetch_seconds", "workers"), [(0.0001, 0), (0.01, 1), (0.1, 1), (0.3, 3), (10.0, 4)], ids=str
+)
+def test_workers_follow_drawing_time_against_step_time(fetch_seconds, workers):
+    found, why = settle_workers(replace(DATA, fetch_seconds=fetch_seconds), LAPTOP, 8, step_seconds=0.81)
+    assert found == workers and f"{fetch_seconds * 8 / 0.81:.0%} of a step" in why
+
+
+def test_nothing_is_drawn_ahead_where_pictures_are_only_copied_and_once_where_they_are_far_away():
+    drawn = replace(DATA, fetch_seconds=10.0)
+    assert settle_workers(replace(drawn, only_copies=True), LAPTOP, 8, step_seconds=1)[0] == 0
+    assert settle_workers(replace(drawn, is_remote=True), LAPTOP, 8, step_seconds=1)[0] == 1
+    assert settle_workers(drawn, replace(LAPTOP, num_cores=1), 8, step_seconds=1)[0] == 1
+
+
+@pytest.mark.parametrize(("pairs_per_second", "workers"), [(8.0, 1), (300.0, 3), (100_000.0, 4)])
+def test_a_faster_step_needs_more_workers(pairs_per_second, workers):
+    config = load_config(flags={"size": "nano", "batch_size": 8, "threads": 4})
+    way = Way("cpu", "fp32", threads=4, chunk=8)
+    known = Measured((Candidate(way, pairs_per_second, 0.0),), time.time(), 1.0)
+    data = replace(DATA, fetch_seconds=0.01)
+    settled, _ = settle(config, data, LAPTOP, threads=4, num_parameters=1, measured=known)
+    assert settled.data.workers == workers
