@@ -1,7 +1,7 @@
 """The parity gate: a device or precision with wrong numbers is refused with the name of what is wrong."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from lapclip.measure.parity import (
     Probe,
     difference,
     disagreement,
-    gradients,
     permuted,
     place_checked,
     reference,
@@ -73,6 +72,11 @@ def probe_of(loss="softmax", share=1.0) -> Probe:
     return Probe(BATCH, keep, LOSSES[loss])
 
 
+def wrong_in(device: Wrong) -> str:
+    """Of the model, which was placed first; the gate may place more than that."""
+    return device.chosen[0]
+
+
 def refusal(check: Callable[[], Any]) -> str:
     with pytest.raises(UserError) as caught:
         check()
@@ -92,7 +96,7 @@ def test_an_honest_device_is_trusted(checked_on, loss, share, chunk):
 def test_a_gradient_off_by_one_percent_is_refused_by_its_name(checked_on, seed, loss):
     device = Wrong(seed=seed, factor=1.01 if seed % 2 else 0.99)
     said = refusal(lambda: checked_on(device, loss=loss))
-    assert f"the gradient of `{device.tensor}` differs from the processor's by 1.00%" in said
+    assert f"the gradient of `{wrong_in(device)}` differs from the processor's by 1.00%" in said
     assert said.startswith("`mps` in fp32 cannot be trusted with this model")
 
 
@@ -109,9 +113,8 @@ def test_no_tensor_s_gradient_is_too_small_for_one_percent_to_be_seen(loss):
 @pytest.mark.parametrize("factor", [float("nan"), float("inf"), 0.0, -1.0])
 def test_a_gradient_that_is_no_number_or_missing_or_turned_is_refused(checked_on, factor):
     device = Wrong(factor=factor)
-    assert f"`{device.tensor}`" in refusal(lambda: checked_on(device)) if device.chosen else True
-    said = refusal(lambda: checked_on(device))
-    assert f"`{device.tensor}`" in said
+    assert "the gradient of `" in (said := refusal(lambda: checked_on(device)))
+    assert f"`{wrong_in(device)}`" in said
 
 
 def test_one_that_misreads_permuted_inputs_is_refused_and_that_is_said(checked_on):
@@ -157,7 +160,7 @@ def test_less_precision_on_the_processor_is_right_for_what_it_is(checked_on, pre
 def test_a_gradient_that_is_wrong_beyond_its_precision_is_refused(checked_on, precision, factor):
     device = Wrong(factor=factor, claims=("fp32", precision))
     said = refusal(lambda: checked_on(device, precision=precision))
-    assert f"`{device.tensor}`" in said and f"`mps` in {precision}" in said
+    assert f"`{wrong_in(device)}`" in said and f"`mps` in {precision}" in said
 
 
 @pytest.mark.parametrize("device", [Elsewhere(), Wrong(seed=1), WrongOnPermuted(), Cannot()], ids=str)
@@ -198,18 +201,16 @@ def test_the_processor_agrees_with_itself_whatever_the_chunk():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_trained_model_whose_loss_has_nearly_vanished_passes_too(checked_on, precision):
-    """A resumed run is checked with the weights it has by then: small gradients must not look wrong."""
+def test_a_trained_model_whose_loss_has_nearly_vanished_is_judged_alike(checked_on):
+    """A resumed run is checked with the weights it has by then: small gradients must not look wrong, nor right."""
     model, inputs = new_model(), move(BATCH, processor(), None)
     optimizer = build_optimizer(model, CONFIG.train)
-    for _ in range(150):
+    for _ in range(80):
         plain = Way("cpu", "fp32", 1, NUM_PAIRS)
         numbers = update(model, optimizer, inputs, LOSSES["softmax"], way=plain, clip_norm=1.0)
-    assert numbers.loss < 0.01
-    checked_on(Elsewhere(claims=("fp32", "bf16")), precision=precision, model=model)
-    device = Wrong()
-    probe = probe_of()
-    right = gradients(model, probe.inputs("cpu"), probe.loss_fn, replace(plain, chunk=4))
-    assert difference(right, reference(model, probe), 1e-3) is None, "and another order of sums is no error"
-    assert f"`{(device.chosen or ['?'])[-1]}`"
+    assert numbers.loss < 0.05
+    for precision in ("fp32", "bf16"):
+        checked_on(Elsewhere(), precision=precision, model=model)
+    device = Wrong(seed=2)
+    said = refusal(lambda: checked_on(device, model=model))
+    assert f"the gradient of `{wrong_in(device)}` differs from the processor's by 1.00%" in said

@@ -196,6 +196,8 @@ def settle_way(
         keep_memory=device.keep_memory is not False,
     )
     reasons = USUAL | {"chunk": reason}
+    if others := [f"`{other}`" for other in room if other != name]:
+        reasons["device"] = f"too short a run to find out whether {' or '.join(others)} is faster"
     chosen = None
     if measured is not None:
         budget = train.minutes * 60 if train.minutes else None
@@ -230,10 +232,10 @@ def way_of(config: Config) -> Way:
 
 USUAL = {
     "device": "the only device here",
-    "precision": "the most exact; there is no hardware for less here",
-    "threads": "what torch chose for this machine",
+    "precision": "the most exact",
+    "threads": "what torch chose; the run is too short to measure others",
     "compile": "`lapclip bench --compile` would tell what it gains",
-    "keep_memory": "otherwise each step takes its memory anew",
+    "keep_memory": "otherwise, on Linux, each step takes its memory anew",
 }
 
 

@@ -6,13 +6,15 @@ Backends have returned wrong numbers without a word, mostly for permuted inputs:
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lapclip.config import TrainConfig
 from lapclip.data.batches import Batch
-from lapclip.device import device_named, no_memory_left, processor, ran_out_of_memory
+from lapclip.device import Device, device_named, no_memory_left, processor, ran_out_of_memory
 from lapclip.errors import UserError
 from lapclip.loss import Loss
 from lapclip.model.clip import CLIP
+from lapclip.optim import build_optimizer
 from lapclip.step import Inputs, Way, contrastive_step, move
 
 # The length of a difference as a share of the gradient's length. Two orders of sums differ by 1e-6 in fp32, bf16 by 3%
@@ -86,6 +88,8 @@ def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) ->
 
 def disagreement(model: CLIP, probe: Probe, right: Gradients, way: Way) -> str | None:
     """What is wrong with a way, in words that name the worst tensor; None when it agrees with the processor."""
+    if problem := optimizer_problem(device_named(way.device)):
+        return problem
     straight = probe.inputs(way.device)
     way = replace(way, chunk=min(way.chunk, len(straight.images)))
     for kind, inputs in (("contiguous", straight), ("permuted", permuted(straight))):
@@ -120,6 +124,29 @@ def place_checked(model: CLIP, probe: Probe, way: Way) -> CLIP:
 def first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
     return (text[0] if text else type(error).__name__)[:200]
+
+
+def optimizer_problem(device: Device) -> str | None:
+    """Whether AdamW changes weights there as it does on the processor; it has been wrong as well."""
+    changes = []
+    for place in (processor(), device):
+        layer = nn.Linear(7, 5)
+        weights = torch.linspace(-1, 1, 40)
+        torch.nn.utils.vector_to_parameters(weights.clone(), layer.parameters())
+        layer = place.place(layer)
+        optimizer = build_optimizer(layer, TrainConfig(lr=1e-3))
+        for step in range(1, 4):
+            for parameter in layer.parameters():
+                parameter.grad = torch.cos(step * parameter.detach())
+            optimizer.step()
+        changes.append(
+            torch.nn.utils.parameters_to_vector(p.detach().cpu() for p in layer.parameters()) - weights
+        )
+    right, found = changes
+    error = float((found - right).norm() / right.norm())
+    if error <= TOLERANCES["fp32"]:
+        return None
+    return f"AdamW's update differs from the processor's by {error:.2%}; {TOLERANCES['fp32']:.1%} is allowed"
 
 
 def difference(found: Gradients, right: Gradients, tolerance: float) -> str | None:

@@ -1,0 +1,304 @@
+"""A step that runs out of memory, or overflows, is repeated until it fits: same weights, same gradients."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import environment
+from fakes import Peculiar, Small
+
+from lapclip import checkpoint
+from lapclip.checkpoint import Progress
+from lapclip.config import load_config
+from lapclip.data.batches import load_batches
+from lapclip.data.synthetic import SceneSource
+from lapclip.data.tokenizer import train_tokenizer
+from lapclip.device import DEVICES, device_named, processor
+from lapclip.embedder import Embedder
+from lapclip.errors import UserError
+from lapclip.events import Step
+from lapclip.loss import LOSSES, NEEDS_BIAS
+from lapclip.model.clip import CLIP, build_model
+from lapclip.optim import build_optimizer
+from lapclip.prepare import prepare
+from lapclip.recover import GROWS_AFTER, update_or_recover
+from lapclip.step import Numbers, Way, move
+from lapclip.train import train
+
+B = 8
+SOURCE = SceneSource(num_pairs=B)
+TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(B)], 300)
+CONFIG = load_config(flags={"size": "nano", "image_size": 16, "lr": 1e-3})
+BATCH = next(
+    load_batches(
+        SOURCE, TOKENIZER, batch_size=B, image_size=16, text_length=32, seed=0, first_step=0, workers=0
+    )
+)
+ONE_PAIR = 32 * 4 * 128 * 4  # bytes: the perceptron's wide side for one caption
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """What is computed here is too little to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def new_model(loss="softmax") -> CLIP:
+    return build_model(CONFIG.model, vocab_size=TOKENIZER.vocab_size, has_bias=loss in NEEDS_BIAS)
+
+
+@dataclass
+class Attempt:
+    """One step of a new model, and all it left behind."""
+
+    model: CLIP
+    numbers: Numbers
+    way: Way
+    now: Progress
+
+    @property
+    def gradients(self) -> dict[str, torch.Tensor]:
+        return {name: parameter.grad for name, parameter in self.model.named_parameters()}
+
+
+@pytest.fixture
+def step_in(monkeypatch) -> Callable[..., Attempt]:
+    def step(way: Way, *, device=None, loss="softmax", now=None, model=None) -> Attempt:
+        if device is not None:
+            monkeypatch.setitem(DEVICES, way.device, device)
+        device = device_named(way.device)
+        model, now = device.place(model or new_model(loss)), now or Progress()
+        optimizer = build_optimizer(model, CONFIG.train)
+        inputs = move(BATCH, device, None, longest=32)
+        found, way = update_or_recover(
+            model, optimizer, inputs, LOSSES[loss], way=way, clip_norm=1e9, now=now
+        )
+        return Attempt(model, found, way, now)
+
+    return step
+
+
+def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
+    """Each by its own length."""
+    far = {name: float((one[name] - other[name]).norm() / other[name].norm()) for name in other}
+    assert {name: error for name, error in far.items() if not error <= tolerance} == {}
+
+
+# Memory.
+
+
+@pytest.mark.parametrize(("fits", "chunk"), [(8, 8), (5, 4), (3, 2), (1, 1)])
+def test_the_chunk_is_halved_until_it_fits_and_the_gradients_stay(step_in, fits, chunk):
+    device = Small(limit_bytes=fits * ONE_PAIR)
+    found = step_in(Way("mps", "fp32", 1, B), device=device)
+    assert found.way == Way("mps", "fp32", 1, chunk) and device.num_refusals == math.log2(B / chunk)
+    right = step_in(Way("cpu", "fp32", 1, B))
+    assert found.numbers.loss == pytest.approx(right.numbers.loss, abs=1e-5)
+    assert_alike(found.gradients, right.gradients, 1e-4)
+    assert_alike(dict(found.model.state_dict()), dict(right.model.state_dict()), 1e-3)
+
+
+def test_an_odd_chunk_is_halved_upwards(step_in):
+    found = step_in(Way("mps", "fp32", 1, 7), device=Small(limit_bytes=4 * ONE_PAIR))
+    assert found.way.chunk == 4
+
+
+def test_no_room_for_one_pair_is_a_sentence(step_in):
+    with pytest.raises(UserError, match="no memory for even one pair at a time") as caught:
+        step_in(Way("mps", "fp32", 1, B), device=Small(limit_bytes=ONE_PAIR // 2))
+    assert "--size" in caught.value.hint
+
+
+@dataclass(frozen=True, eq=False)
+class RunsOutOnce(Peculiar):
+    """Has room, until in some forward pass there is none; afterwards there is again."""
+
+    at: int = 0
+    passes: list[int] = field(default_factory=list)
+    error: Exception = field(default_factory=lambda: RuntimeError("MPS backend out of memory"))
+
+    @contextmanager
+    def autocast(self, precision) -> Iterator[None]:
+        self.passes.append(len(self.passes))
+        with super().autocast(precision):
+            yield
+
+    def run(self, operation: Any, args: tuple, kwargs: dict) -> Any:
+        if self.passes[-1] == self.at and "gelu" in str(operation):
+            self.passes.append(len(self.passes))
+            raise self.error
+        return operation(*args, **kwargs)
+
+
+# In chunks of four: all are embedded in the first pass, then come pictures, captions, pictures, captions.
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), MemoryError()], ids=repr)
+def test_running_out_in_the_middle_of_a_chunk_leaves_no_gradient_behind(step_in, at, error):
+    found = step_in(Way("mps", "fp32", 1, 4), device=RunsOutOnce(at=at, error=error))
+    assert found.way.chunk == 2
+    right = step_in(Way("cpu", "fp32", 1, B))
+    assert found.numbers.grad_norm == pytest.approx(right.numbers.grad_norm, rel=1e-5)
+    assert_alike(found.gradients, right.gradients, 1e-4)
+
+
+def test_other_errors_are_not_hidden(step_in):
+    device = RunsOutOnce(error=RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        step_in(Way("mps", "fp32", 1, 4), device=device)
+
+
+class Cramped(CLIP):
+    """Has room for three at once."""
+
+    def embed_images(self, images, keep_BK=None):
+        return self.within(images, super().embed_images(images, keep_BK))
+
+    def embed_texts(self, tokens_BT, ends_B):
+        return self.within(tokens_BT, super().embed_texts(tokens_BT, ends_B))
+
+    def within(self, given, rows):
+        if len(given) > 3:
+            raise torch.OutOfMemoryError("MPS backend out of memory")
+        return rows
+
+
+def test_an_embedder_takes_fewer_at_once_and_finds_the_same_rows():
+    model = new_model()
+    pictures = [SOURCE.picture(index, 16) for index in range(B)]
+    words = [SOURCE.captions(index)[0] for index in range(B)]
+    plain = Embedder(model, TOKENIZER, processor())
+    images, texts = plain.images(pictures), plain.texts(words)
+    assert plain.chunk == 64
+    model.__class__ = Cramped
+    cramped = Embedder(model, TOKENIZER, processor(), chunk=B)
+    np.testing.assert_allclose(cramped.images(pictures), images, atol=1e-6)
+    assert cramped.chunk == 2
+    np.testing.assert_allclose(cramped.texts(words), texts, atol=1e-6)
+
+
+REAL = """
+import json, resource, sys
+import psutil
+from lapclip.config import load_config
+from lapclip.device import release_memory
+from lapclip.events import Step, Warned
+from lapclip.prepare import prepare
+from lapclip.train import train
+
+# One length of caption: a kernel that has not been compiled before cannot be, once memory is short.
+FLAGS = dict(source="synthetic:600", size="nano", num_validation=16, batch_size=256, eval_every="99", lr=1e-4,
+             text_length=8, workers=0, threads=1, precision="fp32", device="cpu", steps=6)
+ROOM = [150e6, 100e6, 60e6, 30e6, 10e6]  # beyond what is held between steps: less from step to step
+
+def run(chunk, stop, falling=False):
+    losses, said, room = [], [], list(ROOM)
+    prepared = prepare(load_config(flags=FLAGS | {"chunk": chunk}))
+    for event in train(prepared.load_config(), prepared):
+        if isinstance(event, Warned) and "memory ran out" in event.message:
+            said.append(event.message)
+        if isinstance(event, Step):
+            losses.append(event.loss)
+            if event.step == stop:
+                resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                break
+            if falling and not said:
+                release_memory()
+                most = int(psutil.Process().memory_info().vms + room.pop(0))
+                resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    return losses, said, prepared.load_config().train.chunk
+
+for chunk in (128, 64, 32, 16):
+    run(chunk, stop=1)
+straight, _, _ = run(256, stop=6)
+losses, said, chunk = run(256, stop=6, falling=True)
+print(json.dumps({"straight": straight, "losses": losses, "said": said, "chunk": chunk}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process")
+def test_a_processor_that_really_runs_out_goes_on_to_the_same_losses():
+    done = subprocess.run(
+        [sys.executable, "-c", REAL],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["chunk"] < 256 and f"{found['chunk']} pairs are held at once" in found["said"][-1]
+    np.testing.assert_allclose(found["losses"], found["straight"], atol=1e-5)
+
+
+# The loss scale of fp16.
+
+
+def test_fp16_gradients_are_near_those_of_fp32_whatever_the_scale(step_in):
+    right = step_in(Way("cpu", "fp32", 1, B))
+    for scale in (1.0, 2.0**16):
+        found = step_in(Way("cpu", "fp16", 1, B), now=Progress(loss_scale=scale))
+        assert found.now.loss_scale == scale
+        assert found.numbers.grad_norm == pytest.approx(right.numbers.grad_norm, rel=0.01)
+        assert_alike(found.gradients, right.gradients, 0.03)
+
+
+def test_an_overflow_halves_the_scale_and_repeats_the_step(step_in):
+    """The sigmoid loss begins with long gradients: times 2**24 they are beyond fp16."""
+    found = step_in(Way("cpu", "fp16", 1, 3), loss="sigmoid", now=Progress(step=5, loss_scale=2.0**20))
+    assert 1 < found.now.loss_scale < 2.0**20 and found.now.last_overflow_step == 5
+    assert found.numbers.are_finite and found.way.chunk == 3
+    right = step_in(Way("cpu", "fp32", 1, B), loss="sigmoid")
+    assert_alike(found.gradients, right.gradients, 0.03)
+    assert all(tensor.isfinite().all() for tensor in found.model.state_dict().values())
+
+
+def test_the_scale_grows_again_after_a_long_time_without_an_overflow(step_in):
+    way = Way("cpu", "fp16", 1, B)
+    early = step_in(way, now=Progress(step=GROWS_AFTER - 1, loss_scale=8.0))
+    late = step_in(way, now=Progress(step=GROWS_AFTER, loss_scale=8.0))
+    assert early.now.loss_scale == 8.0 and late.now.loss_scale == 16.0
+    assert late.now.last_overflow_step == GROWS_AFTER, "and the next time is as long again"
+
+
+def test_numbers_that_no_scale_makes_finite_are_handed_on_and_change_no_weight(step_in):
+    model = new_model()
+    with torch.no_grad():
+        model.project_image.weight[0, 0] = float("nan")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    found = step_in(Way("cpu", "fp16", 1, B), model=model, now=Progress(loss_scale=4.0))
+    assert not found.numbers.are_finite and found.now.loss_scale == 1.0
+    same = [torch.equal(tensor, before[name]) for name, tensor in found.model.state_dict().items()]
+    assert same.count(False) == 1, "the one that was no number before"
+
+
+@pytest.mark.slow
+def test_the_scale_is_in_the_checkpoint_and_a_resumed_run_equals_one_that_never_stopped(with_train):
+    config = with_train(steps=4, loss="sigmoid", eval_every="4")
+    config = replace(config, device=replace(config.device, device="cpu", precision="fp16"))
+    straight = prepare(config, "straight")
+    losses = [e.loss for e in train(straight.load_config(), straight) if isinstance(e, Step)]
+    stopped = prepare(config, "stopped")
+    found = []
+    for event in train(stopped.load_config(), stopped):
+        found += [event.loss] if isinstance(event, Step) else []
+        if len(found) == 2:
+            break
+    scale = checkpoint.load_progress(checkpoint.latest(stopped.checkpoints)).loss_scale
+    assert scale < Progress().loss_scale, "the sigmoid loss overflows at first"
+    found += [e.loss for e in train(stopped.load_config(), stopped) if isinstance(e, Step)]
+    assert found == losses
+    one, other = (checkpoint.load_progress(checkpoint.latest(r.checkpoints)) for r in (straight, stopped))
+    assert one.loss_scale == other.loss_scale <= scale and one.last_overflow_step == other.last_overflow_step
