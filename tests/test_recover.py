@@ -80,7 +80,7 @@ def step_in(monkeypatch) -> Callable[..., Attempt]:
         device = device_named(way.device)
         model, now = device.place(model or new_model(loss)), now or Progress()
         optimizer = build_optimizer(model, CONFIG.train)
-        inputs = move(BATCH, device, None, longest=32)
+        inputs = move(BATCH, device, None)
         found, way = update_or_recover(
             model, optimizer, inputs, LOSSES[loss], way=way, clip_norm=1e9, now=now
         )
@@ -106,7 +106,6 @@ def test_the_chunk_is_halved_until_it_fits_and_the_gradients_stay(step_in, fits,
     right = step_in(Way("cpu", "fp32", 1, B))
     assert found.numbers.loss == pytest.approx(right.numbers.loss, abs=1e-5)
     assert_alike(found.gradients, right.gradients, 1e-4)
-    assert_alike(dict(found.model.state_dict()), dict(right.model.state_dict()), 1e-3)
 
 
 def test_an_odd_chunk_is_halved_upwards(step_in):
@@ -188,22 +187,24 @@ def test_an_embedder_takes_fewer_at_once_and_finds_the_same_rows():
 
 
 REAL = """
-import json, resource, sys
+import ctypes, json, resource
 import psutil
 from lapclip.config import load_config
+from lapclip.data.tokenizer import load_tokenizer
 from lapclip.device import release_memory
 from lapclip.events import Step, Warned
+from lapclip.measure.rehearsal import Rig, Work
 from lapclip.prepare import prepare
+from lapclip.step import Way
 from lapclip.train import train
 
-# One length of caption: a kernel that has not been compiled before cannot be, once memory is short.
-FLAGS = dict(source="synthetic:600", size="nano", num_validation=16, batch_size=256, eval_every="99", lr=1e-4,
+FLAGS = dict(source="synthetic:400", size="nano", num_validation=16, batch_size=128, chunk=128, eval_every="99",
              text_length=8, workers=0, threads=1, precision="fp32", device="cpu", steps=6)
-ROOM = [150e6, 100e6, 60e6, 30e6, 10e6]  # beyond what is held between steps: less from step to step
+ROOM = [80e6, 40e6, 20e6, 10e6, 5e6]  # beyond what is held between steps: less from step to step
 
-def run(chunk, stop, falling=False):
+def run(name, stop, falling=False):
     losses, said, room = [], [], list(ROOM)
-    prepared = prepare(load_config(flags=FLAGS | {"chunk": chunk}))
+    prepared = prepare(load_config(flags=FLAGS), name)
     for event in train(prepared.load_config(), prepared):
         if isinstance(event, Warned) and "memory ran out" in event.message:
             said.append(event.message)
@@ -213,15 +214,22 @@ def run(chunk, stop, falling=False):
                 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
                 break
             if falling and not said:
+                for limit in (-1, -3):  # freed memory goes back at once, so that what is held is what is needed
+                    ctypes.CDLL(None).mallopt(limit, 1 << 18)
                 release_memory()
                 most = int(psutil.Process().memory_info().vms + room.pop(0))
                 resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
-    return losses, said, prepared.load_config().train.chunk
+    return losses, said, prepared
 
-for chunk in (128, 64, 32, 16):
-    run(chunk, stop=1)
-straight, _, _ = run(256, stop=6)
-losses, said, chunk = run(256, stop=6, falling=True)
+straight, _, prepared = run("straight", stop=6)
+# A kernel for a shape that was not met before cannot be compiled once memory is short, nor any after it.
+config = prepared.load_config()
+rig = Rig(Work(config.model, config.train, load_tokenizer(prepared.tokenizer_file).vocab_size, 8), "cpu")
+for chunk in (64, 32, 16, 8):
+    rig.step(Way("cpu", "fp32", 1, chunk))
+del rig
+losses, said, prepared = run("short", stop=6, falling=True)
+chunk = prepared.load_config().train.chunk
 print(json.dumps({"straight": straight, "losses": losses, "said": said, "chunk": chunk}))
 """
 
@@ -239,7 +247,7 @@ def test_a_processor_that_really_runs_out_goes_on_to_the_same_losses():
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["chunk"] < 256 and f"{found['chunk']} pairs are held at once" in found["said"][-1]
+    assert found["chunk"] < 128 and f"{found['chunk']} pairs are held at once" in found["said"][-1]
     np.testing.assert_allclose(found["losses"], found["straight"], atol=1e-5)
 
 

@@ -18,7 +18,10 @@ from lapclip.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad allocation", "std::bad_alloc", "bad_alloc")
+# The last is oneDNN's, which says it for whatever went wrong while it made a kernel: nearly always that.
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "could not create a primitive")
+
+CHOSEN_THREADS = torch.get_num_threads()  # before anybody sets another number
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -194,4 +197,4 @@ def release_memory() -> None:
 
 def default_threads() -> int:
     """What torch chose: the performance cores on a Mac, the cores this process may use elsewhere."""
-    return torch.get_num_threads()
+    return CHOSEN_THREADS

@@ -14,7 +14,7 @@ from lapclip.config import DeviceName
 from lapclip.data.decode import Unreadable, decode, rgb_square
 from lapclip.data.files import read_file
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
-from lapclip.device import Device, device_named, ran_out_of_memory
+from lapclip.device import Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.errors import UserError
 from lapclip.loss import NEEDS_BIAS
 from lapclip.model.clip import CLIP, build_model
@@ -51,8 +51,10 @@ class Embedder:
                 rows[done : done + len(some)] = embed_some(some).cpu().numpy()
                 done += len(some)
             except (RuntimeError, MemoryError) as error:
-                if not ran_out_of_memory(error) or self.chunk == 1:
+                if not ran_out_of_memory(error):
                     raise
+                if self.chunk == 1:
+                    raise no_memory_left() from None
                 self.chunk = (self.chunk + 1) // 2
         return rows
 

@@ -191,7 +191,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                     raise diverged(now.step, found.problem, cfg.lr, newest=checkpoint.latest(run.checkpoints))
                 if possible != way:
                     way = possible
-                    run.write_config(replace(config, train=replace(cfg, chunk=way.chunk)))
+                    keep_chunk(run, config, way.chunk)
                     yield report(out_of_memory(now.step, way))
                 step_seconds = time.perf_counter() - started
                 now.step += 1
@@ -275,7 +275,15 @@ def first_pairs(config: Config, source: Source, tokenizer: Tokenizer, model: CLI
         num_patches=model.image.num_patches,
         share=cfg.keep_patches,
     )
-    return Probe(batch, keep_BK, LOSSES[cfg.loss])
+    return Probe(batch, keep_BK, LOSSES[cfg.loss], model.size.text_length)
+
+
+def keep_chunk(run: Run, config: Config, chunk: int) -> None:
+    """The chunk that memory was enough for, for when the run is resumed."""
+    run.write_config(replace(config, train=replace(config.train, chunk=chunk)))
+    machine = run.load_machine()
+    reasons = machine.get("reasons", {}) | {"chunk": "memory ran out with more"}
+    run.write_machine(machine | {"reasons": reasons})
 
 
 def out_of_memory(step: int, way: Way) -> Warned:

@@ -70,7 +70,8 @@ def try_out(
 
 
 def guess_step_seconds(work: Work, way: Way) -> float:
-    """From a step of two pairs on the processor, which is longer than their share of a batch."""
+    """On the processor: from a step of two pairs, longer than their share of a batch, or a whole one if that is short."""
     rig = Rig(work, processor().name)
-    plain = Way(processor().name, "fp32", threads=way.threads, chunk=FEW)
-    return min(rig.step_of_few(plain, FEW) for _ in range(3)) * work.batch_size / FEW
+    plain = Way(processor().name, "fp32", threads=way.threads, chunk=work.batch_size)
+    guess = min(rig.step_of_few(plain, FEW) for _ in range(2)) * work.batch_size / FEW
+    return guess if guess > LEAST_SECONDS else min(rig.step(plain) for _ in range(2))

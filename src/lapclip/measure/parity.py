@@ -22,6 +22,7 @@ from lapclip.step import Inputs, Way, contrastive_step, move
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.03, "bf16": 0.15}
 LEAST_SHARE = 1e-4  # of the whole gradient: a tensor's own gradient may vanish, and then is all rounding
 NUM_PAIRS = 16  # are enough
+MOST_LOSS_SCALE = 2.0**16
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,10 @@ class Probe:
     batch: Batch
     keep_BK: Tensor | None
     loss_fn: Loss
+    text_length: int | None = None  # the model's, where captions are padded as an accelerator has them
 
     def inputs(self, device: str) -> Inputs:
-        return move(self.batch, device_named(device), self.keep_BK)
+        return move(self.batch, device_named(device), self.keep_BK, fixed_length=self.text_length)
 
 
 @dataclass(frozen=True)
@@ -60,18 +62,28 @@ def reference(model: CLIP, probe: Probe) -> Gradients:
 
 
 def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients:
-    """The gradients of one batch; the model keeps none."""
-    model.zero_grad()
-    outcome = contrastive_step(
-        model, inputs, loss_fn, way.chunk, device=device_named(way.device), precision=way.precision
-    )
-    found = {
-        name: parameter.grad.detach().float().cpu().clone()
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None
-    }
-    model.zero_grad()
-    return Gradients(outcome.loss.item(), found)
+    """The gradients of one batch; the model keeps none. In fp16 with the largest loss scale that does not overflow."""
+    loss_scale = MOST_LOSS_SCALE if way.precision == "fp16" else 1.0
+    while True:
+        model.zero_grad()
+        outcome = contrastive_step(
+            model,
+            inputs,
+            loss_fn,
+            way.chunk,
+            device=device_named(way.device),
+            precision=way.precision,
+            loss_scale=loss_scale,
+        )
+        found = {
+            name: parameter.grad.detach().float().cpu() / loss_scale
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        model.zero_grad()
+        if loss_scale <= 1 or all(gradient.isfinite().all() for gradient in found.values()):
+            return Gradients(outcome.loss.item(), found)
+        loss_scale /= 4
 
 
 def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> tuple[Gradients, Way]:
@@ -102,22 +114,21 @@ def disagreement(model: CLIP, probe: Probe, right: Gradients, way: Way) -> str |
 def place_checked(model: CLIP, probe: Probe, way: Way) -> CLIP:
     """Takes a model from the processor to where it is trained, and refuses to train where the numbers are wrong."""
     right = None if way.is_plain else reference(model, probe)
-    model = device_named(way.device).place(model)
-    if way.compile:
-        model.compile_towers()
-    if right is not None:
-        try:
-            problem = disagreement(model, probe, right, way)
-        except (RuntimeError, NotImplementedError) as error:
-            if ran_out_of_memory(error):
-                raise no_memory_left() from None
-            problem = first_line(error)
-        if problem is not None:
-            compiled = ", compiled" if way.compile else ""
-            raise UserError(
-                f"`{way.device}` in {way.precision}{compiled} cannot be trusted with this model: {problem}",
-                hint="train on the processor: `--device cpu --precision fp32 --no-compile`",
-            )
+    try:
+        model = device_named(way.device).place(model)
+        if way.compile:
+            model.compile_towers()
+        problem = None if right is None else disagreement(model, probe, right, way)
+    except (RuntimeError, NotImplementedError, MemoryError) as error:
+        if ran_out_of_memory(error):
+            raise no_memory_left() from None
+        problem = first_line(error)
+    if problem is not None:
+        compiled = ", compiled" if way.compile else ""
+        raise UserError(
+            f"`{way.device}` in {way.precision}{compiled} cannot be trusted with this model: {problem}",
+            hint="train on the processor: `--device cpu --precision fp32 --no-compile`",
+        )
     return model
 
 
@@ -155,7 +166,8 @@ def difference(found: Gradients, right: Gradients, tolerance: float) -> str | No
     whole = torch.stack([gradient.norm() for gradient in right.by_name.values()]).norm()
     for name, gradient in right.by_name.items():
         length = torch.maximum(gradient.norm(), LEAST_SHARE * whole)
-        errors[f"the gradient of `{name}`"] = float((found.by_name[name] - gradient).norm() / length)
+        other = found.by_name.get(name, torch.full_like(gradient, torch.nan))
+        errors[f"the gradient of `{name}`"] = float((other - gradient).norm() / length)
     # A number that is none is the worst of all.
     worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name])
     if errors[worst] <= tolerance:

@@ -13,6 +13,7 @@ from lapclip.errors import UserError
 from lapclip.measure.parity import NUM_PAIRS, Gradients, Probe, disagreement, first_line, reference
 from lapclip.measure.rehearsal import Rig, Work, loss_of, placed_model, some_batch, some_patches
 from lapclip.measure.results import Candidate, Measured, spread_of
+from lapclip.model.clip import shape_of
 from lapclip.step import Way
 
 HOPELESS = 1.5  # times as slow as the best: taken no further
@@ -36,7 +37,8 @@ def measure(
         yield f"trying {way.in_words()}"
         tried[way] = try_out(rigs, way, patience)
     entered = [way for way in ways if tried[way].rejected is None]
-    times = yield from race(rigs, entered, least_rounds, until=started + seconds)
+    block_seconds = min(BLOCK_SECONDS, seconds / ((least_rounds + 2) * len(ways)))
+    times = yield from race(rigs, entered, least_rounds, block_seconds, until=started + seconds)
     rigs.clear()
     best = min((statistics.median(taken) for taken in times.values()), default=0.0)
     candidates = tuple(
@@ -65,7 +67,10 @@ class Rigs:
         """What the parity gate says of a way; on models of its own, whose weights no step has changed."""
         num_pairs = min(NUM_PAIRS, self.work.batch_size)
         probe = Probe(
-            some_batch(self.work, num_pairs), some_patches(self.work, num_pairs), loss_of(self.work)
+            some_batch(self.work, num_pairs),
+            some_patches(self.work, num_pairs),
+            loss_of(self.work),
+            shape_of(self.work.model).text_length,
         )
         if self.right is None:
             self.right = reference(placed_model(self.work, processor()), probe)
@@ -118,12 +123,12 @@ def slower_than_fp32(rigs: Rigs, way: Way, patience: float) -> tuple[int, float]
 
 
 def race(
-    rigs: Rigs, ways: Sequence[Way], least_rounds: int, until: float
+    rigs: Rigs, ways: Sequence[Way], least_rounds: int, block_seconds: float, until: float
 ) -> Generator[Progress, None, dict[Way, list[float]]]:
     """Seconds of a step, block by block; ways that fall far behind drop out, but keep what they have."""
     seconds: dict[Way, list[float]] = {way: [] for way in ways}
     running, before = list(ways), None
-    num_steps = {way: num_in_block(rigs.rig(way).step(way)) for way in ways}
+    num_steps = {way: num_in_block(rigs.rig(way).step(way), block_seconds) for way in ways}
     for number in range(MOST_ROUNDS if ways else 0):
         for way in running[:: -1 if number % 2 else 1]:
             rig = rigs.rig(way)
@@ -146,8 +151,8 @@ def race(
     return seconds
 
 
-def num_in_block(step_seconds: float) -> int:
-    return max(1, round(BLOCK_SECONDS / step_seconds))
+def num_in_block(step_seconds: float, block_seconds: float = BLOCK_SECONDS) -> int:
+    return max(1, round(block_seconds / step_seconds))
 
 
 def rated(candidate: Candidate, seconds: list[float], best: float, batch_size: int) -> Candidate:

@@ -13,7 +13,7 @@ from lapclip.step import Way
 
 def thread_counts(machine: Machine, default: int) -> list[int]:
     """The performance cores, all cores, and half of them; most first. What torch chose is always among them."""
-    fast = machine.num_performance_cores or default
+    fast = min(machine.num_performance_cores or default, machine.num_cores)
     return sorted({default, fast, machine.num_cores, max(1, fast // 2)}, reverse=True)
 
 

@@ -1,0 +1,213 @@
+"""Whole runs on pretended devices: the wrong is refused, the slow loses, the small goes on with less."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SMALL, as_flags
+from fakes import Cannot, Elsewhere, Slow, Small, Wrong, WrongOnPermuted
+
+from lapclip import checkpoint
+from lapclip.cli.train import show_settled
+from lapclip.config import Config, load_config
+from lapclip.device import DEVICES, Device
+from lapclip.errors import UserError
+from lapclip.events import Failed, Finished, Started, Step, Warned
+from lapclip.measure.results import Candidate, choose
+from lapclip.prepare import prepare, revise
+from lapclip.run import Run, open_run
+from lapclip.step import Way
+from lapclip.train import train
+
+# All that could be measured but the device is said, and there are steps enough to measure that.
+ENOUGH = SMALL | {"steps": 240, "chunk": 8, "precision": "fp32", "keep_memory": True, "eval_every": "240"}
+ONE_PAIR = 32 * 4 * 128 * 4  # bytes: the perceptron's wide side for one caption of nano
+
+
+@pytest.fixture
+def there(monkeypatch):
+    """Puts a pretended device among those of this machine, and takes the others away."""
+
+    def put(device: Device) -> Device:
+        for name in ("mps", "cuda"):
+            monkeypatch.delitem(DEVICES, name, raising=False)
+        monkeypatch.setitem(DEVICES, "mps", device)
+        return device
+
+    return put
+
+
+def config_of(**flags) -> Config:
+    return load_config(flags=SMALL | flags)
+
+
+def events_of(config: Config, run: Run, *, stop: int | None = None) -> list:
+    """All events, or those up to some step."""
+    events = []
+    for event in train(config, run):
+        events.append(event)
+        if isinstance(event, Step) and event.step == stop:
+            break
+    return events
+
+
+def trained(name: str = "run", *, stop: int | None = None, **flags) -> tuple[Run, list]:
+    run = prepare(config_of(**flags), name)
+    return run, events_of(run.load_config(), run, stop=stop)
+
+
+def of(kind, events):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def losses(events) -> list[float]:
+    return [event.loss for event in of(Step, events)]
+
+
+# Wrong.
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_wrong_device_asked_for_by_name_is_refused_with_the_tensor_s_name(call, there, seed):
+    device = there(Wrong(seed=seed))
+    done = call("train", "--run", "wrong", "--device", "mps", *as_flags(SMALL))
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1 and f"the gradient of `{device.chosen[0]}` differs" in said
+    assert "Traceback" not in said and "--device cpu" in said
+    run = open_run("wrong")
+    assert checkpoint.latest(run.checkpoints) is None and of(Step, run.events()) == []
+    assert isinstance(list(run.events())[-1], Failed)
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [(WrongOnPermuted(), "with permuted inputs"), (Cannot(), "aten::gather")]
+)
+def test_other_faults_stop_a_run_before_it_trains_too(there, device, words):
+    there(device)
+    run = prepare(config_of(device="mps"), "run")
+    with pytest.raises(UserError, match=words):
+        list(train(run.load_config(), run))
+    assert of(Step, run.events()) == of(Started, run.events()) == []
+
+
+@pytest.mark.slow
+def test_a_run_refused_elsewhere_goes_on_on_the_processor(call, there):
+    there(Wrong())
+    assert call("train", "--run", "run", "--device", "mps", *as_flags(SMALL)).returncode == 1
+    done = call("train", "--resume", "run", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    last = list(open_run("run").events())[-1]
+    assert isinstance(last, Finished) and last.step == SMALL["steps"]
+    straight, _ = trained("straight", device="cpu")
+    assert losses(open_run("run").events()) == losses(straight.events()), "as if it had begun there"
+
+
+def test_a_run_that_may_choose_falls_back_to_the_processor_and_says_why(there, capfd):
+    device = there(Wrong())
+    run, events = trained(stop=2, **ENOUGH)
+    assert run.load_config().device.device == events[0].device == "cpu"
+    why = run.load_machine()["reasons"]["device"]
+    assert "`mps`" in why and f"the gradient of `{device.chosen[0]}` differs" in why
+    assert len(losses(events)) == 2
+    show_settled(run.load_config(), run)
+    assert "".join(why.split()) in "".join(capfd.readouterr().err.split()), "what is kept is what is printed"
+
+
+@pytest.mark.parametrize("device", [Wrong(), Elsewhere(), Slow()], ids=lambda device: type(device).__name__)
+def test_a_run_too_short_to_measure_trains_on_the_processor_and_does_not_claim_to_be_alone(there, device):
+    there(device)
+    run, events = trained(steps=2)
+    assert events[0].device == "cpu" and "`mps`" in run.load_machine()["reasons"]["device"]
+
+
+def test_an_absent_device_is_an_error_and_leaves_no_run(call):
+    if DEVICES["mps"].is_present:
+        pytest.skip("it is there")
+    done = call("train", "--device", "mps", *as_flags(SMALL))
+    assert done.returncode == 1 and "no device `mps`" in " ".join(done.stderr.split())
+    assert not Path("runs").exists()
+
+
+# Slow, or not.
+
+
+@pytest.mark.slow
+def test_a_slow_device_is_measured_and_loses_by_a_factor(there):
+    there(Slow(operation_seconds=2e-4))
+    run, events = trained(stop=1, **ENOUGH)
+    assert events[0].device == "cpu"
+    assert "times as fast as `mps`" in run.load_machine()["reasons"]["device"]
+    again = prepare(config_of(**ENOUGH), "again")
+    assert again.load_machine()["reasons"]["device"] == run.load_machine()["reasons"]["device"], (
+        "remembered, not measured anew"
+    )
+
+
+def candidate(device: str, speed: float, **parts) -> Candidate:
+    return Candidate(Way(device, parts.pop("precision", "fp32"), 1, 8, **parts), pairs_per_second=speed)
+
+
+@pytest.mark.parametrize(("speed", "winner"), [(90, "cpu"), (100, "cpu"), (104, "cpu"), (120, "mps")])
+def test_a_device_must_be_faster_by_more_than_noise(speed, winner):
+    assert choose([candidate("mps", speed), candidate("cpu", 100)]).way.device == winner
+
+
+def test_the_fastest_that_was_refused_does_not_win():
+    wrong = replace(candidate("mps", 900), rejected="the gradient of `log_scale` differs")
+    assert choose([wrong, candidate("cpu", 100)]).way.device == "cpu"
+    assert choose([wrong]) is None
+
+
+@pytest.mark.parametrize("asked", [{"device": "mps"}, {"device": "cpu", "precision": "bf16"}], ids=str)
+def test_what_is_asked_for_and_right_is_honoured_however_slow(there, asked):
+    there(Slow())
+    run, events = trained(steps=3, **asked)
+    device = run.load_config().device
+    assert (device.device, device.precision) == (asked["device"], asked.get("precision", "fp32"))
+    assert events[0].device == asked["device"] and isinstance(events[-1], Finished)
+    reasons = run.load_machine()["reasons"]
+    assert {reasons[name] for name in asked} == {"asked for"}
+    _, right = trained("right", steps=3, device="cpu", precision="fp32")
+    np.testing.assert_allclose(losses(events), losses(right), atol=1e-4 if "precision" not in asked else 0.1)
+
+
+# Small.
+
+
+@pytest.mark.parametrize(("fits", "chunk"), [(5, 4), pytest.param(1, 1, marks=pytest.mark.slow)])
+def test_a_run_that_runs_out_of_memory_has_the_losses_of_one_that_does_not(there, fits, chunk):
+    flags = {"device": "mps", "keep_patches": 0.5, "text_length": 32}
+    there(Elsewhere())
+    _, straight = trained("straight", **flags)
+    assert of(Warned, straight) == []
+    device = there(Small(limit_bytes=fits * ONE_PAIR))
+    run, events = trained("small", **flags)
+    np.testing.assert_allclose(losses(events), losses(straight), atol=1e-5)
+    assert len(losses(events)) == SMALL["steps"] and device.num_refusals > 0
+    (warned,) = of(Warned, events)
+    assert f"from here on {chunk} pairs are held at once" in warned.message
+    assert f"--chunk {chunk}" in warned.hint
+    assert events[0].chunk == 8 and run.load_config().train.chunk == chunk
+
+
+@pytest.mark.slow
+def test_a_resumed_run_begins_with_the_smaller_chunk_and_goes_on_to_the_same_losses(there):
+    there(Elsewhere())
+    _, straight = trained("straight", device="mps", text_length=32)
+    device = there(Small(limit_bytes=2 * ONE_PAIR))
+    run, events = trained("small", device="mps", text_length=32, stop=3)
+    config = revise(run, {})
+    assert config.train.chunk == 2
+    before = device.num_refusals
+    resumed = list(train(config, run))
+    assert resumed[0].chunk == 2 and of(Warned, resumed) == []
+    assert device.num_refusals == before, "neither a step nor the check before the first one"
+    np.testing.assert_allclose(losses(events) + losses(resumed), losses(straight), atol=1e-5)
+
+
+def test_a_device_without_room_for_one_pair_is_a_sentence(call, there):
+    there(Small(limit_bytes=ONE_PAIR // 4))
+    done = call("train", "--run", "run", "--device", "mps", *as_flags(SMALL))
+    assert done.returncode == 1 and "no memory for even one pair" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
