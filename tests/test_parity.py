@@ -203,16 +203,14 @@ def test_the_processor_agrees_with_itself_whatever_the_chunk():
         assert disagreement(model, probe, right, Way("cpu", "fp32", 1, chunk)) is None
 
 
-@pytest.mark.slow
-def test_a_trained_model_whose_loss_has_nearly_vanished_is_judged_alike(checked_on):
-    """A resumed run is checked with the weights it has by then: small gradients must not look wrong, nor right."""
+def test_weights_that_have_been_trained_for_a_while_are_judged_alike(checked_on):
     model, inputs = new_model(), move(BATCH, processor(), None)
     optimizer = build_optimizer(model, CONFIG.train)
-    for _ in range(80):
+    for _ in range(20):
         plain = Way("cpu", "fp32", 1, NUM_PAIRS)
         numbers = update(model, optimizer, inputs, LOSSES["softmax"], way=plain, clip_norm=1.0)
-    assert numbers.loss < 0.05
-    for precision in ("fp32", "bf16"):
+    assert numbers.loss < 0.5
+    for precision in ("fp32", "bf16", "fp16"):
         checked_on(Elsewhere(), precision=precision, model=model)
     device = Wrong(seed=2)
     said = refusal(lambda: checked_on(device, model=model))

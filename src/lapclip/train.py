@@ -63,12 +63,11 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
         tokenizer = load_tokenizer(run.tokenizer_file)
         has_bias = cfg.loss in NEEDS_BIAS
         model = build_model(config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias, seed=cfg.seed)
-        if newest:
-            checkpoint.load_weights(newest, model)
         if not way.is_plain:
             model = place_checked(model, first_pairs(config, training, tokenizer, model), way)
         optimizer = build_optimizer(model, cfg)
         if newest:
+            checkpoint.load_weights(newest, model)
             checkpoint.load_optimizer(newest, model, optimizer)
         embedder = Embedder(model, tokenizer, device, chunk=min(64, cfg.chunk))
         run.write_config(config)  # a resumed run may have been given more time

@@ -70,7 +70,7 @@ def try_out(
 
 
 def guess_step_seconds(work: Work, way: Way) -> float:
-    """On the processor: from a step of two pairs, longer than their share of a batch, or a whole one if that is short."""
+    """On the processor: from a step of two pairs, longer than their share, or of the whole batch if that is short."""
     rig = Rig(work, processor().name)
     plain = Way(processor().name, "fp32", threads=way.threads, chunk=work.batch_size)
     guess = min(rig.step_of_few(plain, FEW) for _ in range(2)) * work.batch_size / FEW

@@ -112,7 +112,11 @@ def disagreement(model: CLIP, probe: Probe, right: Gradients, way: Way) -> str |
 
 
 def place_checked(model: CLIP, probe: Probe, way: Way) -> CLIP:
-    """Takes a model from the processor to where it is trained, and refuses to train where the numbers are wrong."""
+    """Takes a model from the processor to where it is trained, and refuses to train where the numbers are wrong.
+
+    A new model, also of a run that is resumed: the loss of a trained one nearly vanishes, and then its gradients in low
+    precision are mostly rounding.
+    """
     right = None if way.is_plain else reference(model, probe)
     try:
         model = device_named(way.device).place(model)
