@@ -205,7 +205,7 @@ def test_the_slow_device_loses_and_keeps_its_rate_with_a_reason(work, monkeypatc
     here, there = found.candidates
     assert choose(found.candidates).way == HERE
     assert here.rejected is None and there.pairs_per_second < here.pairs_per_second / 1.5
-    assert "times as long as the fastest" in there.rejected
+    assert "x as long as the fastest" in there.rejected
     assert "times as fast as `mps`" in reasons_for(here, found)["device"]
     assert here.spread >= 0 and here.first_call_seconds > 0 and found.seconds > 0
     assert any(sentence == "trying cpu fp32, 1 thread, chunk 8" for sentence in said)
@@ -281,7 +281,8 @@ def test_what_was_measured_comes_back_as_it_was(work):
     known = measured(timed(100), timed(None, "out of memory", device="mps"))
     remember(folder, known)
     assert recall(folder, known.ways) == known
-    assert recall(folder, {PLAIN}) == known, "it timed more than is asked for"
+    only = replace(known, candidates=known.candidates[:1])
+    assert recall(folder, {PLAIN}) == only, "it timed more than is asked for, and says only that"
     assert recall(folder, {PLAIN, replace(PLAIN, threads=1)}) is None, "one was not timed"
 
 
@@ -342,7 +343,6 @@ def spoilt(change) -> str:
         spoilt(lambda known: known | {"candidates": 5}),
         spoilt(lambda known: known | {"candidates": [5]}),
         spoilt(lambda known: known | {"candidates": {"a": 1}}),
-        spoilt(lambda known: known | {"extra": 5}),
         spoilt(lambda known: known | {"when": str(known["when"])}),
         spoilt(lambda known: known | {"seconds": "long"}),
         spoilt(lambda known: known["candidates"][0].update(pairs_per_second="fast")),

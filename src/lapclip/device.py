@@ -46,8 +46,10 @@ class Device:
         return f"processor, {torch.backends.cpu.get_cpu_capability()}"
 
     def precisions(self) -> tuple[PrecisionName, ...]:
-        """What it claims to compute in; whether that is right and fast is measured."""
-        return ("fp32", "bf16", "fp16") if torch.cpu._is_amx_fp16_supported() else ("fp32", "bf16")
+        """What it claims to have hardware for; whether that is right and fast is measured."""
+        has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        has_fp16 = torch.cpu._is_amx_fp16_supported()
+        return ("fp32", *(("bf16",) if has_bf16 else ()), *(("fp16",) if has_fp16 else ()))
 
     def move(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.torch)

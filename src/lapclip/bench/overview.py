@@ -7,7 +7,7 @@ from typing import Any
 from lapclip.bench.rates import about_torch, bandwidth_gbs, gemm_gflops
 from lapclip.device import present_devices
 from lapclip.machine import read_machine
-from lapclip.measure.cache import folder_for, load, store
+from lapclip.measure.cache import folder_for, is_of, load, store
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,8 @@ def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
     }
     file = folder_for(machine, {"rates": [device.name for device in devices]}) / "rates.json"
     known = None if fresh else load(file)
-    rates = known.get("rates", {}) if known else {}
-    if set(rates) != {device.name for device in devices}:
-        rates = {}
+    rates = rates_from(known, [device.name for device in devices])
+    if not rates:
         for device in devices:
             yield f"multiplying and copying on {device.name}"
             rates[device.name] = {
@@ -39,6 +38,19 @@ def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
             }
         store(file, {"rates": rates})
     return Overview(facts, rates)
+
+
+def rates_from(stored: dict[str, Any] | None, names: list[str]) -> dict[str, dict[str, float]]:
+    """The rates of all these devices, or nothing."""
+    rates = (stored or {}).get("rates")
+    if not isinstance(rates, dict) or set(rates) != set(names):
+        return {}
+    kinds = ("gemm_gflops", "bandwidth_gbs")
+    is_whole = all(
+        isinstance(rate, dict) and all(is_of(float, rate.get(kind)) and rate[kind] > 0 for kind in kinds)
+        for rate in rates.values()
+    )
+    return rates if is_whole else {}
 
 
 def in_words(overview: Overview) -> list[str]:
@@ -51,7 +63,8 @@ def in_words(overview: Overview) -> list[str]:
     lines = [
         f"{machine['chip']}, {machine['num_cores']} cores{kinds}, {machine['memory_bytes'] / 1e9:.0f} GB of memory,"
         f" {machine['available_bytes'] / 1e9:.0f} GB free",
-        f"{machine['system']}, Python {machine['python']}, torch {torch['version']} ({built})",
+        machine["system"],
+        f"Python {machine['python']}, torch {torch['version']} ({built})",
     ]
     if caches:
         lines.append(f"caches: {caches}")

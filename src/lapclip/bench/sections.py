@@ -20,7 +20,7 @@ from lapclip.bench.tables import (
 )
 from lapclip.config import Config
 from lapclip.machine import read_machine
-from lapclip.measure.cache import age, folder_for, load, store
+from lapclip.measure.cache import age, folder_for, load, rebuilt, store
 from lapclip.tryout import devices_for
 
 if TYPE_CHECKING:
@@ -84,10 +84,9 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
 
 
 def timings_from(known: dict[str, Any] | None) -> list[OpTiming]:
-    try:
-        return [OpTiming(**timing) for timing in (known or {}).get("ops", [])]
-    except TypeError:
-        return []
+    stored = (known or {}).get("ops")
+    timings = [rebuilt(OpTiming, timing) for timing in stored] if isinstance(stored, list) else []
+    return [timing for timing in timings if timing is not None] if all(timings) else []
 
 
 def crossing(device: str, op: str, size: int | None) -> str:

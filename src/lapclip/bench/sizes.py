@@ -4,18 +4,21 @@ Every size looks at whole pictures, so that sizes compare. Each is measured in a
 own; past the memory there is, it is estimated.
 """
 
+import json
 import multiprocessing
+import signal
 import statistics
 from collections.abc import Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 from lapclip.bench.steps import draft_of
 from lapclip.config import load_config
 from lapclip.device import Device, default_threads, device_named, set_up_process
+from lapclip.errors import UserError
 from lapclip.machine import own_peak_bytes, read_machine, wait_calmly
-from lapclip.measure.cache import folder_for, load, store
+from lapclip.measure.cache import folder_for, load, rebuilt, store
 from lapclip.measure.memory import step_bytes
 from lapclip.measure.race import Rigs, num_in_block
 from lapclip.measure.rehearsal import Work
@@ -28,6 +31,7 @@ STUDIED = ("nano", "tiny", "small", "base", "medium", "large", "huge")
 EPOCH_PAIRS = 10_000
 LONGEST_STEP = 20.0  # seconds; a larger size is measured with fewer pairs
 NUM_BLOCKS = 3
+WAIT_SECONDS = 0.2
 VOCABULARY = 4096  # of a size that is only estimated
 
 # What the documents that lapclip grew from predicted of an accelerator against the processor, by parameters.
@@ -68,8 +72,8 @@ def study_sizes(
         for name in names:
             yield f"`{name}` on {device.name}"
             file = folder_for(machine, {"size": name, "device": device.name}) / "size.json"
-            known = None if fresh else result_from(load(file))
-            found = known or in_a_process(name, device.name, room, last)
+            known = None if fresh else rebuilt(SizeResult, load(file))
+            found = known or (yield from measure_or_estimate(name, device.name, room, last))
             if known is None and not found.is_estimate:
                 store(file, asdict(found))
             results.append(found)
@@ -77,26 +81,47 @@ def study_sizes(
     return results
 
 
-def result_from(stored: dict[str, Any] | None) -> SizeResult | None:
-    if stored is None:
-        return None
-    try:
-        return SizeResult(**{name: value for name, value in stored.items() if name != "when"})
-    except TypeError:
-        return None
-
-
-def in_a_process(name: str, device: str, room: float, smaller: SizeResult | None) -> SizeResult:
+def measure_or_estimate(
+    name: str, device: str, room: float, smaller: SizeResult | None
+) -> Generator[str, None, SizeResult]:
     """Measures one size, in a new process; estimates it when it does not fit."""
-    config = load_config(flags={"size": name})
-    size = shape_of(config.model)
+    size = shape_of(load_config(flags={"size": name}).model)
     num_parameters = count_parameters(size, vocab_size=VOCABULARY, has_bias=False)
-    if step_bytes(size, num_parameters, 1, False) > room and smaller is not None:
-        return estimate(name, num_parameters, device, smaller)
+    if step_bytes(size, num_parameters, 1, False) <= room or smaller is None:
+        rate = smaller.flops_per_second if smaller else None
+        found = yield from in_a_process(name, device, room, rate)
+        if found is not None:
+            return found
+    if smaller is None:
+        raise UserError(f"`{name}` does not fit into memory here", hint="close other programs and try again")
+    return estimate(name, num_parameters, device, smaller)
+
+
+def in_a_process(
+    name: str, device: str, room: float, rate: float | None
+) -> Generator[str, None, SizeResult | None]:
+    """None when the process died, as one does that takes more memory than there is."""
     spawn = multiprocessing.get_context("spawn")
-    rate = smaller.flops_per_second if smaller else None
-    with ProcessPoolExecutor(1, mp_context=spawn, initializer=wait_calmly) as pool:
-        return pool.submit(measure_size, name, device, room, rate).result()
+    answers, answer = spawn.Pipe(duplex=False)
+    process = spawn.Process(target=send_size, args=(answer, name, device, room, rate), daemon=True)
+    process.start()
+    answer.close()  # ours; the process holds its own, and its end is then seen
+    try:
+        while not answers.poll(WAIT_SECONDS):
+            yield f"`{name}` on {device}"
+        return rebuilt(SizeResult, json.loads(answers.recv_bytes()))
+    except EOFError:
+        return None
+    finally:
+        process.kill()
+        process.join()
+
+
+def send_size(answer: Connection, *asked: Any) -> None:
+    """In the process: who stops us is the one who started us, also when Ctrl-C reaches both."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    wait_calmly()
+    answer.send_bytes(json.dumps(asdict(measure_size(*asked))).encode())
 
 
 def estimate(name: str, num_parameters: int, device: str, smaller: SizeResult) -> SizeResult:

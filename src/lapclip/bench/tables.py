@@ -29,7 +29,7 @@ def steps_table(result: StepsResult) -> Table:
 def reasons_table(result: StepsResult) -> Table:
     values = {part: getattr(result.choice.way, part) for part in result.reasons}
     rows: list[tuple[str, ...]] = [
-        (part, {True: "yes", False: "no"}.get(value, str(value)), result.reasons[part])
+        (part, ("no", "yes")[value] if isinstance(value, bool) else str(value), result.reasons[part])
         for part, value in values.items()
     ]
     return Table("what training will use", ("setting", "value", "why"), rows)
@@ -38,7 +38,9 @@ def reasons_table(result: StepsResult) -> Table:
 def drift_in_words(drift: float) -> str | None:
     if abs(drift) < MOST_DRIFT:
         return None
-    return f"the machine became {abs(drift):.0%} {'slower' if drift > 0 else 'faster'} while measuring: busy, or hot"
+    if drift < 0:
+        return f"the machine became {-drift:.0%} faster while measuring: it was busy before; `--fresh` measures again"
+    return f"the machine became {drift:.0%} slower while measuring: busy or hot; `--fresh` measures again"
 
 
 def ops_table(timings: Sequence[OpTiming]) -> Table:

@@ -22,6 +22,7 @@ app = App(
     help="Train your own CLIP on the laptop you have, and search your pictures with it.",
     version=__version__,
     help_format="plaintext",
+    suppress_keyboard_interrupt=False,  # we answer it ourselves
 )
 app.command(train)
 app.command(evaluate, name="eval")

@@ -1,5 +1,6 @@
 """`lapclip bench`: what this machine is, and how it trains fastest."""
 
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from lapclip.cli.flags import AsJson, with_settings
 from lapclip.cli.screen import people, print_json, show_stages, stop_requests, working
@@ -15,6 +17,7 @@ from lapclip.config import load_config
 if TYPE_CHECKING:
     from lapclip.bench.page import Table
 
+NUMBER = re.compile(r"|-|[~±]?[\d,.]+ ?(%|x|M|GB|us|ms|s|min|h)?")
 STEP = (
     "size",
     "image_size",
@@ -61,7 +64,9 @@ def bench(
         from lapclip.bench.overview import in_words, look_over
         from lapclip.bench.page import write_picture
         from lapclip.bench.sections import ops_section, sizes_section, steps_section
+        from lapclip.tryout import devices_for
 
+    devices_for(config.device)  # one asked for by name must be there
     compile = bool(flags.get("compile"))
     wanted = [ops_section(config, fresh=fresh)] * ops + [sizes_section(config, fresh=fresh)] * sizes
     with stop_requests("stopping; what is measured to its end is kept") as requests:
@@ -97,11 +102,10 @@ def bench(
 
 
 def on_screen(table: "Table") -> RichTable:
-    from rich.text import Text
-
     shown = RichTable(title=Text(table.caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in table.header:
-        shown.add_column(Text(name), justify="left")
+    for name, column in zip(table.header, zip(*table.rows, strict=True), strict=True):
+        is_numbers = all(NUMBER.fullmatch(cell) for cell in column)
+        shown.add_column(Text(name), justify="right" if is_numbers else "left")
     for row in table.rows:
         shown.add_row(*map(Text, row))
     return shown

@@ -3,13 +3,16 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterable
-from dataclasses import asdict
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from lapclip.device import DEVICES
 from lapclip.errors import UserError
 from lapclip.machine import Machine, cache_folder
 from lapclip.measure.results import Candidate, Measured
@@ -18,6 +21,8 @@ from lapclip.step import Way
 
 VERSION = 1  # of the step: to be raised when its speed changes
 MOST_DAYS = 30
+MOST_BYTES = 5_000_000
+T = TypeVar("T")
 
 
 def folder_for(machine: Machine, facts: dict[str, Any]) -> Path:
@@ -30,11 +35,14 @@ def digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def recall(folder: Path, ways: Iterable[Way]) -> Measured | None:
-    """The newest that timed all these ways, unless it is old."""
+def recall(folder: Path, ways: Sequence[Way]) -> Measured | None:
+    """Of the newest that timed all these ways, what it found of them, unless it is old."""
     found = [measured for path in folder.glob("*.json") if (measured := measured_from(load(path)))]
     wanted = set(ways)
-    return max((m for m in found if wanted <= m.ways), key=lambda measured: measured.when, default=None)
+    newest = max((m for m in found if wanted <= m.ways), key=lambda measured: measured.when, default=None)
+    if newest is None:
+        return None
+    return replace(newest, candidates=tuple(c for c in newest.candidates if c.way in wanted))
 
 
 def remember(folder: Path, measured: Measured) -> None:
@@ -44,11 +52,47 @@ def remember(folder: Path, measured: Measured) -> None:
 
 def measured_from(stored: dict[str, Any] | None) -> Measured | None:
     """None for what is not as we write it."""
-    try:
-        candidates = tuple(Candidate(**c | {"way": Way(**c["way"])}) for c in (stored or {})["candidates"])
-        return Measured(**(stored or {}) | {"candidates": candidates})
-    except (TypeError, KeyError, AttributeError):
+    if stored is None or not isinstance(stored.get("candidates"), list):
         return None
+    candidates = [candidate_from(candidate) for candidate in stored["candidates"]]
+    known = [candidate for candidate in candidates if candidate is not None]
+    if len(known) < len(candidates):
+        return None
+    return rebuilt(Measured, stored | {"candidates": tuple(known)})
+
+
+def candidate_from(stored: Any) -> Candidate | None:
+    if not isinstance(stored, dict):
+        return None
+    way = rebuilt(Way, stored.get("way"))
+    if way is None or way.device not in DEVICES or min(way.threads, way.chunk) < 1:
+        return None
+    candidate = rebuilt(Candidate, stored | {"way": way})
+    is_rated = candidate is not None and candidate.pairs_per_second is not None
+    return None if is_rated and candidate.pairs_per_second <= 0 else candidate  # type: ignore[union-attr, operator]
+
+
+def rebuilt(kind: type[T], stored: Any) -> T | None:
+    """A dataclass of plain values from JSON, where each is there and of its type; a file may be anybody's."""
+    if not isinstance(stored, dict):
+        return None
+    hints = typing.get_type_hints(kind)
+    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    if not all(name in stored and is_of(hints[name], stored[name]) for name in names):
+        return None
+    return kind(**{name: stored[name] for name in names})
+
+
+def is_of(hint: Any, value: Any) -> bool:
+    if typing.get_origin(hint) is typing.Literal:
+        return isinstance(value, str) and value in typing.get_args(hint)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return any(is_of(option, value) for option in typing.get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, typing.get_origin(hint) or hint)
 
 
 def store(path: Path, result: dict[str, Any]) -> None:
@@ -63,11 +107,14 @@ def store(path: Path, result: dict[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any] | None:
     """A result that was kept and is not old."""
     try:
+        if path.stat().st_size > MOST_BYTES:
+            return None
         stored = json.loads(path.read_text("utf-8"))
-        is_fresh = 0 <= time.time() - float(stored["when"]) < MOST_DAYS * 86400
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, RecursionError):
         return None
-    return stored if is_fresh else None
+    if not isinstance(stored, dict) or not is_of(float, stored.get("when")):
+        return None
+    return stored if 0 <= time.time() - stored["when"] < MOST_DAYS * 86400 else None
 
 
 def age(seconds: float) -> str:

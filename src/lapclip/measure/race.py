@@ -21,6 +21,7 @@ MOST_ROUNDS = 9
 BLOCK_SECONDS = 0.4  # a block of steps lasts about so long, or one step
 MOST_DRIFT = 0.1  # from round to round, before the machine is given a rest
 REST_SECONDS = 3.0
+MOST_RESTS = 2
 
 Progress = str  # what is being done, for whoever waits
 
@@ -129,25 +130,25 @@ def race(
     seconds: dict[Way, list[float]] = {way: [] for way in ways}
     running, before = list(ways), None
     num_steps = {way: num_in_block(rigs.rig(way).step(way), block_seconds) for way in ways}
+    num_rests = 0
     for number in range(MOST_ROUNDS if ways else 0):
         for way in running[:: -1 if number % 2 else 1]:
+            yield f"round {number + 1}: {way.in_words()}"
             rig = rigs.rig(way)
             if before is not None and before.keep_memory != way.keep_memory:
                 rig.step(way)  # untimed: it gives memory back, or takes it again
             seconds[way].append(statistics.mean(rig.step(way) for _ in range(num_steps[way])))
             before = way
-            yield f"round {number + 1}: {way.in_words()}"
-            if number >= least_rounds - 1 and time.perf_counter() > until:
-                return seconds
+        if number >= least_rounds - 1 and time.perf_counter() > until:
+            break
         medians = {way: statistics.median(seconds[way]) for way in running}
         best = min(medians, key=lambda way: medians[way])
         running = [way for way in running if medians[way] <= HOPELESS * medians[best] or number == 0]
-        if (
-            seconds[best][-1] > (1 + MOST_DRIFT) * seconds[best][0]
-            and time.perf_counter() + REST_SECONDS < until
-        ):
+        is_hot = seconds[best][-1] > (1 + MOST_DRIFT) * seconds[best][0]
+        if is_hot and num_rests < MOST_RESTS and time.perf_counter() + REST_SECONDS < until:
             yield "letting the machine cool down"
             time.sleep(REST_SECONDS)
+            num_rests += 1
     return seconds
 
 
@@ -157,7 +158,7 @@ def num_in_block(step_seconds: float, block_seconds: float = BLOCK_SECONDS) -> i
 
 def rated(candidate: Candidate, seconds: list[float], best: float, batch_size: int) -> Candidate:
     median = statistics.median(seconds)
-    slow = f"takes {median / best:.1f} times as long as the fastest" if median > HOPELESS * best else None
+    slow = f"{median / best:.1f}x as long as the fastest" if median > HOPELESS * best else None
     return replace(candidate, pairs_per_second=batch_size / median, spread=spread_of(seconds), rejected=slow)
 
 

@@ -35,6 +35,7 @@ class Work:
         size = asdict(shape_of(self.model))
         train = self.train
         return size | {
+            "vocab_size": self.vocab_size,
             "recompute": self.model.recompute,
             "batch_size": train.batch_size,
             "loss": train.loss,

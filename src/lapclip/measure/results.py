@@ -2,7 +2,7 @@
 
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from lapclip.step import Way
@@ -73,35 +73,48 @@ def reasons_for(choice: Candidate, measured: Measured) -> dict[str, str]:
     """Why each part of the chosen way, in words; a part that had no rival has no reason."""
     reasons = {}
     for part in (field.name for field in fields(Way)):
-        rivals = [c for c in measured.candidates if getattr(c.way, part) != getattr(choice.way, part)]
-        said: dict[Any, str] = {}
-        # The likest rival first: the one that differs in nothing else tells most.
-        for rival in sorted(rivals, key=lambda c: (num_differences(c.way, choice.way), c.rejected is None)):
-            said.setdefault(getattr(rival.way, part), comparison(choice, rival, part))
+        chosen = getattr(choice.way, part)
+        others = dict.fromkeys(getattr(c.way, part) for c in measured.candidates)
+        said = [
+            comparison(*pair, part)
+            for other in others
+            if other != chosen and (pair := likest_pair(choice, measured.candidates, part, other))
+        ]
         if said:
-            reasons[part] = "; ".join(said.values())
+            reasons[part] = "; ".join(said)
     return reasons
+
+
+def likest_pair(
+    choice: Candidate, candidates: Iterable[Candidate], part: str, other: Any
+) -> tuple[Candidate, Candidate] | None:
+    """Two candidates that differ in one part alone, one with the chosen value and one with another; near the choice."""
+    by_way = {candidate.way: candidate for candidate in candidates}
+    pairs = [
+        (by_way[like], rival)
+        for rival in by_way.values()
+        if getattr(rival.way, part) == other
+        and (like := replace(rival.way, **{part: getattr(choice.way, part)})) in by_way
+        and by_way[like].pairs_per_second is not None
+    ]
+    return min(pairs, key=lambda pair: num_differences(pair[0].way, choice.way), default=None)
 
 
 def num_differences(one: Way, other: Way) -> int:
     return sum(getattr(one, field.name) != getattr(other, field.name) for field in fields(Way))
 
 
-def comparison(choice: Candidate, rival: Candidate, part: str) -> str:
+def comparison(chosen: Candidate, rival: Candidate, part: str) -> str:
     named = in_words(part, getattr(rival.way, part))
     if rival.pairs_per_second is None:
         return f"{named}: {rival.rejected}"
-    assert choice.pairs_per_second is not None
-    factor = choice.pairs_per_second / rival.pairs_per_second
+    assert chosen.pairs_per_second is not None
+    factor = chosen.pairs_per_second / rival.pairs_per_second
+    if factor >= 1.15:
+        return f"{factor:.1f} times as fast as {named}"
     if factor >= 1 + TIE:
-        return (
-            f"{factor:.1f} times as fast as {named}"
-            if factor >= 1.15
-            else f"{factor - 1:.0%} faster than {named}"
-        )
-    return (
-        f"as fast as {named}" if factor >= 1 - TIE else f"{named} is faster, but not by as much as it costs"
-    )
+        return f"{factor - 1:.0%} faster than {named}"
+    return f"as fast as {named}" if factor >= 1 - TIE else f"{named} would be faster but for what it costs"
 
 
 def in_words(part: str, value: Any) -> str:
@@ -113,7 +126,7 @@ def in_words(part: str, value: Any) -> str:
     if part == "compile":
         return "compiled" if value else "uncompiled"
     if part == "keep_memory":
-        return "an allocator that keeps memory" if value else "one that gives memory back"
+        return "with freed memory kept" if value else "with freed memory given back"
     return f"`{value}`"
 
 

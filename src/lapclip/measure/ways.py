@@ -33,12 +33,23 @@ def all_ways(
     ways: list[Way] = []
     for device in devices:
         precisions = [asked.precision] if asked.precision else in_order({*device.precisions(), "bf16"})
-        first = Way(device.name, precisions[0], threads[0], chunks[0], bool(asked.compile))
+        first = first_way(device, precisions[0], threads[0], chunks[0], asked)
         counts = threads[:1] if device.is_accelerator else threads
         ways += [replace(first, threads=num, chunk=chunk) for num, chunk in product(counts, chunks)]
         ways += [replace(first, precision=precision) for precision in precisions[1:]]
         ways += [replace(first, compile=True)] if compile and not first.compile else []
     return ways + freeing(ways, asked)
+
+
+def first_way(device: Device, precision: PrecisionName, threads: int, chunk: int, asked: DeviceConfig) -> Way:
+    return Way(
+        device.name,
+        precision,
+        threads,
+        chunk,
+        bool(asked.compile),
+        keep_memory=asked.keep_memory is not False,
+    )
 
 
 def in_order(precisions: Iterable[PrecisionName]) -> list[PrecisionName]:
@@ -52,7 +63,7 @@ def few_ways(
     ways: list[Way] = []
     for device in devices:
         precisions = [asked.precision] if asked.precision else in_order(device.precisions())
-        first = Way(device.name, precisions[0], threads[0], chunks[0], bool(asked.compile))
+        first = first_way(device, precisions[0], threads[0], chunks[0], asked)
         others = [replace(first, precision=precision) for precision in precisions[1:]]
         others += [replace(first, chunk=chunk) for chunk in chunks[1:]]
         if not device.is_accelerator:
