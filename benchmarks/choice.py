@@ -44,10 +44,9 @@ def main() -> None:
         print(json.dumps(result))
         return
     print(f"chosen: {result['choice']}")
-    print(f"bench said {result['predicted']:.0f} pairs/s; in these rounds its step ran {result['timed']:.0f}")
-    print(f"real training ran {result['trained']:.0f} pairs/s")
-    print(f"real training : bench's step in the same rounds  {result['trained_to_timed']:.3f}")
-    print(f"real training : what bench said before           {result['trained_to_predicted']:.3f}")
+    print(f"bench predicted {result['predicted']:.0f} pairs/s of training; it ran {result['trained']:.0f}")
+    print(f"real training : predicted, a minute before       {result['trained_to_predicted']:.3f}")
+    print(f"real training : predicted in the same rounds     {result['trained_to_timed']:.3f}")
     print(f"best of the sweep: {result['best']}")
     print(f"chosen : best of the sweep                       {result['chosen_to_best']:.3f}")
 
@@ -92,20 +91,26 @@ def compare(size: str, rounds: int) -> dict[str, Any]:
             blocks[one].append(statistics.mean(rig.step(one) for _ in range(count)))
     real.close()
     rate = {one: batch_size / statistics.median(taken) for one, taken in blocks.items()}
-    best = max(ways, key=lambda way: rate[way])
-    ratio = [t / s for t, s in zip(blocks[choice], blocks["training"], strict=True)]
+    best = max(ways, key=lambda way: paired_speed(blocks[way], blocks[choice]))
+    paired = statistics.median(t / s for t, s in zip(blocks[choice], blocks["training"], strict=True))
+    with_drawing = found.predicted / found.choice.pairs_per_second  # what bench says that drawing costs
     return {
         "choice": choice.in_words(),
-        "predicted": found.choice.pairs_per_second,
+        "predicted": found.predicted,
         "timed": rate[choice],
         "trained": rate["training"],
-        "trained_to_timed": statistics.median(ratio),
-        "trained_to_predicted": rate["training"] / found.choice.pairs_per_second,
+        "trained_to_timed": paired / with_drawing,
+        "trained_to_predicted": rate["training"] / found.predicted,
         "best": best.in_words(),
-        "chosen_to_best": rate[choice] / rate[best],
+        "chosen_to_best": 1 / max(paired_speed(blocks[way], blocks[choice]) for way in ways),
         "rates": {str(one): value for one, value in rate.items()},
         "rounds": rounds,
     }
+
+
+def paired_speed(one: list[float], other: list[float]) -> float:
+    """How many times as fast the one is, round by round."""
+    return statistics.median(o / s for s, o in zip(one, other, strict=True))
 
 
 def num_steps(choice: list[float]) -> int:

@@ -43,8 +43,9 @@ Work = Generator[str, None, Section]
 def steps_section(config: Config, *, compile: bool, fresh: bool) -> Work:
     """Ways to run a step."""
     result = yield from bench_steps(config, compile=compile, fresh=fresh)
+    rate = f", at about {result.predicted:,.0f} pairs/s with drawing" if result.predicted else ""
     remarks = [
-        f"`lapclip train --size {config.model.size}` trains this way: {result.choice.way.in_words()}",
+        f"`lapclip train --size {config.model.size}` trains this way{rate}",
         f"measured {age(time.time() - result.measured.when)}; `--fresh` measures again",
     ]
     if said := drift_in_words(result.measured.drift):

@@ -15,6 +15,7 @@ from typing import Any
 
 from lapclip.bench.steps import draft_of
 from lapclip.config import load_config
+from lapclip.data.workers import STOPPING, start_worker
 from lapclip.device import Device, default_threads, device_named, set_up_process
 from lapclip.errors import UserError
 from lapclip.machine import own_peak_bytes, read_machine, wait_calmly
@@ -104,7 +105,9 @@ def in_a_process(
     spawn = multiprocessing.get_context("spawn")
     answers, answer = spawn.Pipe(duplex=False)
     process = spawn.Process(target=send_size, args=(answer, name, device, room, rate), daemon=True)
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # Ctrl-C is for us, who then end it
     process.start()
+    signal.pthread_sigmask(signal.SIG_SETMASK, heard)
     answer.close()  # ours; the process holds its own, and its end is then seen
     try:
         while not answers.poll(WAIT_SECONDS):
@@ -118,8 +121,8 @@ def in_a_process(
 
 
 def send_size(answer: Connection, *asked: Any) -> None:
-    """In the process: who stops us is the one who started us, also when Ctrl-C reaches both."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """What the process does; it ends with the one who started it."""
+    start_worker(None)
     wait_calmly()
     answer.send_bytes(json.dumps(asdict(measure_size(*asked))).encode())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lapclip.config import Config
 from lapclip.data.opening import finished
-from lapclip.device import default_threads
+from lapclip.device import default_threads, device_named
 from lapclip.measure.cache import folder_for, recall, remember
 from lapclip.measure.race import measure
 from lapclip.measure.results import Candidate, Measured
@@ -30,6 +30,7 @@ class StepsResult:
     measured: Measured
     choice: Candidate
     reasons: Reasons  # by the parts of a way
+    predicted: float | None  # pairs a second of training, drawing included
 
 
 def draft_of(config: Config) -> Draft:
@@ -55,8 +56,25 @@ def bench_steps(config: Config, *, compile: bool, fresh: bool) -> Generator[str,
     choice = next((c for c in measured.candidates if c.way == way), Candidate(way))
     parts = [field.name for field in fields(Way)]
     return StepsResult(
-        settled, first.num_parameters, measured, choice, {part: reasons[part] for part in parts}
+        settled,
+        first.num_parameters,
+        measured,
+        choice,
+        {part: reasons[part] for part in parts},
+        predicted_rate(choice, first, settled.data.workers or 0),
     )
+
+
+def predicted_rate(choice: Candidate, first: Draft, workers: int) -> float | None:
+    """Of training on drawn pictures: on a processor the workers that draw take their time from the step's threads."""
+    if choice.pairs_per_second is None:
+        return None
+    step, draw = 1 / choice.pairs_per_second, first.summary.fetch_seconds  # of one pair
+    if workers == 0:
+        return 1 / (step + draw)
+    if device_named(choice.way.device).is_accelerator:
+        return 1 / max(step, draw / workers)
+    return 1 / (step + draw / first.machine.num_cores)
 
 
 def ways_of(first: Draft, *, compile: bool) -> list[Way]:
@@ -80,6 +98,7 @@ def as_json(result: StepsResult) -> dict[str, Any]:
         "candidates": [candidate_json(candidate) for candidate in result.measured.candidates],
         "choice": candidate_json(result.choice),
         "reasons": result.reasons,
+        "predicted_pairs_per_second": result.predicted,
         "drift": result.measured.drift,
         "measured": result.measured.when,
     }

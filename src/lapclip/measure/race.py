@@ -41,13 +41,11 @@ def measure(
     block_seconds = min(BLOCK_SECONDS, seconds / ((least_rounds + 2) * len(ways)))
     times = yield from race(rigs, entered, least_rounds, block_seconds, until=started + seconds)
     rigs.clear()
-    best = min((statistics.median(taken) for taken in times.values()), default=0.0)
+    best = min(times.values(), key=statistics.median, default=[])
     candidates = tuple(
         rated(tried[way], times[way], best, work.batch_size) if way in times else tried[way] for way in ways
     )
-    drift = max(
-        (drift_of(taken) for taken in times.values() if statistics.median(taken) == best), default=0.0
-    )
+    drift = drift_of(best) if best else 0.0
     return Measured(candidates, time.time(), time.perf_counter() - started, drift)
 
 
@@ -156,10 +154,16 @@ def num_in_block(step_seconds: float, block_seconds: float = BLOCK_SECONDS) -> i
     return max(1, round(block_seconds / step_seconds))
 
 
-def rated(candidate: Candidate, seconds: list[float], best: float, batch_size: int) -> Candidate:
-    median = statistics.median(seconds)
-    slow = f"{median / best:.1f}x as long as the fastest" if median > HOPELESS * best else None
-    return replace(candidate, pairs_per_second=batch_size / median, spread=spread_of(seconds), rejected=slow)
+def rated(candidate: Candidate, seconds: list[float], best: list[float], batch_size: int) -> Candidate:
+    """By how much slower than the best it was round by round, so that a busy round counts for both."""
+    factor = statistics.median(own / other for own, other in zip(seconds, best, strict=False))
+    slow = f"{factor:.1f}x as long as the fastest" if factor > HOPELESS else None
+    return replace(
+        candidate,
+        pairs_per_second=batch_size / (statistics.median(best) * factor),
+        spread=spread_of(seconds),
+        rejected=slow,
+    )
 
 
 def drift_of(seconds: list[float]) -> float:
