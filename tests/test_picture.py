@@ -15,7 +15,7 @@ from lapclip.bench.lines import overtakes
 from lapclip.bench.ops import OpTiming
 from lapclip.bench.page import Table, check_picture, write_picture
 from lapclip.bench.paper import duration
-from lapclip.bench.picture import draw_ops, draw_sizes, draw_steps, way_in_words
+from lapclip.bench.picture import draw_ops, draw_sizes, draw_steps
 from lapclip.bench.sizes import SizeResult
 from lapclip.errors import UserError
 from lapclip.measure.results import Candidate, Measured
@@ -69,7 +69,7 @@ def written(path, *figures, tables=(), title="bench"):
 def test_every_candidate_stands_in_the_page_with_its_speed_or_the_reason_against_it(tmp_path):
     page = text_of(written(tmp_path / "bench.html", draw_steps(MEASURED, FASTEST.way, "tiny")))
     for candidate in CANDIDATES:
-        assert way_in_words(candidate.way) in page
+        assert candidate.way.in_words() in page
         assert escape(candidate.rejected or "", quote=False) in page
     assert "812" in page and page.count("chosen") == 1
     assert "2,980 \N{PLUS-MINUS SIGN} 5%, chosen" in page

@@ -47,7 +47,8 @@ from lapclip.tryout import devices_for, room_on, try_out
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
 NUM_CAPTIONS_TIMED = 2_000  # to know how long they usually are
-NUM_FETCHED = 32  # pairs, to know how long drawing or decoding one takes
+NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
+NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
 GONE = ("is missing", "lies outside the source's folder")  # what `Folders` says of pictures
 PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")  # that name no dataset
@@ -272,10 +273,12 @@ def seconds_to_fetch(source: Source, image_size: int) -> float:
         return 0.0
     indices = np.unique(np.linspace(0, source.num_different - 1, NUM_FETCHED).astype(int))
     size, epochs = source.stored_size(image_size), np.zeros_like(indices)
-    fetch(source, indices[:2], epochs[:2], size, seed=0)  # whatever is loaded only once
-    started = time.perf_counter()
-    fetch(source, indices, epochs, size, seed=0)
-    return (time.perf_counter() - started) / len(indices)
+    seconds = []
+    for _ in range(NUM_FETCHES):
+        started = time.perf_counter()
+        fetch(source, indices, epochs, size, seed=0)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds) / len(indices)
 
 
 def format_of(data: Data) -> FormatName | None:

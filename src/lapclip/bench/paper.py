@@ -97,7 +97,13 @@ def shortened(name: str) -> str:
 
 def duration(seconds: float) -> str:
     """A time in the unit that suits it, in two or three digits."""
-    if seconds >= 1:
+    if seconds >= 2 * 86400:
+        value, unit = seconds / 86400, "d"
+    elif seconds >= 2 * 3600:
+        value, unit = seconds / 3600, "h"
+    elif seconds >= 120:
+        value, unit = seconds / 60, "min"
+    elif seconds >= 1:
         value, unit = seconds, "s"
     elif seconds >= 1e-3:
         value, unit = seconds * 1e3, "ms"

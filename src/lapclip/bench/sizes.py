@@ -10,6 +10,7 @@ import signal
 import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -105,6 +106,7 @@ def in_a_process(
     spawn = multiprocessing.get_context("spawn")
     answers, answer = spawn.Pipe(duplex=False)
     process = spawn.Process(target=send_size, args=(answer, name, device, room, rate), daemon=True)
+    resource_tracker.ensure_running()  # starting it later would make us hear again
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # Ctrl-C is for us, who then end it
     process.start()
     signal.pthread_sigmask(signal.SIG_SETMASK, heard)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lapclip.bench.ops import OpTiming, overtakes
 from lapclip.bench.page import Table
-from lapclip.bench.paper import duration
+from lapclip.bench.paper import count, duration
 from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, speed_up
 from lapclip.bench.steps import MOST_DRIFT, StepsResult
 
@@ -75,9 +75,9 @@ def sizes_table(results: Sequence[SizeResult]) -> Table:
         rows.append(
             (
                 r.size,
-                f"{r.num_parameters / 1e6:,.1f}M",
+                count(r.num_parameters),
                 r.device,
-                f"{r.chunk} of {r.batch_size}" if r.chunk < r.batch_size else str(r.batch_size),
+                str(r.batch_size),
                 f"{about}{r.pairs_per_second:,.{0 if r.pairs_per_second >= 100 else 2}f}",
                 f"{about}{r.memory_bytes / 1e9:.1f} GB",
                 about + duration(r.epoch_seconds),
@@ -92,8 +92,9 @@ def sizes_table(results: Sequence[SizeResult]) -> Table:
         "batch",
         "pairs/s",
         "memory",
-        f"{EPOCH_PAIRS:,} pairs",
+        "epoch",
         "predicted",
         "measured",
     )
-    return Table("sizes, looking at whole pictures; ~ is an estimate", header, rows)
+    caption = f"sizes, looking at whole pictures; an epoch is {EPOCH_PAIRS:,} pairs; ~ is an estimate"
+    return Table(caption, header, rows)

@@ -17,7 +17,7 @@ from lapclip.config import load_config
 if TYPE_CHECKING:
     from lapclip.bench.page import Table
 
-NUMBER = re.compile(r"|-|[~±]?[\d,.]+ ?(%|x|M|GB|us|ms|s|min|h)?")
+NUMBER = re.compile(r"|-|[~±]?[\d,.]+ ?(%|x|M|B|k|GB|us|ms|s|min|h|d)?")
 STEP = (
     "size",
     "image_size",
