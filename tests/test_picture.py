@@ -189,7 +189,7 @@ def test_a_device_has_overtaken_only_where_it_stays_ahead():
 def test_an_svg_is_one_figure_with_its_text_as_text(tmp_path):
     svg = written(tmp_path / "steps.svg", draw_steps(MEASURED, FASTEST.way, "tiny"))
     words = " ".join(ElementTree.fromstring(svg).itertext())
-    assert way_in_words(FASTEST.way) in words
+    assert FASTEST.way.in_words() in words
     with pytest.raises(UserError, match="holds one") as error:
         written(tmp_path / "two.svg", draw_sizes(SIZES), draw_ops(TIMINGS))
     assert "two.html" in error.value.hint

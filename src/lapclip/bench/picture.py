@@ -16,6 +16,7 @@ from lapclip.bench.paper import (
     drawing,
     duration,
     new_figure,
+    printable,
     shortened,
     wrapped,
 )
@@ -55,7 +56,7 @@ def draw_steps(measured: Measured, chosen: Way, title: str) -> Figure:
             draw_bar(axes, place, candidate, is_chosen=candidate.way == chosen, gap=gap)
         for place, candidate in enumerate(others, start=len(timed)):
             axes.text(gap, place, wrapped(why_not(candidate), 112), va="center", fontsize=8.5)
-        axes.set_yticks(range(len(rows)), [wrapped(shortened(c.way.in_words()), 32) for c in rows])
+        axes.set_yticks(range(len(rows)), [wrapped(printable(c.way.in_words()), 32) for c in rows])
         for label, candidate in zip(axes.get_yticklabels(), rows, strict=True):
             label.set_fontweight("bold" if candidate.way == chosen else "normal")
             label.set_color(INK if candidate in timed else PALE)
