@@ -24,7 +24,7 @@ LAYERS = [
     {"step", "checkpoint", "feed"},
     {"embedder", "measure", "recover"},
     {"evaluate", "settle"},
-    {"tryout"},
+    {"tryout", "trust"},
     {"prepare"},
     {"checkup", "forewarn"},
     {"train"},

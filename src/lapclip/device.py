@@ -15,11 +15,15 @@ from torch import Tensor, nn
 
 from lapclip.config import DeviceName, PrecisionName
 from lapclip.errors import UserError
+from lapclip.machine import own_peak_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The last is oneDNN's, which says it for whatever went wrong while it made a kernel: nearly always that.
-OUT_OF_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "could not create a primitive")
+OUT_OF_MEMORY = (
+    "can't allocate memory", "out of memory", "bad_alloc", "ALLOC_FAILED", "Invalid buffer size",
+    "could not create a primitive",
+)  # fmt: skip
 
 CHOSEN_THREADS = torch.get_num_threads()  # before anybody sets another number
 
@@ -73,6 +77,10 @@ class Device:
     def limit_memory(self, num_bytes: int) -> None:
         """Makes the device refuse to take more, where it can."""
 
+    def peak_bytes(self) -> int:
+        """Most memory that was held, where tensors are."""
+        return own_peak_bytes()
+
     def release_memory(self) -> None:
         """Gives back to the system what was freed, which the allocator otherwise keeps for the next step."""
         if has_glibc():
@@ -98,6 +106,9 @@ class AppleGraphics(Device):
     def limit_memory(self, num_bytes: int) -> None:
         share = num_bytes / torch.mps.recommended_max_memory()
         torch.mps.set_per_process_memory_fraction(min(max(share, 0.01), 2.0))
+
+    def peak_bytes(self) -> int:
+        return torch.mps.driver_allocated_memory()
 
     def release_memory(self) -> None:
         torch.mps.empty_cache()
@@ -127,6 +138,9 @@ class NvidiaGraphics(Device):
     def limit_memory(self, num_bytes: int) -> None:
         total = torch.cuda.mem_get_info()[1]
         torch.cuda.set_per_process_memory_fraction(min(max(num_bytes / total, 0.01), 1.0))
+
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated()
 
     def release_memory(self) -> None:
         torch.cuda.empty_cache()
@@ -169,9 +183,10 @@ def ran_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def no_memory_left() -> UserError:
+def no_memory_left(error: BaseException) -> UserError:
+    said = str(error).strip().partition("\n")[0][:120]
     return UserError(
-        "there is no memory for even one pair at a time",
+        "there is no memory for even one pair at a time" + (f" ({said})" if said else ""),
         hint="close other programs, choose a smaller `--size`, or pass `--recompute`",
     )
 
@@ -188,8 +203,9 @@ def set_up_process(threads: int, *, keep_memory: bool = True) -> None:
     torch.set_num_threads(threads)
     if has_glibc():
         libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30 if keep_memory else 1 << 25)
-        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1 if keep_memory else 1 << 26)
+        # Old ones refuse more than 32 MB; then nothing is changed.
+        if libc.mallopt(M_MMAP_THRESHOLD, 1 << 30 if keep_memory else 1 << 25):
+            libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1 if keep_memory else 1 << 26)
 
 
 def release_memory() -> None:

@@ -54,7 +54,7 @@ class Embedder:
                 if not ran_out_of_memory(error):
                     raise
                 if self.chunk == 1:
-                    raise no_memory_left() from None
+                    raise no_memory_left(error) from None
                 self.chunk = (self.chunk + 1) // 2
         return rows
 

@@ -147,8 +147,9 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
     follows_budget = any(budget in flags for budget in BUDGETS) and reasons.get("eval_every") != ASKED
     if follows_budget and "eval_every" not in flags:
         config = replace(config, train=replace(config.train, eval_every=None))
-    if "device" in flags:
-        undecided = {name for name in WAY if name not in flags and reasons.get(name) != ASKED}
+    follow = WAY if "device" in flags else {"chunk"} if flags.keys() & {"max_memory", "recompute"} else set()
+    undecided = {name for name in follow if name not in flags and reasons.get(name) != ASKED}
+    if undecided:
         for section in ("train", "device"):
             here = {name: None for name in undecided if SETTINGS[name].section == section}
             config = replace(config, **{section: replace(getattr(config, section), **here)})
@@ -224,7 +225,9 @@ def settle_here(
         first.asked, first.settled, first.work, first.machine, first.summary.num_train
     )
     settled, reasons = first.settle(measured)
-    if measured is not None and time.time() - measured.when > 60:
+    if measured is None and reasons["threads"] != ASKED and first.machine.num_cores > 1:
+        reasons["threads"] += "; the run is too short to measure others"
+    if measured is not None and time.time() - measured.when > 60 and reasons["device"] != ASKED:
         reasons["device"] += f"; all speeds measured {age(time.time() - measured.when)}"
     return settled, reasons | first.reasons, first.num_parameters
 

@@ -45,7 +45,7 @@ def update_or_recover(
             if not ran_out_of_memory(error):
                 raise
             if way.chunk == 1:
-                raise no_memory_left() from None
+                raise no_memory_left(error) from None
         else:
             if found.are_finite or way.precision != "fp16" or now.loss_scale <= 1:
                 return found, way

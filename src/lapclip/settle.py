@@ -10,7 +10,7 @@ from lapclip.data.advice import Advice, DataFacts, advise_tokenizer
 from lapclip.errors import UserError
 from lapclip.machine import Machine
 from lapclip.measure.memory import step_bytes
-from lapclip.measure.results import Candidate, Measured, choose, reasons_for
+from lapclip.measure.results import Budget, Candidate, Measured, choose, reasons_for
 from lapclip.model.clip import flops_per_pair, shape_of
 from lapclip.step import Way
 
@@ -118,9 +118,10 @@ def settle(
             hint=f"pass `--batch-size {data.num_train}` or less",
         )
     chosen, why = settle_way(
-        config,
+        replace(config, train=train),
         machine,
         num_parameters,
+        num_train=data.num_train,
         batch_size=batch_size,
         threads=threads,
         measured=measured,
@@ -164,12 +165,10 @@ def settle(
         settled_data = replace(settled_data, format=found)
     if data.is_drawn:
         reasons = {name: why for name, why in reasons.items() if name not in LOOKS or why == ASKED}
-    settled_device = replace(
-        config.device, **{name: value for name, value in asdict(way).items() if name != "chunk"}
-    )
     if settled_data.num_validation < config.data.num_validation:
         reasons["num_validation"] = f"all that `{config.data.source}` holds out"
-    return Config(data=settled_data, model=settled_model, train=settled_train, device=settled_device), reasons
+    settled = Config(data=settled_data, model=settled_model, train=settled_train, device=config.device)
+    return with_way(settled, way), reasons
 
 
 def settle_way(
@@ -177,6 +176,7 @@ def settle_way(
     machine: Machine,
     num_parameters: int,
     *,
+    num_train: int,
     batch_size: int,
     threads: int,
     measured: Measured | None,
@@ -184,9 +184,27 @@ def settle_way(
 ) -> tuple[Candidate, Reasons]:
     """How steps are run: the fastest of what was measured, or what usually is."""
     device, train = config.device, config.train
-    name = "cpu" if device.device == "auto" else device.device
+    steps = total_steps(train, num_train, batch_size)
+    budget = Budget(
+        seconds=train.minutes * 60 if train.minutes else None, num_pairs=steps * batch_size if steps else None
+    )
+    chosen = choose(measured.candidates, budget) if measured else None
+    name = chosen.way.device if chosen else "cpu" if device.device == "auto" else device.device
     limit = room.get(name, int(machine.available_bytes * SHARE_OF_MEMORY))
     chunk, reason = settle_chunk(config, batch_size, num_parameters, limit)
+    reasons = USUAL | {"chunk": reason}
+    if measured is None and (others := [f"`{other}`" for other in room if other != name]):
+        reasons["device"] = f"too short a run to find out whether {' or '.join(others)} is faster"
+    if measured is not None and chosen is not None:
+        found = reasons_for(chosen, measured)
+        if chosen.way.chunk == chunk and "chunk" in found:
+            found["chunk"] = f"{reason}; {found['chunk']}"
+        reasons = reasons | found
+    asked = {part: getattr(device, part) for part in ("precision", "threads", "compile", "keep_memory")}
+    asked |= {"device": None if device.device == "auto" else device.device, "chunk": train.chunk}
+    reasons |= {part: ASKED for part, value in asked.items() if value is not None}
+    if train.chunk is not None and train.chunk > batch_size:
+        reasons["chunk"] = f"the whole batch; {train.chunk} would be more than there is"
     usual = Way(
         device=name,
         precision=device.precision or "fp32",
@@ -195,45 +213,27 @@ def settle_way(
         compile=bool(device.compile),
         keep_memory=device.keep_memory is not False,
     )
-    reasons = USUAL | {"chunk": reason}
-    if others := [f"`{other}`" for other in room if other != name]:
-        reasons["device"] = f"too short a run to find out whether {' or '.join(others)} is faster"
-    chosen = None
-    if measured is not None:
-        budget = train.minutes * 60 if train.minutes else None
-        chosen = choose(measured.candidates, budget)
-    if measured is not None and chosen is not None:
-        found = reasons_for(chosen, measured)
-        if chosen.way.chunk == chunk and "chunk" in found:
-            found["chunk"] = f"{reason}; {found['chunk']}"
-        reasons = reasons | found
-    chosen = chosen or Candidate(usual)
-    asked = {name: getattr(device, name) for name in ("precision", "threads", "compile", "keep_memory")}
-    asked |= {"device": None if device.device == "auto" else device.device, "chunk": train.chunk}
-    reasons |= {name: ASKED for name, value in asked.items() if value is not None}
-    if train.chunk is not None and train.chunk > batch_size:
-        reasons["chunk"] = f"the whole batch; {train.chunk} would be more than there is"
-    return chosen, reasons
+    return chosen or Candidate(usual), reasons
 
 
 def way_of(config: Config) -> Way:
     """How the steps of a settled run are run."""
-    device, chunk = config.device, config.train.chunk
-    assert device.device != "auto" and device.precision and device.threads and chunk, "settled"
-    return Way(
-        device.device,
-        device.precision,
-        device.threads,
-        chunk,
-        bool(device.compile),
-        device.keep_memory is not False,
-    )
+    parts = {name: getattr(config.device, name) for name in asdict(config.device) if name != "max_memory"}
+    assert config.device.device != "auto" and config.train.chunk and None not in parts.values(), "settled"
+    return Way(**parts, chunk=config.train.chunk)
+
+
+def with_way(config: Config, way: Way) -> Config:
+    """The config of a run that is trained in another way."""
+    parts = asdict(way)
+    train = replace(config.train, chunk=parts.pop("chunk"))
+    return replace(config, train=train, device=replace(config.device, **parts))
 
 
 USUAL = {
     "device": "the only device here",
     "precision": "the most exact",
-    "threads": "what torch chose; the run is too short to measure others",
+    "threads": "what torch chose",
     "compile": "`lapclip bench --compile` would tell what it gains",
     "keep_memory": "otherwise, on Linux, each step takes its memory anew",
 }

@@ -6,8 +6,6 @@ It goes on from wherever the run folder stands. Leaving the generator early (`br
 import os
 import time
 from collections.abc import Generator
-from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from lapclip.checkpoint import Progress
 from lapclip.config import Config, is_due
 from lapclip.data.opening import Data, finished
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import Tokenizer, load_tokenizer
+from lapclip.data.tokenizer import load_tokenizer
 from lapclip.device import device_named, release_memory, set_up_process
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
@@ -27,17 +25,17 @@ from lapclip.evaluate import KS, Pool, belong_together, embed_pool, retrieval
 from lapclip.events import Evaluated, Event, Finished, Saved, Started, Step, Warned
 from lapclip.feed import feed
 from lapclip.forewarn import has_changed, warnings_of
-from lapclip.loss import LOSSES, NEEDS_BIAS
+from lapclip.loss import LOSSES
 from lapclip.machine import peak_memory_bytes
-from lapclip.measure.parity import NUM_PAIRS, Probe, place_checked
-from lapclip.model.clip import CLIP, build_model
 from lapclip.optim import build_optimizer, schedule, set_lr
 from lapclip.prepare import open_here
 from lapclip.recover import update_or_recover
 from lapclip.run import Run
-from lapclip.settle import half_a_step, share_done, total_steps, way_of
+from lapclip.settle import half_a_step, share_done, total_steps, way_of, with_way
 from lapclip.step import Way, choose_patches, fixed_length, move
+from lapclip.trust import build_trusted
 
+REPORT = "`lapclip bench --json` prints what a report needs"
 MOST_FAULTS_SAID = 10  # each by itself, of pictures that turn out broken while training
 
 
@@ -55,16 +53,14 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
         newest = checkpoint.latest(run.checkpoints)
         now = checkpoint.load_progress(newest) if newest else Progress()
         way = way_of(config)
-        device = device_named(way.device)
         set_up_process(way.threads, keep_memory=way.keep_memory)
         if config.device.max_memory is not None:
-            device.limit_memory(int(config.device.max_memory * 1e9))
+            device_named(way.device).limit_memory(int(config.device.max_memory * 1e9))
         release_memory()  # of whatever was done before, such as training a tokenizer
         tokenizer = load_tokenizer(run.tokenizer_file)
-        has_bias = cfg.loss in NEEDS_BIAS
-        model = build_model(config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias, seed=cfg.seed)
-        if not way.is_plain:
-            model = place_checked(model, first_pairs(config, training, tokenizer, model), way)
+        reasons = run.load_machine().get("reasons", {})
+        model, way, distrust = build_trusted(config, training, tokenizer, way, reasons)
+        config, device = with_way(config, way), device_named(way.device)
         optimizer = build_optimizer(model, cfg)
         if newest:
             checkpoint.load_weights(newest, model)
@@ -145,6 +141,13 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                     total_steps=steps,
                 )
             )
+            if distrust is not None:
+                keep_way(
+                    run,
+                    config,
+                    {"device": distrust, "precision": "as the device", "compile": "as the device"},
+                )
+                yield report(Warned(now.step, f"{distrust}; training on the processor instead", REPORT))
             for warning in warnings_of(data, run, tokenizer, model.size.text_length, now.step):
                 yield report(warning)
             if has_changed(run, data):
@@ -183,15 +186,16 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                 )
                 length = fixed_length(device, way.compile, model.size.text_length)
                 inputs = move(batch, device, keep_BK, fixed_length=length)
-                found, possible = update_or_recover(
-                    model, optimizer, inputs, LOSSES[cfg.loss], way=way, clip_norm=cfg.clip_norm, now=now
-                )
+                try:
+                    found, possible = update_or_recover(
+                        model, optimizer, inputs, LOSSES[cfg.loss], way=way, clip_norm=cfg.clip_norm, now=now
+                    )
+                except UserError:
+                    if now.step > saved_step:
+                        save()  # the weights are as before the step
+                    raise
                 if not found.are_finite:
                     raise diverged(now.step, found.problem, cfg.lr, newest=checkpoint.latest(run.checkpoints))
-                if possible != way:
-                    way = possible
-                    keep_chunk(run, config, way.chunk)
-                    yield report(out_of_memory(now.step, way))
                 step_seconds = time.perf_counter() - started
                 now.step += 1
                 now.seconds += step_seconds
@@ -214,6 +218,10 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                         seconds_left=max(0.0, now.seconds / share - now.seconds),
                     )
                 )
+                if possible != way:
+                    way, config = possible, with_way(config, possible)
+                    keep_way(run, config, {"chunk": "memory ran out with more"})
+                    yield report(out_of_memory(now.step, way))
 
                 is_eval = is_due(
                     cfg.eval_every, now.step - now.last_eval_step, now.seconds - now.last_eval_seconds
@@ -255,34 +263,11 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             batches.close()
 
 
-def first_pairs(config: Config, source: Source, tokenizer: Tokenizer, model: CLIP) -> Probe:
-    """What an accelerator is checked with: the first pairs that it would train on."""
-    cfg = config.train
-    assert cfg.batch_size and cfg.keep_patches and cfg.loss, "settled"
-    num_pairs = min(NUM_PAIRS, cfg.batch_size)
-    with closing(
-        feed(
-            source, tokenizer, model.size, config.data,
-            batch_size=num_pairs, seed=cfg.seed, first_step=0, workers=0,
-        )
-    ) as batches:  # fmt: skip
-        batch = next(batches)
-    keep_BK = choose_patches(
-        0,
-        seed=cfg.seed,
-        batch_size=num_pairs,
-        num_patches=model.image.num_patches,
-        share=cfg.keep_patches,
-    )
-    return Probe(batch, keep_BK, LOSSES[cfg.loss], model.size.text_length)
-
-
-def keep_chunk(run: Run, config: Config, chunk: int) -> None:
-    """The chunk that memory was enough for, for when the run is resumed."""
-    run.write_config(replace(config, train=replace(config.train, chunk=chunk)))
+def keep_way(run: Run, config: Config, reasons: dict[str, str]) -> None:
+    """Writes down how the run can be trained after all, and why, for when it is resumed."""
+    run.write_config(config)
     machine = run.load_machine()
-    reasons = machine.get("reasons", {}) | {"chunk": "memory ran out with more"}
-    run.write_machine(machine | {"reasons": reasons})
+    run.write_machine(machine | {"reasons": machine.get("reasons", {}) | reasons})
 
 
 def out_of_memory(step: int, way: Way) -> Warned:

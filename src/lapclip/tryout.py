@@ -4,19 +4,22 @@ from collections.abc import Generator, Sequence
 
 from lapclip.config import Config, DeviceConfig
 from lapclip.device import Device, default_threads, device_named, present_devices, processor
+from lapclip.loss import NEEDS_BIAS
 from lapclip.machine import Machine
 from lapclip.measure.cache import folder_for, recall, remember
 from lapclip.measure.race import Progress, measure
 from lapclip.measure.rehearsal import Rig, Work
 from lapclip.measure.results import Measured
 from lapclip.measure.ways import few_ways, thread_counts
-from lapclip.settle import SHARE_OF_MEMORY, total_steps
+from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
+from lapclip.settle import SHARE_OF_MEMORY, settle_chunk, total_steps
 from lapclip.step import Way
 
 SHARE_OF_BUDGET = 0.05
 MOST_SECONDS = 10.0  # a candidate
 STEPS_EACH = 4  # two to warm up, two to time
 LEAST_SECONDS = 0.5  # of allowance, below which nothing is begun
+MANY_FLOPS = 1e12  # a second, which no laptop's step exceeds by much
 FEW = 2  # pairs, to guess the length of a step from
 
 
@@ -34,30 +37,55 @@ def room_on(devices: Sequence[Device], asked: DeviceConfig, machine: Machine) ->
     }
 
 
-def ways_for(asked: Config, chunk: int, machine: Machine) -> list[Way]:
-    """The ways that a run could take: with the largest chunk that fits, and half of it."""
-    threads = [asked.device.threads] if asked.device.threads else thread_counts(machine, default_threads())
-    chunks = [chunk] if asked.train.chunk or chunk < 2 else [chunk, (chunk + 1) // 2]
-    return few_ways(asked.device, devices_for(asked.device), threads, chunks)
+def chunks_on(device: Device, asked: Config, work: Work, machine: Machine, num: int) -> list[int]:
+    """The largest chunk that fits on a device, and so many halves of it."""
+    num_parameters = count_parameters(
+        shape_of(work.model), vocab_size=work.vocab_size, has_bias=work.train.loss in NEEDS_BIAS
+    )
+    room = room_on([device], asked.device, machine)[device.name]
+    chunk, _ = settle_chunk(asked, work.batch_size, num_parameters, room)
+    if asked.train.chunk is not None:
+        return [min(asked.train.chunk, work.batch_size)]
+    return sorted({max(1, -(-chunk // 2**halved)) for halved in range(num)}, reverse=True)
+
+
+def threads_for(asked: DeviceConfig, machine: Machine) -> list[int]:
+    return [asked.threads] if asked.threads else thread_counts(machine, default_threads())
+
+
+def ways_for(asked: Config, work: Work, machine: Machine) -> list[Way]:
+    """The ways that a run could take: on each device the largest chunk that fits, and half of it."""
+    return [
+        way
+        for device in devices_for(asked.device)
+        for way in few_ways(
+            asked.device,
+            [device],
+            threads_for(asked.device, machine),
+            chunks_on(device, asked, work, machine, 2),
+        )
+    ]
 
 
 def try_out(
     asked: Config, settled: Config, work: Work, machine: Machine, num_train: int
 ) -> Generator[Progress, None, Measured | None]:
     """Times what was not asked for; None where there is no choice, or no time for one."""
-    assert settled.train.chunk is not None
-    ways = ways_for(asked, settled.train.chunk, machine)
+    ways = ways_for(asked, work, machine)
     if len(ways) < 2:
         return None
     folder = folder_for(machine, work.key())
-    if (known := recall(folder, ways)) is not None:
+    if (known := recall(folder, ways, compiled_too=asked.device.compile is None)) is not None:
         return known
     steps = total_steps(settled.train, num_train, work.batch_size)
+    minutes = settled.train.minutes
     if steps is not None and steps * SHARE_OF_BUDGET < STEPS_EACH * len(ways):
         return None
-    minutes = settled.train.minutes
-    if minutes is not None and minutes * 60 * SHARE_OF_BUDGET < LEAST_SECONDS:
-        return None
+    if minutes is not None:
+        flops = 3 * work.batch_size * flops_per_pair(shape_of(work.model), num_tokens=work.num_tokens)
+        at_best = max(LEAST_SECONDS, STEPS_EACH * len(ways) * flops / MANY_FLOPS)
+        if minutes * 60 * SHARE_OF_BUDGET < at_best:
+            return None
     yield "measuring which way trains fastest here"
     step_seconds = guess_step_seconds(work, ways[0])
     budget_seconds = minutes * 60 if minutes is not None else (steps or 0) * step_seconds

@@ -1,8 +1,8 @@
 """The three things `lapclip bench` can measure, each ready to be shown: for programs, for people, as a picture."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lapclip.bench.ops import OpTiming, time_ops
@@ -19,9 +19,11 @@ from lapclip.bench.tables import (
     steps_table,
 )
 from lapclip.config import Config
-from lapclip.device import default_threads, set_up_process
+from lapclip.data.opening import Data
+from lapclip.device import Device, default_threads, processor, set_up_process
 from lapclip.machine import read_machine
 from lapclip.measure.cache import age, folder_for, load, rebuilt, store
+from lapclip.measure.results import Measured
 from lapclip.tryout import devices_for
 
 if TYPE_CHECKING:
@@ -41,13 +43,14 @@ class Section:
 Work = Generator[str, None, Section]
 
 
-def steps_section(config: Config, *, compile: bool, fresh: bool) -> Work:
-    """Ways to run a step."""
-    result = yield from bench_steps(config, compile=compile, fresh=fresh)
-    rate = f", at about {result.predicted:,.0f} pairs/s with drawing" if result.predicted else ""
+def steps_section(config: Config, data: Data, command: str, *, compile: bool, fresh: bool) -> Work:
+    """Ways to run a step of the run that `command` would train."""
+    result = yield from bench_steps(config, data, compile=compile, fresh=fresh)
+    rate = f", at about {result.predicted:,.0f} pairs/s" if result.predicted else ""
     remarks = [
-        f"`lapclip train --size {config.model.size}` trains this way{rate}",
+        f"`{command}` trains this way{rate}",
         f"measured {age(time.time() - result.measured.when)}; `--fresh` measures again",
+        *compiling_in_words(result.measured),
     ]
     if said := drift_in_words(result.measured.drift):
         remarks.append(said)
@@ -60,15 +63,36 @@ def steps_section(config: Config, *, compile: bool, fresh: bool) -> Work:
     )
 
 
+def compiling_in_words(measured: Measured) -> Iterator[str]:
+    """When compiling pays, for each way that was tried compiled."""
+    rates = {candidate.way: candidate.pairs_per_second for candidate in measured.candidates}
+    for candidate in measured.candidates:
+        plain = rates.get(replace(candidate.way, compile=False))
+        rate, first = candidate.pairs_per_second, candidate.first_call_seconds
+        if not candidate.way.compile or not plain or not rate or not first:
+            continue
+        gain = rate / plain - 1
+        if gain <= 0:
+            yield f"compiling takes {first:.0f} s and gains nothing on {candidate.way.device}"
+        else:
+            pays = first * (1 + gain) / gain / 60
+            yield (
+                f"compiling takes {first:.0f} s and gains {gain:.0%} on {candidate.way.device}:"
+                f" it pays in runs of more than {pays:.0f} minutes, and `lapclip train` then compiles"
+            )
+
+
 def ops_section(config: Config, *, fresh: bool) -> Work:
     """Single operations."""
-    devices = devices_for(config.device)
+    devices = with_processor(devices_for(config.device))
     file = folder_for(read_machine(), {"ops": [device.name for device in devices]}) / "ops.json"
     known = None if fresh else load(file)
     timings = timings_from(known)
     when = known["when"] if known and timings else time.time()
     if not timings:
-        set_up_process(default_threads())  # as in training: an allocator that gives memory back triples large copies
+        set_up_process(
+            default_threads()
+        )  # as in training: an allocator that gives memory back triples large copies
         for timing in time_ops(devices):
             yield f"{timing.op} of {timing.size} on {timing.device}"
             timings.append(timing)
@@ -76,7 +100,7 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
     found = crossovers(timings)
     remarks = [crossing(device, op, size) for device, sizes in found.items() for op, size in sizes.items()]
     if not found:
-        remarks.append("there is no accelerator here that could overtake the processor")
+        remarks.append("no accelerator was timed that could overtake the processor")
     remarks.append(f"measured {age(time.time() - when)}; `--fresh` measures again")
     return Section(
         {"ops": [asdict(timing) for timing in timings], "crossovers": found},
@@ -84,6 +108,11 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
         remarks,
         lambda: draw_ops(timings),
     )
+
+
+def with_processor(devices: list[Device]) -> list[Device]:
+    """What there is to compare with comes first."""
+    return [processor(), *(device for device in devices if device != processor())]
 
 
 def timings_from(known: dict[str, Any] | None) -> list[OpTiming]:
@@ -101,12 +130,12 @@ def crossing(device: str, op: str, size: int | None) -> str:
 def sizes_section(config: Config, *, fresh: bool) -> Work:
     """All sizes."""
     results = yield from study_sizes(
-        devices_for(config.device), fresh=fresh, max_memory=config.device.max_memory
+        with_processor(devices_for(config.device)), fresh=fresh, max_memory=config.device.max_memory
     )
     faster: Sequence[str] = [r.size for r in results if (speed_up(results, r) or 0) > 1]
     has_accelerator = any(speed_up(results, r) is not None for r in results)
     if not has_accelerator:
-        remark = "there is no accelerator here: what was predicted of one stands alone"
+        remark = "no accelerator was timed: what was predicted of one stands alone"
     elif faster:
         remark = (
             f"an accelerator is faster than the processor for {', '.join(f'`{size}`' for size in faster)}"

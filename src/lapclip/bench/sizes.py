@@ -17,11 +17,12 @@ from typing import Any
 from lapclip.bench.steps import draft_of
 from lapclip.config import load_config
 from lapclip.data.workers import STOPPING, start_worker
-from lapclip.device import Device, default_threads, device_named, set_up_process
+from lapclip.device import Device, default_threads, device_named, ran_out_of_memory, set_up_process
 from lapclip.errors import UserError
-from lapclip.machine import own_peak_bytes, read_machine, wait_calmly
+from lapclip.machine import read_machine, wait_calmly
 from lapclip.measure.cache import folder_for, load, rebuilt, store
 from lapclip.measure.memory import step_bytes
+from lapclip.measure.parity import first_line
 from lapclip.measure.race import Rigs, num_in_block
 from lapclip.measure.rehearsal import Work
 from lapclip.measure.results import spread_of
@@ -73,7 +74,8 @@ def study_sizes(
         last: SizeResult | None = None
         for name in names:
             yield f"`{name}` on {device.name}"
-            file = folder_for(machine, {"size": name, "device": device.name}) / "size.json"
+            about = {"size": name, "device": device.name, "max_memory": max_memory}
+            file = folder_for(machine, about) / "size.json"
             known = None if fresh else rebuilt(SizeResult, load(file))
             found = known or (yield from measure_or_estimate(name, device.name, room, last))
             if known is None and not found.is_estimate:
@@ -114,7 +116,10 @@ def in_a_process(
     try:
         while not answers.poll(WAIT_SECONDS):
             yield f"`{name}` on {device}"
-        return rebuilt(SizeResult, json.loads(answers.recv_bytes()))
+        answered = json.loads(answers.recv_bytes())
+        if "problem" in answered:
+            raise UserError(answered["problem"], hint="leave that device away: `--device cpu`")
+        return rebuilt(SizeResult, answered)
     except EOFError:
         return None
     finally:
@@ -126,7 +131,15 @@ def send_size(answer: Connection, *asked: Any) -> None:
     """What the process does; it ends with the one who started it."""
     start_worker(None)
     wait_calmly()
-    answer.send_bytes(json.dumps(asdict(measure_size(*asked))).encode())
+    try:
+        answered = asdict(measure_size(*asked))
+    except (RuntimeError, MemoryError) as error:
+        if ran_out_of_memory(error):
+            return
+        answered = {"problem": first_line(error)}
+    except UserError as error:
+        answered = {"problem": error.message}
+    answer.send_bytes(json.dumps(answered).encode())
 
 
 def estimate(name: str, num_parameters: int, device: str, smaller: SizeResult) -> SizeResult:
@@ -167,7 +180,12 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
         work = replace(work, train=replace(work.train, batch_size=min(work.batch_size, most)))
         way = replace(way, chunk=min(way.chunk, work.batch_size))
     set_up_process(way.threads)
-    rig = Rigs(work).rig(way)
+    rigs = Rigs(work)
+    if not way.is_plain and (problem := rigs.problem(way)):
+        raise UserError(
+            f"`{device}` cannot be trusted with `{name}`: {problem}", hint="measure the processor"
+        )
+    rig = rigs.rig(way)
     rig.step(way)
     num_steps = num_in_block(alone := rig.step(way))
     seconds = [alone] if num_steps == 1 else []
@@ -183,7 +201,7 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
         chunk=way.chunk,
         pairs_per_second=pairs_per_second,
         spread=spread_of(seconds),
-        memory_bytes=own_peak_bytes(),
+        memory_bytes=rig.device.peak_bytes(),
         epoch_seconds=EPOCH_PAIRS / pairs_per_second,
         is_estimate=False,
         flops_per_second=num_passes * flops * pairs_per_second,

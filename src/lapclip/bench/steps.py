@@ -5,16 +5,16 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from lapclip.config import Config
-from lapclip.data.opening import finished
-from lapclip.device import default_threads, device_named
+from lapclip.data.opening import Data, finished
+from lapclip.device import device_named
 from lapclip.measure.cache import folder_for, recall, remember
 from lapclip.measure.race import measure
-from lapclip.measure.results import Candidate, Measured
-from lapclip.measure.ways import all_ways, thread_counts
+from lapclip.measure.results import Candidate, Measured, remark_on
+from lapclip.measure.ways import all_ways
 from lapclip.prepare import Draft, draft, open_here, tokenizer_for
 from lapclip.settle import Reasons, way_of
 from lapclip.step import Way
-from lapclip.tryout import devices_for
+from lapclip.tryout import chunks_on, devices_for, threads_for
 
 RACE_SECONDS = 45.0
 PATIENCE = 2.0  # seconds for a step in low precision
@@ -33,16 +33,18 @@ class StepsResult:
     predicted: float | None  # pairs a second of training, drawing included
 
 
-def draft_of(config: Config) -> Draft:
-    """The run that would be trained with these settings, on pictures that lapclip draws."""
-    data = finished(open_here(config))
+def draft_of(config: Config, data: Data | None = None) -> Draft:
+    """The run that would be trained with these settings."""
+    data = data or finished(open_here(config))
     return draft(config, tokenizer_for(config, data), data)
 
 
-def bench_steps(config: Config, *, compile: bool, fresh: bool) -> Generator[str, None, StepsResult]:
+def bench_steps(
+    config: Config, data: Data | None = None, *, compile: bool, fresh: bool
+) -> Generator[str, None, StepsResult]:
     """Takes what was measured before, unless it must be fresh, or measures, which takes about a minute."""
     yield "getting ready"
-    first = draft_of(config)
+    first = draft_of(config, data)
     ways = ways_of(first, compile=compile)
     folder = folder_for(first.machine, first.work.key())
     measured = None if fresh else recall(folder, ways)
@@ -66,7 +68,7 @@ def bench_steps(config: Config, *, compile: bool, fresh: bool) -> Generator[str,
 
 
 def predicted_rate(choice: Candidate, first: Draft, workers: int) -> float | None:
-    """Of training on drawn pictures: on a processor the workers that draw take their time from the step's threads."""
+    """Of training: on a processor the workers that draw or decode take their time from the step's threads."""
     if choice.pairs_per_second is None:
         return None
     step, draw = 1 / choice.pairs_per_second, first.summary.fetch_seconds  # of one pair
@@ -79,13 +81,18 @@ def predicted_rate(choice: Candidate, first: Draft, workers: int) -> float | Non
 
 def ways_of(first: Draft, *, compile: bool) -> list[Way]:
     """All combinations of what was not asked for; chunks of the most that fits, half and a quarter of it."""
-    asked, chunk = first.asked, first.settled.train.chunk
-    assert chunk is not None
-    threads = (
-        [asked.device.threads] if asked.device.threads else thread_counts(first.machine, default_threads())
-    )
-    chunks = [chunk] if asked.train.chunk else sorted({chunk, -(-chunk // 2), -(-chunk // 4)}, reverse=True)
-    return all_ways(asked.device, devices_for(asked.device), threads, chunks, compile=compile)
+    asked, machine = first.asked, first.machine
+    return [
+        way
+        for device in devices_for(asked.device)
+        for way in all_ways(
+            asked.device,
+            [device],
+            threads_for(asked.device, machine),
+            chunks_on(device, asked, first.work, machine, 3),
+            compile=compile,
+        )
+    ]
 
 
 def as_json(result: StepsResult) -> dict[str, Any]:
@@ -95,7 +102,10 @@ def as_json(result: StepsResult) -> dict[str, Any]:
         "batch_size": result.settled.train.batch_size,
         "keep_patches": result.settled.train.keep_patches,
         "num_parameters": result.num_parameters,
-        "candidates": [candidate_json(candidate) for candidate in result.measured.candidates],
+        "candidates": [
+            candidate_json(candidate) | {"rejected": remark_on(candidate, result.measured)}
+            for candidate in result.measured.candidates
+        ],
         "choice": candidate_json(result.choice),
         "reasons": result.reasons,
         "predicted_pairs_per_second": result.predicted,

@@ -7,6 +7,7 @@ from lapclip.bench.page import Table
 from lapclip.bench.paper import count, duration
 from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, speed_up
 from lapclip.bench.steps import MOST_DRIFT, StepsResult
+from lapclip.measure.results import remark_on
 
 
 def steps_table(result: StepsResult) -> Table:
@@ -16,7 +17,9 @@ def steps_table(result: StepsResult) -> Table:
         rate = f"{candidate.pairs_per_second:,.0f}" if candidate.pairs_per_second else "-"
         spread = f"±{candidate.spread:.0%}" if candidate.spread is not None else ""
         remarks = ["chosen"] * (way == result.choice.way) + ["compiled"] * way.compile
-        remarks += ["memory given back"] * (not way.keep_memory) + [candidate.rejected or ""]
+        remarks += ["memory given back"] * (not way.keep_memory) + [
+            remark_on(candidate, result.measured) or ""
+        ]
         remark = "; ".join(remark for remark in remarks if remark)
         rows.append((way.device, way.precision, str(way.threads), str(way.chunk), rate, spread, remark))
     train = result.settled.train

@@ -11,8 +11,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import people, print_json, show_stages, stop_requests, working
-from lapclip.config import load_config
+from lapclip.cli.screen import people, print_json, show_packing, show_stages, stop_requests, working
+from lapclip.config import SETTINGS, load_config
+from lapclip.errors import UserError
 
 if TYPE_CHECKING:
     from lapclip.bench.page import Table
@@ -29,10 +30,11 @@ STEP = (
     "loss",
     "keep_patches",
 )
-WAY = ("device", "precision", "threads", "compile", "max_memory")
+WAY = ("device", "precision", "threads", "compile", "keep_memory", "max_memory")
+OF_ALL = ("device", "max_memory")  # what `--ops` and `--sizes` go by
 
 
-@with_settings(*STEP, *WAY)
+@with_settings("source", *STEP, *WAY)
 def bench(
     *,
     ops: Annotated[
@@ -51,10 +53,14 @@ def bench(
 ) -> int:
     """Measure this machine: which device, precision, threads and chunk train a model fastest, and why.
 
-    Runs the real training step of `--size` in every way that is possible here, in turns, for a minute or so. What is
-    found is kept, and `lapclip train` uses it. `--compile` also tries compilation, which takes some minutes more.
+    Runs the real training step of a model on a source (drawn pictures, if none is named) in every way that is possible
+    here, in turns, for a minute or so. What is found is kept, and `lapclip train` with the same source and flags uses
+    it. `--compile` also tries compilation, which takes some minutes more.
     """
     started = time.perf_counter()
+    for flag in ("--ops",) * ops + ("--sizes",) * sizes:
+        if other := next((SETTINGS[name].flag for name in flags if name not in OF_ALL), None):
+            raise UserError(f"`{flag}` does not go by `{other}`", hint=f"leave `{other}` away")
     config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
     if picture is not None:
         from lapclip.bench.page import check_picture
@@ -64,17 +70,19 @@ def bench(
         from lapclip.bench.overview import in_words, look_over
         from lapclip.bench.page import write_picture
         from lapclip.bench.sections import ops_section, sizes_section, steps_section
+        from lapclip.prepare import open_here
         from lapclip.tryout import devices_for
 
     devices_for(config.device)  # one asked for by name must be there
     compile = bool(flags.get("compile"))
     wanted = [ops_section(config, fresh=fresh)] * ops + [sizes_section(config, fresh=fresh)] * sizes
     with stop_requests("stopping; what is measured to its end is kept") as requests:
+        if not wanted:
+            data = show_packing(open_here(config), requests)
+            command = as_command(flags)
+            wanted = [steps_section(config, data, command, compile=compile, fresh=fresh)]
         overview = show_stages(look_over(fresh=fresh), requests, "measuring")
-        sections = [
-            show_stages(work, requests, "measuring")
-            for work in wanted or [steps_section(config, compile=compile, fresh=fresh)]
-        ]
+        sections = [show_stages(work, requests, "measuring") for work in wanted]
     tables = [table for section in sections for table in section.tables]
     if picture is not None:
         figures = [section.draw() for section in sections]
@@ -99,6 +107,13 @@ def bench(
     if picture is not None:
         people.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     return 0
+
+
+def as_command(flags: dict[str, Any]) -> str:
+    """The training that was measured, as one would type it."""
+    said = [f"{SETTINGS[name].flag} {flags[name]}" for name in STEP if name in flags and name != "recompute"]
+    said += ["--recompute"] * bool(flags.get("recompute"))
+    return " ".join(["lapclip train", *([flags["source"]] if "source" in flags else []), *said])
 
 
 def on_screen(table: "Table") -> RichTable:

@@ -137,7 +137,7 @@ def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, a
                 "steps": result.step,
                 **{name: value for name, value in asdict(result).items() if name not in ("step", "time")},
                 "settled": {
-                    name: {"value": value_of(config, name), "reason": reason}
+                    name: {"value": value_of(run.load_config(), name), "reason": reason}
                     for name, reason in run.load_machine().get("reasons", {}).items()
                 },
             }

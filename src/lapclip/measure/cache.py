@@ -5,21 +5,22 @@ import json
 import time
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from lapclip.device import DEVICES
+from lapclip import __version__
+from lapclip.device import DEVICES, present_devices
 from lapclip.errors import UserError
 from lapclip.machine import Machine, cache_folder
+from lapclip.measure.race import NO_MEMORY, NO_TIME
 from lapclip.measure.results import Candidate, Measured
 from lapclip.run import write_atomically
 from lapclip.step import Way
 
-VERSION = 1  # of the step: to be raised when its speed changes
 MOST_DAYS = 30
 MOST_BYTES = 5_000_000
 T = TypeVar("T")
@@ -28,24 +29,30 @@ T = TypeVar("T")
 def folder_for(machine: Machine, facts: dict[str, Any]) -> Path:
     """Where is kept what was measured of something on this machine."""
     here = [machine.chip, machine.system, machine.num_cores, machine.memory_bytes]
-    return cache_folder() / "measured" / digest([VERSION, torch.__version__, here, facts])
+    here += [device.about() for device in present_devices()]
+    return cache_folder() / "measured" / digest([__version__, torch.__version__, here, facts])
 
 
 def digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def recall(folder: Path, ways: Sequence[Way]) -> Measured | None:
-    """Of the newest that timed all these ways, what it found of them, unless it is old."""
+def recall(folder: Path, ways: Iterable[Way], *, compiled_too: bool = False) -> Measured | None:
+    """Of the newest that timed all these ways, what it found of them, and on request of them compiled; not when old."""
     found = [measured for path in folder.glob("*.json") if (measured := measured_from(load(path)))]
     wanted = set(ways)
     newest = max((m for m in found if wanted <= m.ways), key=lambda measured: measured.when, default=None)
     if newest is None:
         return None
+    if compiled_too:
+        wanted |= {replace(way, compile=True) for way in wanted}
     return replace(newest, candidates=tuple(c for c in newest.candidates if c.way in wanted))
 
 
 def remember(folder: Path, measured: Measured) -> None:
+    """Keeps what was measured, but not what may be otherwise tomorrow."""
+    if any(candidate.rejected in (NO_MEMORY, NO_TIME) for candidate in measured.candidates):
+        return
     ways = sorted(json.dumps(asdict(way), sort_keys=True) for way in measured.ways)
     store(folder / f"{digest(ways)}.json", asdict(measured))
 

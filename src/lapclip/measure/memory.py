@@ -11,9 +11,13 @@ def step_bytes(size: Size, num_parameters: int, chunk: int, recompute: bool) -> 
 
 
 def activation_bytes(size: Size, recompute: bool) -> int:
-    """What one pair leaves for the backward pass, about: 14 vectors a token and layer, or one with `recompute`."""
-    kept = 1 if recompute else 14
+    """What one pair leaves for the backward pass, about: 14 vectors a token and layer.
+
+    With `recompute` one a layer, and 14 for the layer that is computed again.
+    """
     patches = (size.image_size // size.patch_size) ** 2 + 1
-    image = patches * size.image.width * size.image.depth
-    text = size.text_length * size.text.width * size.text.depth
-    return 4 * kept * (image + text)
+    towers = ((size.image, patches), (size.text, size.text_length))
+    return 4 * sum(
+        (tower.depth + 14 if recompute else 14 * tower.depth) * tower.width * num_tokens
+        for tower, num_tokens in towers
+    )

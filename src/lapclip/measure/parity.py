@@ -21,6 +21,7 @@ from lapclip.step import Inputs, Way, contrastive_step, move
 # and fp16 by 0.5% from fp32, as measured on a processor; a gradient that is off by 1% must be seen in fp32.
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.03, "bf16": 0.15}
 LEAST_SHARE = 1e-4  # of the whole gradient: a tensor's own gradient may vanish, and then is all rounding
+LEAST_LENGTH = 1e-8  # of a gradient that is not nothing
 NUM_PAIRS = 16  # are enough
 MOST_LOSS_SCALE = 2.0**16
 
@@ -46,19 +47,15 @@ class Gradients:
     by_name: dict[str, Tensor]
 
 
-def probe_of(batch: Batch, keep_BK: Tensor | None, loss_fn: Loss) -> Probe:
-    """The first pairs of a batch."""
-    few = Batch(**{name: getattr(batch, name)[:NUM_PAIRS] for name in ARRAYS})
-    return Probe(few, None if keep_BK is None else keep_BK[:NUM_PAIRS], loss_fn)
+def num_probed(way: Way, batch_size: int) -> int:
+    """How many pairs are tried: a compiled program is one for its number of pairs, so it is tried with that."""
+    return min(batch_size, way.chunk if way.compile else NUM_PAIRS)
 
 
-ARRAYS = ("images", "tokens", "ends", "image_ids", "caption_ids")
-
-
-def reference(model: CLIP, probe: Probe) -> Gradients:
-    """What is right: the processor in fp32, with the model still there."""
-    plain = Way(processor().name, "fp32", threads=0, chunk=NUM_PAIRS)
-    return gradients(model, probe.inputs(plain.device), probe.loss_fn, plain)
+def reference(model: CLIP, probe: Probe, way: Way) -> Gradients:
+    """What is right: the processor in fp32, with the model still there and no more in memory than the way holds."""
+    plain = Way(processor().name, "fp32", threads=way.threads, chunk=way.chunk)
+    return gradients_in_memory(model, probe.inputs(plain.device), probe.loss_fn, plain)
 
 
 def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients:
@@ -86,11 +83,11 @@ def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients
         loss_scale /= 4
 
 
-def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> tuple[Gradients, Way]:
+def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients:
     """With as many pairs at once as there is memory for: a device that is merely small is not wrong."""
     while True:
         try:
-            return gradients(model, inputs, loss_fn, way), way
+            return gradients(model, inputs, loss_fn, way)
         except (RuntimeError, MemoryError) as error:
             if not ran_out_of_memory(error) or way.chunk == 1:
                 raise
@@ -103,9 +100,13 @@ def disagreement(model: CLIP, probe: Probe, right: Gradients, way: Way) -> str |
     if problem := optimizer_problem(device_named(way.device)):
         return problem
     straight = probe.inputs(way.device)
-    way = replace(way, chunk=min(way.chunk, len(straight.images)))
-    for kind, inputs in (("contiguous", straight), ("permuted", permuted(straight))):
-        found, way = gradients_in_memory(model, inputs, probe.loss_fn, way)
+    kinds = {"contiguous": straight, "permuted": permuted(straight)}
+    if way.compile:
+        kinds.pop("permuted")  # would be compiled anew, into a program that nothing trains with
+    for kind, inputs in kinds.items():
+        # Once at once and once in chunks: both are trained with.
+        chunk = len(straight.images) if kind == "contiguous" else -(-len(straight.images) // 2)
+        found = gradients_in_memory(model, inputs, probe.loss_fn, replace(way, chunk=min(way.chunk, chunk)))
         if problem := difference(found, right, TOLERANCES[way.precision]):
             return f"{problem}, with {kind} inputs"
     return None
@@ -117,15 +118,15 @@ def place_checked(model: CLIP, probe: Probe, way: Way) -> CLIP:
     A new model, also of a run that is resumed: the loss of a trained one nearly vanishes, and then its gradients in low
     precision are mostly rounding.
     """
-    right = None if way.is_plain else reference(model, probe)
     try:
+        right = None if way.is_plain else reference(model, probe, way)
         model = device_named(way.device).place(model)
         if way.compile:
             model.compile_towers()
         problem = None if right is None else disagreement(model, probe, right, way)
-    except (RuntimeError, NotImplementedError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
         if ran_out_of_memory(error):
-            raise no_memory_left() from None
+            raise no_memory_left(error) from None
         problem = first_line(error)
     if problem is not None:
         compiled = ", compiled" if way.compile else ""
@@ -169,7 +170,7 @@ def difference(found: Gradients, right: Gradients, tolerance: float) -> str | No
     errors = {"the loss": abs(found.loss - right.loss) / max(abs(right.loss), 1e-3)}
     whole = torch.stack([gradient.norm() for gradient in right.by_name.values()]).norm()
     for name, gradient in right.by_name.items():
-        length = torch.maximum(gradient.norm(), LEAST_SHARE * whole)
+        length = torch.maximum(gradient.norm(), LEAST_SHARE * whole).clamp_min(LEAST_LENGTH)
         other = found.by_name.get(name, torch.full_like(gradient, torch.nan))
         errors[f"the gradient of `{name}`"] = float((other - gradient).norm() / length)
     # A number that is none is the worst of all.

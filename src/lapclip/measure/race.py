@@ -9,19 +9,20 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from lapclip.device import device_named, processor, ran_out_of_memory, release_memory
-from lapclip.errors import UserError
-from lapclip.measure.parity import NUM_PAIRS, Gradients, Probe, disagreement, first_line, reference
+from lapclip.measure.parity import Probe, disagreement, first_line, num_probed, reference
 from lapclip.measure.rehearsal import Rig, Work, loss_of, placed_model, some_batch, some_patches
-from lapclip.measure.results import Candidate, Measured, spread_of
+from lapclip.measure.results import HOPELESS, Candidate, Measured, spread_of
 from lapclip.model.clip import shape_of
 from lapclip.step import Way
 
-HOPELESS = 1.5  # times as slow as the best: taken no further
 MOST_ROUNDS = 9
 BLOCK_SECONDS = 0.4  # a block of steps lasts about so long, or one step
 MOST_DRIFT = 0.1  # from round to round, before the machine is given a rest
 REST_SECONDS = 3.0
 MOST_RESTS = 2
+
+NO_MEMORY = "out of memory"
+NO_TIME = "there was no time to try it"
 
 Progress = str  # what is being done, for whoever waits
 
@@ -34,12 +35,19 @@ def measure(
     started = time.perf_counter()
     rigs = Rigs(work)
     tried: dict[Way, Candidate] = {}
+    has_exact = any(way.precision == "fp32" for way in ways)
     for way in ways:
         yield f"trying {way.in_words()}"
-        tried[way] = try_out(rigs, way, patience)
+        is_late = any(c.rejected is None for c in tried.values()) and time.perf_counter() > started + seconds
+        tried[way] = (
+            Candidate(way, rejected=NO_TIME)
+            if is_late
+            else check_way(rigs, way, patience if has_exact else None)
+        )
     entered = [way for way in ways if tried[way].rejected is None]
     block_seconds = min(BLOCK_SECONDS, seconds / ((least_rounds + 2) * len(ways)))
-    times = yield from race(rigs, entered, least_rounds, block_seconds, until=started + seconds)
+    times, failed = yield from race(rigs, entered, least_rounds, block_seconds, until=started + seconds)
+    tried |= failed
     rigs.clear()
     best = min(times.values(), key=statistics.median, default=[])
     candidates = tuple(
@@ -55,7 +63,6 @@ class Rigs:
     def __init__(self, work: Work):
         self.work = work
         self.made: dict[tuple[str, bool], Rig] = {}
-        self.right: Gradients | None = None  # what the processor finds in fp32, once somebody asks
 
     def rig(self, way: Way) -> Rig:
         if (way.device, way.compile) not in self.made:
@@ -64,17 +71,21 @@ class Rigs:
 
     def problem(self, way: Way) -> str | None:
         """What the parity gate says of a way; on models of its own, whose weights no step has changed."""
-        num_pairs = min(NUM_PAIRS, self.work.batch_size)
+        num_pairs = num_probed(way, self.work.batch_size)
         probe = Probe(
             some_batch(self.work, num_pairs),
             some_patches(self.work, num_pairs),
             loss_of(self.work),
             shape_of(self.work.model).text_length,
         )
-        if self.right is None:
-            self.right = reference(placed_model(self.work, processor()), probe)
+        right = reference(placed_model(self.work, processor()), probe, way)
         model = placed_model(self.work, device_named(way.device), compile=way.compile)
-        return disagreement(model, probe, self.right, way)
+        return disagreement(model, probe, right, way)
+
+    def drop(self, way: Way) -> None:
+        """Lets go of what failed."""
+        self.made.pop((way.device, way.compile), None)
+        device_named(way.device).release_memory()
 
     def clear(self) -> None:
         devices = [rig.device for rig in self.made.values()]
@@ -84,10 +95,10 @@ class Rigs:
         release_memory()
 
 
-def try_out(rigs: Rigs, way: Way, patience: float) -> Candidate:
+def check_way(rigs: Rigs, way: Way, patience: float | None) -> Candidate:
     """Whether a way is right, and not hopelessly slow; its first step, which compiles and takes memory."""
     try:
-        if way.precision != "fp32":
+        if way.precision != "fp32" and patience is not None:
             num_pairs, factor = slower_than_fp32(rigs, way, patience)
             if factor > HOPELESS:
                 of = "a step" if num_pairs == rigs.work.batch_size else f"a step of {num_pairs} pairs"
@@ -95,13 +106,16 @@ def try_out(rigs: Rigs, way: Way, patience: float) -> Candidate:
         if not way.is_plain and (problem := rigs.problem(way)):
             return Candidate(way, rejected=problem)
         first = rigs.rig(way).step(way)
-    except UserError:
-        raise
-    except (RuntimeError, NotImplementedError, MemoryError) as error:
-        rigs.made.pop((way.device, way.compile), None)
-        what = "out of memory" if ran_out_of_memory(error) else f"fails: {first_line(error)}"
-        return Candidate(way, rejected=what)
-    return Candidate(way, first_call_seconds=first)
+    except (RuntimeError, MemoryError) as error:
+        rejected = in_short(error)
+    else:
+        return Candidate(way, first_call_seconds=first)
+    rigs.drop(way)
+    return Candidate(way, rejected=rejected)
+
+
+def in_short(error: BaseException) -> str:
+    return NO_MEMORY if ran_out_of_memory(error) else f"fails: {first_line(error)}"
 
 
 def slower_than_fp32(rigs: Rigs, way: Way, patience: float) -> tuple[int, float]:
@@ -123,20 +137,31 @@ def slower_than_fp32(rigs: Rigs, way: Way, patience: float) -> tuple[int, float]
 
 def race(
     rigs: Rigs, ways: Sequence[Way], least_rounds: int, block_seconds: float, until: float
-) -> Generator[Progress, None, dict[Way, list[float]]]:
-    """Seconds of a step, block by block; ways that fall far behind drop out, but keep what they have."""
+) -> Generator[Progress, None, tuple[dict[Way, list[float]], dict[Way, Candidate]]]:
+    """Seconds of a step, block by block, and what failed; who falls far behind drops out and keeps what it has."""
     seconds: dict[Way, list[float]] = {way: [] for way in ways}
-    running, before = list(ways), None
-    num_steps = {way: num_in_block(rigs.rig(way).step(way), block_seconds) for way in ways}
-    num_rests = 0
-    for number in range(MOST_ROUNDS if ways else 0):
+    failed: dict[Way, Candidate] = {}
+    num_steps: dict[Way, int] = {}
+    running, before, num_rests = list(ways), None, 0
+    for number in range(MOST_ROUNDS):
         for way in running[:: -1 if number % 2 else 1]:
             yield f"round {number + 1}: {way.in_words()}"
-            rig = rigs.rig(way)
-            if before is not None and before.keep_memory != way.keep_memory:
-                rig.step(way)  # untimed: it gives memory back, or takes it again
-            seconds[way].append(statistics.mean(rig.step(way) for _ in range(num_steps[way])))
+            try:
+                rig = rigs.rig(way)
+                if way not in num_steps:
+                    num_steps[way] = num_in_block(rig.step(way), block_seconds)
+                if before is not None and before.keep_memory != way.keep_memory:
+                    rig.step(way)  # untimed: it gives memory back, or takes it again
+                seconds[way].append(statistics.mean(rig.step(way) for _ in range(num_steps[way])))
+            except (RuntimeError, MemoryError) as error:
+                failed[way] = Candidate(way, rejected=in_short(error))
             before = way
+        for way in [way for way in running if way in failed]:
+            running.remove(way)
+            seconds.pop(way)
+            rigs.drop(way)
+        if not running:
+            break
         if number >= least_rounds - 1 and time.perf_counter() > until:
             break
         medians = {way: statistics.median(seconds[way]) for way in running}
@@ -147,7 +172,7 @@ def race(
             yield "letting the machine cool down"
             time.sleep(REST_SECONDS)
             num_rests += 1
-    return seconds
+    return seconds, failed
 
 
 def num_in_block(step_seconds: float, block_seconds: float = BLOCK_SECONDS) -> int:
@@ -157,13 +182,8 @@ def num_in_block(step_seconds: float, block_seconds: float = BLOCK_SECONDS) -> i
 def rated(candidate: Candidate, seconds: list[float], best: list[float], batch_size: int) -> Candidate:
     """By how much slower than the best it was round by round, so that a busy round counts for both."""
     factor = statistics.median(own / other for own, other in zip(seconds, best, strict=False))
-    slow = f"{factor:.1f}x as long as the fastest" if factor > HOPELESS else None
-    return replace(
-        candidate,
-        pairs_per_second=batch_size / (statistics.median(best) * factor),
-        spread=spread_of(seconds),
-        rejected=slow,
-    )
+    rate = batch_size / (statistics.median(best) * factor)
+    return replace(candidate, pairs_per_second=rate, spread=spread_of(seconds))
 
 
 def drift_of(seconds: list[float]) -> float:

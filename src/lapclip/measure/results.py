@@ -7,6 +7,7 @@ from typing import Any
 
 from lapclip.step import Way
 
+HOPELESS = 1.5  # times as slow as the best: taken no further
 TIE = 0.05  # whoever is this near to the fastest is as fast
 PRECISIONS = ("fp32", "bf16", "fp16")  # among equals, in this order
 
@@ -36,25 +37,41 @@ class Measured:
         return {candidate.way for candidate in self.candidates}
 
 
-def choose(candidates: Iterable[Candidate], budget_seconds: float | None = None) -> Candidate | None:
-    """The fastest that was not refused; among equals one chunk, uncompiled, more threads, then fp32 on the processor.
+@dataclass(frozen=True)
+class Budget:
+    """How long a run is, in one of two ways; compiling must pay within it."""
 
-    With a budget, the time that compiling takes counts.
-    """
+    seconds: float | None = None
+    num_pairs: int | None = None
+
+
+def choose(candidates: Iterable[Candidate], budget: Budget | None = None) -> Candidate | None:
+    """The fastest not refused; among equals one chunk, uncompiled, more threads, then fp32 on the processor."""
     rated = [c for c in candidates if c.pairs_per_second is not None and c.rejected is None]
     if not rated:
         return None
-    best = max(worth(c, budget_seconds) for c in rated)
-    return min((c for c in rated if worth(c, budget_seconds) >= best * (1 - TIE)), key=order_among_equals)
+    worth = {c: rate_over(c, budget or Budget()) for c in rated}
+    best = max(worth.values())
+    return min((c for c in rated if worth[c] >= best * (1 - TIE)), key=order_among_equals)
 
 
-def worth(candidate: Candidate, budget_seconds: float | None) -> float:
-    """Pairs a second over the whole run."""
-    assert candidate.pairs_per_second is not None
-    if not candidate.way.compile or budget_seconds is None:
-        return candidate.pairs_per_second
-    lost = (candidate.first_call_seconds or 0.0) / budget_seconds
-    return candidate.pairs_per_second * max(0.0, 1 - lost)
+def rate_over(candidate: Candidate, budget: Budget) -> float:
+    """Pairs a second over a whole run, the time that compiling takes included."""
+    rate = candidate.pairs_per_second
+    assert rate is not None
+    lost = (candidate.first_call_seconds or 0.0) if candidate.way.compile else 0.0
+    if budget.seconds is not None:
+        return rate * max(0.0, 1 - lost / budget.seconds)
+    return rate if budget.num_pairs is None else budget.num_pairs / (lost + budget.num_pairs / rate)
+
+
+def remark_on(candidate: Candidate, measured: Measured) -> str | None:
+    """Why a candidate was refused, or how far behind it fell."""
+    rates = [c.pairs_per_second for c in measured.candidates if c.pairs_per_second is not None]
+    if candidate.rejected is not None or candidate.pairs_per_second is None:
+        return candidate.rejected
+    factor = max(rates) / candidate.pairs_per_second
+    return f"{factor:.1f}x as long as the fastest" if factor > HOPELESS else None
 
 
 def order_among_equals(candidate: Candidate) -> tuple:
@@ -114,7 +131,10 @@ def comparison(chosen: Candidate, rival: Candidate, part: str) -> str:
         return f"{factor:.1f} times as fast as {named}"
     if factor >= 1 + TIE:
         return f"{factor - 1:.0%} faster than {named}"
-    return f"as fast as {named}" if factor >= 1 - TIE else f"{named} would be faster but for what it costs"
+    if factor >= 1 - TIE:
+        return f"as fast as {named}"
+    costs = " and takes long to begin with" if part == "compile" else " elsewhere"
+    return f"{named} is {1 / factor - 1:.0%} faster{costs}"
 
 
 def in_words(part: str, value: Any) -> str:
