@@ -203,7 +203,7 @@ def test_an_estimate_is_marked_and_slower_than_what_it_is_made_from():
 
 @pytest.mark.slow
 def test_sizes_are_measured_while_they_fit_and_estimated_beyond(bench):
-    said, study = [], study_sizes([processor()], ("nano", "huge"), fresh=False, max_memory=1)
+    said, study = [], study_sizes([processor()], ("nano", "huge"), fresh=False, max_memory=1.0)
     while True:
         try:
             said.append(next(study))
@@ -215,10 +215,10 @@ def test_sizes_are_measured_while_they_fit_and_estimated_beyond(bench):
     assert nano.epoch_seconds == pytest.approx(sizes.EPOCH_PAIRS / nano.pairs_per_second)
     assert nano.memory_bytes > 10**8 and huge.memory_bytes > 10**10 and huge.num_parameters > 900e6
     assert len(list(cache_folder().rglob("size.json"))) == 1, "an estimate is not kept as if it were measured"
-    (row,) = of_json(bench("--sizes", "--json"))["sizes"]
+    (row,) = of_json(bench("--sizes", "--max-memory", "1", "--json"))["sizes"]
     assert row["pairs_per_second"] == nano.pairs_per_second, "remembered"
     assert row["predicted_speed_up"] == 0.1 and row["speed_up"] is None
-    done = bench("--sizes")
+    done = bench("--sizes", "--max-memory", "1")
     assert "nano" in done.stdout and "predicted" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 

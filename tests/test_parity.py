@@ -31,6 +31,7 @@ from lapclip.step import Way, choose_patches, move, update
 
 SOURCE = SceneSource(num_pairs=2 * NUM_PAIRS)
 TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(NUM_PAIRS)], 300)
+PLAIN = Way("cpu", "fp32", 1, 16)
 CONFIG = load_config(flags={"size": "nano", "image_size": 16, "lr": 1e-3})
 BATCH = next(
     load_batches(
@@ -102,7 +103,7 @@ def test_a_gradient_off_by_one_percent_is_refused_by_its_name(checked_on, seed, 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_no_tensor_s_gradient_is_too_small_for_one_percent_to_be_seen(loss):
     """Not only of those that chance draws: all of them."""
-    right = reference(new_model(loss), probe_of(loss))
+    right = reference(new_model(loss), probe_of(loss), PLAIN)
     assert len(right.by_name) == len(TENSORS) - (loss not in NEEDS_BIAS)
     for name in right.by_name:
         off = right.by_name | {name: right.by_name[name] * 1.01}
@@ -172,7 +173,7 @@ def test_the_gate_leaves_weights_as_they_were_and_no_gradients(monkeypatch, devi
     model, probe = device.place(new_model()), probe_of()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
-        disagreement(model, probe, reference(new_model(), probe), Way("mps", "fp32", 1, 4))
+        disagreement(model, probe, reference(new_model(), probe, PLAIN), Way("mps", "fp32", 1, 4))
     except NotImplementedError:
         assert isinstance(device, Cannot)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -198,7 +199,7 @@ def test_what_is_asked_of_the_processor_itself_needs_no_check(checked_on):
 
 def test_the_processor_agrees_with_itself_whatever_the_chunk():
     model, probe = new_model(), probe_of(share=0.5)
-    right = reference(model, probe)
+    right = reference(model, probe, PLAIN)
     for chunk in (3, NUM_PAIRS):
         assert disagreement(model, probe, right, Way("cpu", "fp32", 1, chunk)) is None
 

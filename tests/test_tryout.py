@@ -105,7 +105,7 @@ def with_memory_of(config: Config, *more: Way) -> Config:
     """The same settings; and it is known of their ways that all are slow, of some more that they are fast."""
     first = draft_of(config)
     assert first.settled.train.chunk
-    ways = ways_for(first.asked, first.settled.train.chunk, first.machine)
+    ways = ways_for(first.asked, first.work, first.machine)
     candidates = [Candidate(way, 100.0, 0.01, 0.1) for way in ways]
     candidates += [Candidate(way, 900.0, 0.01, 0.1) for way in more]
     known = Measured(tuple(candidates), time.time(), 1.0)
@@ -153,8 +153,8 @@ def test_a_limit_of_memory_holds_though_a_larger_chunk_was_measured_before(with_
 def test_where_every_way_was_refused_the_usual_one_is_taken(with_train):
     config = with_train(steps=LONG)
     first = draft_of(config)
-    ways = ways_for(first.asked, 8, first.machine)
-    refused = tuple(Candidate(way, rejected="out of memory") for way in ways)
+    ways = ways_for(first.asked, first.work, first.machine)
+    refused = tuple(Candidate(way, rejected="wrong") for way in ways)
     remember(folder_for(first.machine, first.work.key()), Measured(refused, time.time(), 1.0))
     settled = prepare(config).load_config()
     assert (settled.device.device, settled.device.precision, settled.train.chunk) == ("cpu", "fp32", 8)

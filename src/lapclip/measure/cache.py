@@ -16,7 +16,7 @@ from lapclip import __version__
 from lapclip.device import DEVICES, present_devices
 from lapclip.errors import UserError
 from lapclip.machine import Machine, cache_folder
-from lapclip.measure.race import NO_MEMORY, NO_TIME
+from lapclip.measure.race import NO_MEMORY
 from lapclip.measure.results import Candidate, Measured
 from lapclip.run import write_atomically
 from lapclip.step import Way
@@ -51,7 +51,7 @@ def recall(folder: Path, ways: Iterable[Way], *, compiled_too: bool = False) -> 
 
 def remember(folder: Path, measured: Measured) -> None:
     """Keeps what was measured, but not what may be otherwise tomorrow."""
-    if any(candidate.rejected in (NO_MEMORY, NO_TIME) for candidate in measured.candidates):
+    if any(candidate.rejected == NO_MEMORY for candidate in measured.candidates):
         return
     ways = sorted(json.dumps(asdict(way), sort_keys=True) for way in measured.ways)
     store(folder / f"{digest(ways)}.json", asdict(measured))

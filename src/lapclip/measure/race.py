@@ -22,7 +22,6 @@ REST_SECONDS = 3.0
 MOST_RESTS = 2
 
 NO_MEMORY = "out of memory"
-NO_TIME = "there was no time to try it"
 
 Progress = str  # what is being done, for whoever waits
 
@@ -38,12 +37,8 @@ def measure(
     has_exact = any(way.precision == "fp32" for way in ways)
     for way in ways:
         yield f"trying {way.in_words()}"
-        is_late = any(c.rejected is None for c in tried.values()) and time.perf_counter() > started + seconds
-        tried[way] = (
-            Candidate(way, rejected=NO_TIME)
-            if is_late
-            else check_way(rigs, way, patience if has_exact else None)
-        )
+        is_claimed = way.precision in device_named(way.device).precisions()
+        tried[way] = check_way(rigs, way, patience if has_exact and not is_claimed else None)
     entered = [way for way in ways if tried[way].rejected is None]
     block_seconds = min(BLOCK_SECONDS, seconds / ((least_rounds + 2) * len(ways)))
     times, failed = yield from race(rigs, entered, least_rounds, block_seconds, until=started + seconds)
