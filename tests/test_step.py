@@ -32,14 +32,18 @@ def build(loss: str) -> CLIP:
     return CLIP(SIZE, vocab_size=TOKENIZER.vocab_size, has_bias=loss == "sigmoid")
 
 
-def some_inputs(share: float = 0.5, text_length: int | None = None):
-    batch = next(
+def some_batch() -> Batch:
+    return next(
         load_batches(
             SOURCE, TOKENIZER, batch_size=14, image_size=32, text_length=32, seed=0, first_step=0, workers=0
         )
     )
+
+
+def some_inputs(share: float = 0.5):
+    batch = some_batch()
     keep = choose_patches(0, seed=0, batch_size=14, num_patches=16, share=share)
-    return move(batch, Device("cpu"), keep, fixed_length=text_length)
+    return move(batch, Device("cpu"), keep)
 
 
 def gradients(loss: str, chunk: int) -> tuple[dict[str, torch.Tensor], float, float]:
@@ -139,9 +143,10 @@ def test_an_accelerator_meets_few_text_lengths_and_finds_the_same_numbers():
     assert padded_length(10, 12) == 12, "never longer than the model's"
     assert fixed_length(DEVICES["cpu"], False, 77) is None
     assert fixed_length(DEVICES["mps"], False, 77) == 77 == fixed_length(DEVICES["cpu"], True, 77)
-    short, long = some_inputs(), some_inputs(text_length=32)
-    assert long.tokens_BT.shape[1] == 32 > short.tokens_BT.shape[1]
-    model = build("softmax")
+    batch, model = some_batch(), build("softmax")
+    batch = replace(batch, tokens=batch.tokens[:, :8], ends=np.minimum(batch.ends, 7))
+    short, long = (move(batch, Device("cpu"), None, fixed_length=length) for length in (None, 32))
+    assert short.tokens_BT.shape[1] == 8 and long.tokens_BT.shape[1] == 16
     torch.testing.assert_close(
         model.embed_texts(long.tokens_BT, long.ends_B), model.embed_texts(short.tokens_BT, short.ends_B)
     )
