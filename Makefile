@@ -12,7 +12,7 @@ train:
 
 test:
 	@$(PYTHON) tools/bootstrap.py dev
-	@.venv/bin/python -m pytest -m "not prove" $(ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist worksteal -m "not prove" $(ARGS)
 
 # Before each commit: style, types and the fast tests.
 check:
@@ -20,7 +20,7 @@ check:
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
-	@.venv/bin/python -m pytest -q -m "not slow and not prove" $(ARGS)
+	@.venv/bin/python -m pytest -q -n 2 --dist worksteal -m "not slow and not prove" $(ARGS)
 
 # The long proofs: many kills, a fresh install.
 prove:

@@ -33,12 +33,12 @@ def runnable(line: str) -> str | None:
         return None
     if line.startswith("make train"):
         return f"make --no-print-directory -C {shlex.quote(str(ROOT))} -n train >/dev/null && lapclip train {SMALLER}"
-    if line.startswith("lapclip bench --sizes"):
-        return f"{line} --max-memory 0.5"  # so that the larger sizes are estimated
-    if line.startswith("lapclip bench") and "--ops" not in line:
+    if line.startswith("lapclip bench"):
         return f"{line} --size nano --image-size 16 --batch-size 8"
     if line.startswith("lapclip train") and "--resume" not in line:
-        small = re.sub(r"--(minutes|epochs|steps|size|batch-size|chunk|threads) \S+", "", line) + " " + SMALLER
+        small = (
+            re.sub(r"--(minutes|epochs|steps|size|batch-size|chunk|threads) \S+", "", line) + " " + SMALLER
+        )
         return small.replace(f"--source {SMALL['source']}", "") if "photos" in line else small
     if line.startswith("lapclip train --resume"):
         return re.sub(r"--minutes \S+", "--steps 6", line)

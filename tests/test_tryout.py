@@ -189,7 +189,8 @@ def test_the_chunk_follows_the_memory_that_may_be_used():
 def test_too_little_memory_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=r"`--max-memory` allows 1\.0") as refusal:
         settled_within(1)
-    assert "`--size`" in refusal.value.hint
+    assert "allow more: `--max-memory 1.8`" in refusal.value.hint
+    settled_within(1.8)
 
 
 def test_a_chunk_that_was_asked_for_is_refused_where_it_does_not_fit_and_kept_where_it_does():

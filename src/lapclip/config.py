@@ -235,7 +235,7 @@ def load_config(file: Path | None = None, flags: Mapping[str, object] | None = N
 
 def problems_in_words(problems: list[str], file: Path | None) -> tuple[str, str]:
     where = f"`{file}`" if file else "the command line"
-    hint = "`lapclip train --help` lists every setting under its section"
+    hint = "`--help` lists every setting under its section"
     if len(problems) == 1:
         return problems[0], hint
     return f"{where} has {len(problems)} mistakes:" + "".join(f"\n  - {p}" for p in problems), hint

@@ -248,7 +248,7 @@ def settle_chunk(config: Config, batch_size: int, num_parameters: int, limit: in
         raise UserError(
             f"chunks of {least} need about {needed / 1e9:.1f} GB with `{config.model.size}`,"
             f" and `--max-memory` allows {limit / 1e9:.1f}",
-            hint="choose a smaller `--size`"
+            hint=f"allow more: `--max-memory {math.ceil(needed / 1e8) / 10:g}`"
             if least == 1
             else "choose a smaller `--chunk`, or leave it away",
         )

@@ -75,7 +75,7 @@ def try_out(
     if len(ways) < 2:
         return None
     folder = folder_for(machine, work.key())
-    if (known := recall(folder, ways, compiled_too=asked.device.compile is None)) is not None:
+    if (known := recall(folder, ways, lambda way: is_allowed(way, asked, ways))) is not None:
         return known
     steps = total_steps(settled.train, num_train, work.batch_size)
     minutes = settled.train.minutes
@@ -95,6 +95,21 @@ def try_out(
     measured = yield from measure(work, ways, seconds=allowed, least_rounds=2)
     remember(folder, measured)
     return measured
+
+
+def is_allowed(way: Way, asked: Config, ways: Sequence[Way]) -> bool:
+    """Whether a way that was timed for another reason is as asked, and its chunk fits."""
+    device = asked.device
+    wanted = {
+        "precision": device.precision,
+        "threads": device.threads,
+        "compile": device.compile,
+        "keep_memory": device.keep_memory,
+    }
+    is_asked = all(value is None or getattr(way, part) == value for part, value in wanted.items())
+    chunks = [other.chunk for other in ways if other.device == way.device]
+    has_chunk = way.chunk in chunks if asked.train.chunk else way.chunk <= max(chunks, default=0)
+    return is_asked and has_chunk
 
 
 def guess_step_seconds(work: Work, way: Way) -> float:

@@ -46,7 +46,11 @@ Work = Generator[str, None, Section]
 def steps_section(config: Config, data: Data, command: str, *, compile: bool, fresh: bool) -> Work:
     """Ways to run a step of the run that `command` would train."""
     result = yield from bench_steps(config, data, compile=compile, fresh=fresh)
-    rate = f", at about {result.predicted:,.0f} pairs/s" if result.predicted else ""
+    rate = (
+        f", at about {result.predicted:,.0f} pairs/s while its pictures are prepared"
+        if result.predicted
+        else ""
+    )
     remarks = [
         f"`{command}` trains this way{rate}",
         f"measured {age(time.time() - result.measured.when)}; `--fresh` measures again",
@@ -101,6 +105,10 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
     remarks = [crossing(device, op, size) for device, sizes in found.items() for op, size in sizes.items()]
     if not found:
         remarks.append("no accelerator was timed that could overtake the processor")
+    remarks.append(
+        "size n is n x n numbers, or n tokens; the first call is what it takes more than the others; launch is what"
+        " handing over takes, on the processor the time of the smallest call"
+    )
     remarks.append(f"measured {age(time.time() - when)}; `--fresh` measures again")
     return Section(
         {"ops": [asdict(timing) for timing in timings], "crossovers": found},
@@ -147,4 +155,5 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
         | {"predicted_speed_up": predicted_speed_up(r.num_parameters), "speed_up": speed_up(results, r)}
         for r in results
     ]
-    return Section({"sizes": rows}, [sizes_table(results)], [remark], lambda: draw_sizes(results))
+    columns = "speed-up of an accelerator over the processor: predicted in the documents, and measured"
+    return Section({"sizes": rows}, [sizes_table(results)], [columns, remark], lambda: draw_sizes(results))

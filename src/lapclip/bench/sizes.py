@@ -16,6 +16,7 @@ from typing import Any
 
 from lapclip.bench.steps import draft_of
 from lapclip.config import load_config
+from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.data.workers import STOPPING, start_worker
 from lapclip.device import Device, default_threads, device_named, ran_out_of_memory, set_up_process
 from lapclip.errors import UserError
@@ -27,7 +28,7 @@ from lapclip.measure.race import Rigs, num_in_block
 from lapclip.measure.rehearsal import Work
 from lapclip.measure.results import spread_of
 from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
-from lapclip.settle import SHARE_OF_MEMORY
+from lapclip.settle import CHARACTER_SIZES, SHARE_OF_MEMORY
 from lapclip.step import Way
 
 STUDIED = ("nano", "tiny", "small", "base", "medium", "large", "huge")
@@ -90,7 +91,8 @@ def measure_or_estimate(
 ) -> Generator[str, None, SizeResult]:
     """Measures one size, in a new process; estimates it when it does not fit."""
     size = shape_of(load_config(flags={"size": name}).model)
-    num_parameters = count_parameters(size, vocab_size=VOCABULARY, has_bias=False)
+    vocab_size = NUM_CHARACTERS if name in CHARACTER_SIZES else VOCABULARY
+    num_parameters = count_parameters(size, vocab_size=vocab_size, has_bias=False)
     if step_bytes(size, num_parameters, 1, False) <= room or smaller is None:
         rate = smaller.flops_per_second if smaller else None
         found = yield from in_a_process(name, device, room, rate)

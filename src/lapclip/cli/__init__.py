@@ -53,10 +53,9 @@ def run_command(arguments: list[str]) -> int:
         complain(stop.message, stop.hint)
         return 130
     except KeyboardInterrupt:
-        complain(
-            "stopped at once",
-            "`lapclip train --resume NAME` goes on from the last checkpoint, if there is one",
-        )
+        is_train = arguments[:1] == ["train"]
+        goes_on = "`lapclip train --resume NAME` goes on from the last checkpoint, if there is one"
+        complain("stopped at once", goes_on if is_train else "the same command begins again")
         return 130
     except Exception as problem:
         traceback.print_exc()

@@ -31,6 +31,7 @@ STEP = (
     "keep_patches",
 )
 WAY = ("device", "precision", "threads", "compile", "keep_memory", "max_memory")
+SWITCHES = ("recompute", "keep_memory")
 OF_ALL = ("device", "max_memory")  # what `--ops` and `--sizes` go by
 
 
@@ -111,8 +112,14 @@ def bench(
 
 def as_command(flags: dict[str, Any]) -> str:
     """The training that was measured, as one would type it."""
-    said = [f"{SETTINGS[name].flag} {flags[name]}" for name in STEP if name in flags and name != "recompute"]
-    said += ["--recompute"] * bool(flags.get("recompute"))
+    said = [
+        f"{SETTINGS[name].flag} {flags[name]}"
+        for name in (*STEP, *WAY)
+        if name in flags and name not in (*SWITCHES, "compile")
+    ]
+    said += [
+        f"--{'' if flags[name] else 'no-'}{name.replace('_', '-')}" for name in SWITCHES if name in flags
+    ]
     return " ".join(["lapclip train", *([flags["source"]] if "source" in flags else []), *said])
 
 

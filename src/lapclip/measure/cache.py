@@ -5,7 +5,7 @@ import json
 import time
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,16 +37,17 @@ def digest(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def recall(folder: Path, ways: Iterable[Way], *, compiled_too: bool = False) -> Measured | None:
-    """Of the newest that timed all these ways, what it found of them, and on request of them compiled; not when old."""
+def recall(
+    folder: Path, ways: Iterable[Way], is_allowed: Callable[[Way], bool] | None = None
+) -> Measured | None:
+    """Of the newest that timed all these ways, what it found of them and of others that are allowed; not when old."""
     found = [measured for path in folder.glob("*.json") if (measured := measured_from(load(path)))]
     wanted = set(ways)
     newest = max((m for m in found if wanted <= m.ways), key=lambda measured: measured.when, default=None)
     if newest is None:
         return None
-    if compiled_too:
-        wanted |= {replace(way, compile=True) for way in wanted}
-    return replace(newest, candidates=tuple(c for c in newest.candidates if c.way in wanted))
+    allowed = (c for c in newest.candidates if c.way in wanted or (is_allowed and is_allowed(c.way)))
+    return replace(newest, candidates=tuple(allowed))
 
 
 def remember(folder: Path, measured: Measured) -> None:

@@ -71,7 +71,7 @@ def remark_on(candidate: Candidate, measured: Measured) -> str | None:
     if candidate.rejected is not None or candidate.pairs_per_second is None:
         return candidate.rejected
     factor = max(rates) / candidate.pairs_per_second
-    return f"{factor:.1f}x as long as the fastest" if factor > HOPELESS else None
+    return f"takes {factor:.1f}x as long" if factor > HOPELESS else None
 
 
 def order_among_equals(candidate: Candidate) -> tuple:
@@ -93,9 +93,11 @@ def reasons_for(choice: Candidate, measured: Measured) -> dict[str, str]:
         chosen = getattr(choice.way, part)
         others = dict.fromkeys(getattr(c.way, part) for c in measured.candidates)
         said = [
-            comparison(*pair, part)
+            words
             for other in others
-            if other != chosen and (pair := likest_pair(choice, measured.candidates, part, other))
+            if other != chosen
+            and (pair := likest_pair(choice, measured.candidates, part, other))
+            and (words := comparison(*pair, part))
         ]
         if said:
             reasons[part] = "; ".join(said)
@@ -121,7 +123,8 @@ def num_differences(one: Way, other: Way) -> int:
     return sum(getattr(one, field.name) != getattr(other, field.name) for field in fields(Way))
 
 
-def comparison(chosen: Candidate, rival: Candidate, part: str) -> str:
+def comparison(chosen: Candidate, rival: Candidate, part: str) -> str | None:
+    """How two compare; nothing where the other won, in company of which neither was chosen."""
     named = in_words(part, getattr(rival.way, part))
     if rival.pairs_per_second is None:
         return f"{named}: {rival.rejected}"
@@ -133,8 +136,9 @@ def comparison(chosen: Candidate, rival: Candidate, part: str) -> str:
         return f"{factor - 1:.0%} faster than {named}"
     if factor >= 1 - TIE:
         return f"as fast as {named}"
-    costs = " and takes long to begin with" if part == "compile" else " elsewhere"
-    return f"{named} is {1 / factor - 1:.0%} faster{costs}"
+    return (
+        f"{named} is {1 / factor - 1:.0%} faster and takes long to begin with" if part == "compile" else None
+    )
 
 
 def in_words(part: str, value: Any) -> str:
