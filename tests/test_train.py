@@ -154,7 +154,7 @@ def wait_for(condition, seconds: float = 60) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.prove)])
 def test_ctrl_c_and_sigterm_save_and_exit_with_130(number):
-    flags = as_flags(SMALL | {"steps": 100_000, "workers": 1})
+    flags = [*as_flags(SMALL | {"steps": 100_000, "workers": 1, "chunk": 8}), "--keep-memory"]
     with subprocess.Popen(
         command("train", "--run", "asked", "--json", *flags),
         stdout=-1,
