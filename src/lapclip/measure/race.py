@@ -145,8 +145,8 @@ def race(
                 rig = rigs.rig(way)
                 if way not in num_steps:
                     num_steps[way] = num_in_block(rig.step(way), block_seconds)
-                if before is not None and before.keep_memory != way.keep_memory:
-                    rig.step(way)  # untimed: it gives memory back, or takes it again
+                if way != before:
+                    rig.step(way)  # untimed: caches and allocator still are as the one before left them
                 seconds[way].append(statistics.mean(rig.step(way) for _ in range(num_steps[way])))
             except (RuntimeError, MemoryError) as error:
                 failed[way] = Candidate(way, rejected=in_short(error))

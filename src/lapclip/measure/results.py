@@ -9,6 +9,7 @@ from lapclip.step import Way
 
 HOPELESS = 1.5  # times as slow as the best: taken no further
 TIE = 0.05  # whoever is this near to the fastest is as fast
+MOST_NOISE = 0.2  # beyond that a difference is one, however noisy the machine
 PRECISIONS = ("fp32", "bf16", "fp16")  # among equals, in this order
 
 
@@ -51,8 +52,15 @@ def choose(candidates: Iterable[Candidate], budget: Budget | None = None) -> Can
     if not rated:
         return None
     worth = {c: rate_over(c, budget or Budget()) for c in rated}
-    best = max(worth.values())
-    return min((c for c in rated if worth[c] >= best * (1 - TIE)), key=order_among_equals)
+    best = max(rated, key=lambda c: worth[c])
+    equal = (c for c in rated if worth[c] >= worth[best] * (1 - no_difference(c, best)))
+    return min(equal, key=order_among_equals)
+
+
+def no_difference(one: Candidate, other: Candidate) -> float:
+    """Which share is none: 5%, or what the rounds of both differed by."""
+    noise = ((one.spread or 0.0) + (other.spread or 0.0)) / 2
+    return min(max(TIE, noise), MOST_NOISE)
 
 
 def rate_over(candidate: Candidate, budget: Budget) -> float:
