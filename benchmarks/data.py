@@ -37,9 +37,6 @@ GRAIN = 5.0  # a standard deviation; makes a file as large as that of a real pho
 MEAN, STD = (0.481, 0.458, 0.408), (0.269, 0.261, 0.276)
 
 
-# The photos
-
-
 def make_photos(folder: Path, num_photos: int) -> None:
     """JPEGs as a camera or the web has them, and a table with five captions each."""
     rng = np.random.default_rng(0)

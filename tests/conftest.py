@@ -37,6 +37,17 @@ def in_a_folder_of_its_own(tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For what computes too little to share."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def small_config() -> Config:
     return load_config(flags=SMALL)

@@ -125,7 +125,7 @@ def test_people_read_it_in_80_columns_and_get_what_a_page_shows(bench, tmp_path)
 )
 def test_mistakes_are_said_in_words_before_anything_is_measured(arguments, code, says, bench):
     if "cuda" in arguments and DEVICES["cuda"].is_present:
-        pytest.skip("there is one")
+        pytest.skip("this machine has that device, so it cannot be missed here")
     done = bench(*arguments)
     assert done.returncode == code and says in done.stderr and "hint:" in done.stderr
     assert "Traceback" not in done.stderr and not done.stdout

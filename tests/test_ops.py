@@ -1,28 +1,17 @@
 """Operations: where the time of a call goes, and from which size a device is worth its price."""
 
 import gc
-import time
 from dataclasses import replace
 
 import pytest
 import torch
+from waiting import SlowToAnswer
 
 from lapclip.bench.ops import LONGEST_CALL_SECONDS, OPS, OpTiming, ends, fits, overtakes, time_ops
 from lapclip.device import Device, processor
 
 SMALL = (8, 32)
-WAIT_SECONDS = 0.012
-
-
-class SlowToAnswer(Device):
-    """The processor behind a wait that no small operation is worth."""
-
-    @property
-    def torch(self) -> torch.device:
-        return torch.device("cpu")
-
-    def synchronize(self) -> None:
-        time.sleep(WAIT_SECONDS)
+WAIT_SECONDS = SlowToAnswer.wait_seconds
 
 
 class Cramped(Device):

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from waiting import SlowToAnswer
 
 from lapclip.bench.rates import (
     LONG_SECONDS,
@@ -36,15 +37,8 @@ LINUX = """PyTorch built with:
 """
 
 
-class SlowToAnswer(Device):
-    """The processor behind a wait: what an accelerator looks like to whoever waits after each call."""
-
-    @property
-    def torch(self) -> torch.device:
-        return torch.device("cpu")
-
-    def synchronize(self) -> None:
-        time.sleep(WAIT_SECONDS)
+class SlowWithinACall(SlowToAnswer):
+    wait_seconds = WAIT_SECONDS
 
 
 class Cramped(Device):
@@ -61,7 +55,7 @@ def test_both_rates_are_those_of_a_machine_and_not_of_the_clock():
 
 
 def test_a_slow_answer_is_shared_by_the_calls_of_a_block():
-    device = SlowToAnswer("slow", is_accelerator=True)
+    device = SlowWithinACall("slow", is_accelerator=True)
     numbers = torch.rand(8, 8)
     num_calls = calls_in_block(lambda: numbers @ numbers, device)
     assert num_calls > 10

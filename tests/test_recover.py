@@ -45,13 +45,7 @@ BATCH = next(
 ONE_PAIR = 32 * 4 * 128 * 4  # bytes: the perceptron's wide side for one caption
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """What is computed here is too little to share."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def new_model(loss="softmax") -> CLIP:

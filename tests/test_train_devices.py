@@ -128,7 +128,7 @@ def test_a_run_too_short_to_measure_trains_on_the_processor_and_does_not_claim_t
 
 def test_an_absent_device_is_an_error_and_leaves_no_run(call):
     if DEVICES["mps"].is_present:
-        pytest.skip("it is there")
+        pytest.skip("this machine has that device, so it cannot be missed here")
     done = call("train", "--device", "mps", *as_flags(SMALL))
     assert done.returncode == 1 and "no device `mps`" in " ".join(done.stderr.split())
     assert not Path("runs").exists()

@@ -34,13 +34,7 @@ BATCH = next(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """What is computed here is too little to share."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What is measured before a run begins: taken from the cache, or quickly, within a twentieth of the run's budget."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from lapclip.config import Config, DeviceConfig
 from lapclip.device import Device, default_threads, device_named, present_devices, processor
@@ -20,6 +20,7 @@ MOST_SECONDS = 10.0  # a candidate
 STEPS_EACH = 4  # two to warm up, two to time
 LEAST_SECONDS = 0.5  # of allowance, below which nothing is begun
 MANY_FLOPS = 1e12  # a second, which no laptop's step exceeds by much
+Combine = Callable[[DeviceConfig, Sequence[Device], Sequence[int], Sequence[int]], list[Way]]
 FEW = 2  # pairs, to guess the length of a step from
 
 
@@ -49,22 +50,16 @@ def chunks_on(device: Device, asked: Config, work: Work, machine: Machine, num: 
     return sorted({max(1, -(-chunk // 2**halved)) for halved in range(num)}, reverse=True)
 
 
-def threads_for(asked: DeviceConfig, machine: Machine) -> list[int]:
-    return [asked.threads] if asked.threads else thread_counts(machine, default_threads())
-
-
-def ways_for(asked: Config, work: Work, machine: Machine) -> list[Way]:
-    """The ways that a run could take: on each device the largest chunk that fits, and half of it."""
-    return [
-        way
-        for device in devices_for(asked.device)
-        for way in few_ways(
-            asked.device,
-            [device],
-            threads_for(asked.device, machine),
-            chunks_on(device, asked, work, machine, 2),
-        )
-    ]
+def ways_for(
+    asked: Config, work: Work, machine: Machine, *, combine: Combine = few_ways, num_chunks: int = 2
+) -> list[Way]:
+    """The ways that a run could take: on each device the largest chunk that fits, and halves of it."""
+    threads = [asked.device.threads] if asked.device.threads else thread_counts(machine, default_threads())
+    ways: list[Way] = []
+    for device in devices_for(asked.device):
+        chunks = chunks_on(device, asked, work, machine, num_chunks)
+        ways += combine(asked.device, [device], threads, chunks)
+    return ways
 
 
 def try_out(

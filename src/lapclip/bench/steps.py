@@ -2,6 +2,7 @@
 
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any
 
 from lapclip.config import Config
@@ -14,7 +15,7 @@ from lapclip.measure.ways import all_ways
 from lapclip.prepare import Draft, draft, open_here, tokenizer_for
 from lapclip.settle import Reasons, way_of
 from lapclip.step import Way
-from lapclip.tryout import chunks_on, devices_for, threads_for
+from lapclip.tryout import ways_for
 
 RACE_SECONDS = 45.0
 PATIENCE = 2.0  # seconds for a step in low precision
@@ -45,7 +46,9 @@ def bench_steps(
     """Takes what was measured before, unless it must be fresh, or measures, which takes about a minute."""
     yield "getting ready"
     first = draft_of(config, data)
-    ways = ways_of(first, compile=compile)
+    # All combinations of what was not asked for, with chunks down to a quarter of the most that fits.
+    combine = partial(all_ways, compile=compile)
+    ways = ways_for(first.asked, first.work, first.machine, combine=combine, num_chunks=3)
     folder = folder_for(first.machine, first.work.key())
     measured = None if fresh else recall(folder, ways)
     if measured is None:
@@ -77,22 +80,6 @@ def predicted_rate(choice: Candidate, first: Draft, workers: int) -> float | Non
     if device_named(choice.way.device).is_accelerator:
         return 1 / max(step, draw / workers)
     return 1 / (step + draw / first.machine.num_cores)
-
-
-def ways_of(first: Draft, *, compile: bool) -> list[Way]:
-    """All combinations of what was not asked for; chunks of the most that fits, half and a quarter of it."""
-    asked, machine = first.asked, first.machine
-    return [
-        way
-        for device in devices_for(asked.device)
-        for way in all_ways(
-            asked.device,
-            [device],
-            threads_for(asked.device, machine),
-            chunks_on(device, asked, first.work, machine, 3),
-            compile=compile,
-        )
-    ]
 
 
 def as_json(result: StepsResult) -> dict[str, Any]:
