@@ -55,7 +55,8 @@ class LocalFiles:
 
     def read(self, path: str, offset: int, size: int) -> bytes:
         """Fewer bytes than asked for only at the file's end."""
-        return os.pread(self.descriptor(path).number, size, offset)
+        held = self.descriptor(path)  # by a name: otherwise another thread may close it before it is read
+        return os.pread(held.number, size, offset)
 
     def stamp(self, path: str) -> str:
         """Changes whenever the file may have; empty when it is gone."""
