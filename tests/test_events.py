@@ -1,0 +1,503 @@
+"""Reading events: whatever happens to the file, a reader goes on, loses nothing, doubles nothing and stays small."""
+
+import dataclasses
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lapclip.events import (
+    KINDS,
+    KINDS_OF_MEMORY,
+    LONGEST_LINE,
+    PARTS,
+    Continued,
+    Evaluated,
+    Failed,
+    Finished,
+    Follower,
+    Inspected,
+    Paused,
+    Saved,
+    Started,
+    Step,
+    Warned,
+    from_line,
+    parse_place,
+    read_events,
+    to_line,
+)
+
+WAY = {
+    **{f"{what}@{k}": 0.25 for what in ("recall", "chance") for k in (1, 5, 10)},
+    "median_rank": 3.0,
+    "interval@10": [0.1, 0.3],
+}
+RECALL = {
+    "num_images": 8,
+    "num_captions": 16,
+    "text_to_image": WAY,
+    "image_to_text": WAY,
+    "in_batch": {"accuracy": 0.5, "chance": 0.1, "batch_size": 8},
+    "negatives": {"easy": 0.9, "medium": 0.5, "hard": 0.2, "chance": 0.1, "num_choices": 10},
+}
+READINGS = {
+    "cores": [0.5, 1.0],
+    "other_cores": 0.2,
+    "memory_available": 10**9,
+    "swap_used": 0,
+    "swapped_bytes": 5,
+    "temperature": 71.5,
+    "speed_limit": 0.9,
+    "power_watts": 12.5,
+    "power_of": "processor package",
+    "battery": 80,
+    "is_plugged": False,
+}
+
+
+def step(number: int, **changes) -> Step:
+    plain = Step(number, 0.1, 8, 2.0, 0.1, 1e-3, 0.07, 1.0, 100.0, 0.0, 1.0, 0.5, 1.0, time=1_800_000_000.125)
+    return replace(plain, **changes)
+
+
+ONE_OF_EACH = [
+    Started(0, 0.0, 1, 2, 3, 4, 5, "cpu", 2, 3.0, None),
+    step(1, num_different=7),
+    Inspected(
+        1,
+        dict.fromkeys(PARTS, 0.1),
+        dict.fromkeys(KINDS_OF_MEMORY, 10) | {"activations": None},
+        memory_used=1,
+        memory_peak=2,
+        memory_limit=3,
+        grad_norms={"image.patches": 0.1, "scale": 2.0},
+        readings=READINGS,
+    ),
+    Evaluated(1, RECALL, True, 0.5, 2.5, "snapshots/step-000001.json"),
+    Warned(
+        1,
+        "a picture of a caf\u00e9 \U0001f468\u200d\U0001f469\u200d\U0001f467\nis broken",
+        "mend it",
+        kind="collapsed",
+    ),
+    Paused(1, "the battery is low"),
+    Continued(1, 60.0),
+    Saved(1, "checkpoints/step-000001", 1000, 0.1),
+    Finished("budget", 1, 0.1, 1.0, 8, 8.0, 1, 2, RECALL, 1, "checkpoints/best"),
+    Failed("no memory", "close programs"),
+]
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def steps(events) -> list[int]:
+    return [event.step for event in events]
+
+
+def lines(numbers) -> bytes:
+    return b"".join(to_line(step(number)).encode() for number in numbers)
+
+
+def append(file: Path, content: bytes) -> None:
+    with file.open("ab") as out:
+        out.write(content)
+
+
+def test_every_kind_of_event_reads_back_as_it_was():
+    assert {type(event) for event in ONE_OF_EACH} == set(KINDS.values())
+    for event in ONE_OF_EACH:
+        event = replace(event, time=1_700_000_000.125)  # steps are written to the millisecond
+        assert from_line(to_line(event)) == event
+
+
+def test_a_step_is_written_with_seven_digits():
+    exact = replace(
+        next(e for e in ONE_OF_EACH if isinstance(e, Step)), loss=1 / 3, seconds=12345.678912, lr=1e-7 / 3
+    )
+    read = from_line(to_line(exact))
+    assert (read.loss, read.seconds, read.lr) == pytest.approx(
+        (exact.loss, exact.seconds, exact.lr), rel=1e-7
+    )
+    assert len(to_line(exact)) < len(json.dumps(dataclasses.asdict(exact))) + 60
+
+
+def test_what_came_later_may_be_missing():
+    """A run of an earlier version is read with the defaults of today; the time of an event is never now."""
+    old = json.loads(to_line(ONE_OF_EACH[3]))
+    for name in ("loss", "snapshot"):
+        del old[name]
+    del old["recall"]["negatives"]
+    event = from_line(json.dumps(old))
+    assert event.loss is None and event.snapshot is None and "negatives" not in event.recall
+    del old["time"]
+    assert from_line(json.dumps(old)) is None
+
+
+# the file
+
+
+def test_a_torn_last_line_counts_once_it_is_whole(file):
+    whole = lines([1, 2])
+    file.write_bytes(whole[:-20])
+    follower = Follower(file)
+    assert steps(follower.new()) == [1]
+    assert steps(follower.new()) == []
+    append(file, whole[-20:])
+    assert steps(follower.new()) == [2]
+
+
+def test_a_file_that_comes_late_is_read_from_its_start(file):
+    follower = Follower(file)
+    assert steps(follower.new()) == []
+    file.write_bytes(lines([1]))
+    assert steps(follower.new()) == [1] and follower.num_restarts == 0
+
+
+def test_a_file_cut_short_is_read_anew(file):
+    file.write_bytes(lines(range(10)))
+    follower = Follower(file)
+    assert len(steps(follower.new())) == 10
+    file.write_bytes(lines([1]))
+    assert steps(follower.new()) == [1] and follower.num_restarts == 1
+
+
+def test_a_file_written_over_and_grown_past_the_place_is_read_anew(file):
+    """The same inode, and longer than what had been read: only its content tells."""
+    file.write_bytes(lines([1, 2]))
+    follower = Follower(file)
+    assert steps(follower.new()) == [1, 2]
+    with file.open("r+b") as out:
+        out.truncate()
+        out.write(lines(range(100, 110)))
+    assert steps(follower.new()) == list(range(100, 110)) and follower.num_restarts == 1
+
+
+def test_a_file_cut_in_its_middle_and_grown_again_is_read_anew(file):
+    file.write_bytes(lines([1, 2, 3]))
+    follower = Follower(file)
+    assert steps(follower.new()) == [1, 2, 3]
+    with file.open("r+b") as out:
+        out.seek(len(lines([1])))
+        out.truncate()
+        out.write(to_line(Warned(2, "x" * 2000, "y")).encode())
+    assert steps(follower.new()) == [1, 2] and follower.num_restarts == 1
+
+
+def test_a_rotated_file_is_read_anew(file):
+    file.write_bytes(lines([1, 2]))
+    follower = Follower(file)
+    assert steps(follower.new()) == [1, 2]
+    file.rename(file.with_suffix(".old"))
+    assert steps(follower.new()) == []
+    file.write_bytes(lines([5, 6, 7, 8]))
+    assert steps(follower.new()) == [5, 6, 7, 8]
+    assert follower.num_restarts == 1
+
+
+def test_a_deleted_file_made_anew_is_read_anew_even_with_the_old_inode(file):
+    file.write_bytes(lines([1, 2]))
+    follower = Follower(file)
+    assert steps(follower.new()) == [1, 2]
+    for attempt in range(3):
+        file.unlink()
+        file.write_bytes(lines(range(10 * attempt, 10 * attempt + 5)))
+        assert steps(follower.new()) == list(range(10 * attempt, 10 * attempt + 5))
+    assert follower.num_restarts == 3
+
+
+def test_a_reader_goes_on_from_a_place(file):
+    file.write_bytes(lines([1, 2]))
+    follower = Follower(file)
+    assert steps(follower.new()) == [1, 2]
+    append(file, lines([3]))
+    other = Follower(file, follower.place)
+    assert steps(other.new()) == [3] and other.num_restarts == 0
+    file.unlink()
+    file.write_bytes(lines([7, 8, 9]))
+    other = Follower(file, follower.place)
+    assert steps(other.new()) == [7, 8, 9] and other.num_restarts == 1, "a place in another file is no place"
+
+
+@pytest.mark.parametrize(
+    "place", ["", "x", "1", "1-", "-1-5", "1-5-6", "9" * 5000 + "-" + "9" * 5000, "0-7", "\u00b2-1"]
+)
+def test_a_forged_place_costs_nothing_but_reading_anew(file, place):
+    file.write_bytes(lines([1, 2]))
+    assert steps(Follower(file, place).new()) == [1, 2]
+    inside = f"{parse_place(reading(file).place)[0]}-7"
+    assert steps(Follower(file, inside).new()) == [1, 2], "the middle of a line is no place either"
+
+
+def reading(file: Path) -> Follower:
+    follower = Follower(file)
+    list(follower.new())
+    return follower
+
+
+def test_leaving_off_in_the_middle_loses_and_doubles_nothing(file):
+    file.write_bytes(lines(range(5)))
+    follower = Follower(file)
+    assert next(follower.new()).step == 0
+    assert steps(follower.new()) == [1, 2, 3, 4]
+
+
+def test_a_folder_and_a_file_that_may_not_be_read_are_empty(file):
+    file.mkdir()
+    assert list(read_events(file)) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_portions_and_random_garbage_lose_and_double_no_event(file, seed):
+    rng = random.Random(seed)
+    numbers, content = list(range(60)), b""
+    for number in numbers:
+        content += lines([number])
+        if rng.random() < 0.3:
+            content += rng.randbytes(rng.randrange(2000)).replace(b"\n", b"") + b"\n"
+    file.write_bytes(b"")
+    follower, found, at = Follower(file), [], 0
+    while at < len(content):
+        size = rng.choice([1, 7, 100, 3000])
+        append(file, content[at : at + size])
+        at += size
+        found += steps(follower.new())
+        if rng.random() < 0.2:
+            follower = Follower(file, follower.place)
+    assert found == numbers and follower.num_restarts == 0
+
+
+WRITER = """
+import random, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from test_events import lines
+rng = random.Random(3)
+with open(sys.argv[1], "ab", buffering=0) as file:
+    for number in range(2000):
+        line = lines([number])
+        cut = rng.randrange(len(line))
+        file.write(line[:cut])
+        if rng.random() < 0.02: time.sleep(0.002)
+        file.write(line[cut:])
+"""
+
+
+def test_a_reader_beside_a_writing_process_sees_every_event_once(file):
+    found: list[int] = []
+    follower = Follower(file)
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(file), str(Path(__file__).parent)]) as writer:
+        num_looks = 0
+        while writer.poll() is None:
+            found += steps(follower.new())
+            num_looks += 1
+        assert writer.returncode == 0
+    found += steps(follower.new())
+    assert found == list(range(2000)) and num_looks > 10 and follower.num_restarts == 0
+
+
+# its size
+
+
+def measured(read) -> tuple[int, float]:
+    """Most bytes held at once, and seconds without the bookkeeping of that."""
+    tracemalloc.start()
+    read()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    started = time.process_time()
+    read()
+    return peak, time.process_time() - started
+
+
+def test_a_huge_file_without_a_line_is_passed_over_in_little_memory(file):
+    """What a full disk or a lost power line leaves: 300 MB of nothing, then events again."""
+    with file.open("wb") as out:
+        out.write(lines([1]))
+        out.truncate(300 << 20)
+    append(file, b"x" * (3 << 20))
+    follower = Follower(file)
+    peak, seconds = measured(lambda: steps(Follower(file).new()))
+    assert peak < 16 << 20 and seconds < 5
+    assert steps(follower.new()) == [1]
+    started = time.process_time()
+    assert steps(follower.new()) == [] and time.process_time() - started < 0.1, "it is not read again"
+    append(file, b" the end of it" + lines([2])[:-1] + b"\n" + lines([3]))
+    assert steps(follower.new()) == [3] and follower.num_restarts == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process can be held to its data")
+def test_a_reader_lives_within_a_limit_on_memory(file):
+    with file.open("wb") as out:
+        out.truncate(300 << 20)
+    append(file, b"\n" + lines([1]))
+    program = (
+        "import resource, sys; from pathlib import Path; from lapclip.events import read_events\n"
+        f"resource.setrlimit(resource.RLIMIT_DATA, ({150 << 20}, {150 << 20}))\n"
+        "print([event.step for event in read_events(Path(sys.argv[1]))])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True)
+    assert done.stdout == "[1]\n", done.stderr
+
+
+def test_fifty_megabytes_of_events_are_read_in_little_memory_and_time(file):
+    portion = lines(range(5000))
+    with file.open("wb") as out:
+        for _ in range((50 << 20) // len(portion)):
+            out.write(portion)
+    num_lines = 5000 * ((50 << 20) // len(portion))
+    count = 0
+
+    def read() -> None:
+        nonlocal count
+        count = sum(1 for _ in read_events(file))
+
+    started = time.process_time()
+    read()
+    seconds = time.process_time() - started
+    assert count == num_lines
+    assert num_lines / seconds > 20_000, "60,000 lines a second on a processor of 2019 that nobody else uses"
+    os.truncate(file, 5 << 20)
+    assert measured(read)[0] < 16 << 20
+
+
+def test_a_line_too_long_for_an_event_is_passed_over_and_the_next_one_is_not(file):
+    long = to_line(Warned(1, "x" * (LONGEST_LINE * 3), "y")).encode()
+    file.write_bytes(lines([1]) + long + lines([2]) + b"\n" * (3 << 20) + lines([3]))
+    assert steps(read_events(file)) == [1, 2, 3]
+
+
+# its lines
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"", b"null", b"[]", b'"Step"', b"{}", b"\x00" * 100, b"\xff\xfe{\x00}\x00", b"\xed\xa0\x80", random.Random(1).randbytes(1000),
+        b"[" * 100_000, b'{"a":' * 100_000, b'{"version":1,"event":' + b"[" * 50_000, b"9" * 10_000,
+        b'{"version":1,"event":"Step"}', b'{"version":1,"event":["Step"]}', b'{"version":1,"event":{}}',
+        b'{"version":2,"event":"Failed","time":1.0,"message":"a","hint":"b"}',
+        b'{"event":"Failed","time":1.0,"message":"a","hint":"b"}',
+    ],
+    ids=lambda line: repr(line[:20]),
+)  # fmt: skip
+def test_a_line_that_is_no_event_is_passed_over(file, line):
+    file.write_bytes(lines([1]) + line + b"\n" + lines([2]))
+    assert steps(read_events(file)) == [1, 2]
+
+
+MAD = ["x", [], {}, None, True, "nan", float("nan"), float("inf"), -float("inf"), 10**400, -(10**400)]
+
+
+@pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda event: type(event).__name__)
+def test_no_value_of_a_wrong_kind_gets_through(event):
+    """Either the line is passed over, or what comes out can be shown like any other."""
+    good = json.loads(to_line(event))
+    for name in set(good) - {"version", "event"}:
+        for value in MAD:
+            found = from_line(json.dumps(good | {name: value}))
+            assert found is None or is_sound(found), (name, value)
+
+
+def test_no_broken_part_of_a_nested_value_gets_through():
+    for event in (ONE_OF_EACH[2], ONE_OF_EACH[3], ONE_OF_EACH[8]):
+        for path in paths(json.loads(to_line(event))):
+            for value in [*MAD, ...]:
+                record = json.loads(to_line(event))
+                change(record, path, value)
+                found = from_line(json.dumps(record))
+                assert found is None or is_sound(found), (path, value)
+
+
+def paths(value, before=()):
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield (*before, name)
+            yield from paths(inner, (*before, name))
+
+
+def change(record: dict, path: tuple, value) -> None:
+    for name in path[:-1]:
+        record = record[name]
+    if value is ...:
+        del record[path[-1]]
+    else:
+        record[path[-1]] = value
+
+
+def is_sound(event) -> bool:
+    """Whether a view that trusts the classes and the contract gets what it expects."""
+    assert "NaN" not in to_line(event) and "Infinity" not in to_line(event)
+    time.gmtime(event.time + getattr(event, "seconds_left", 0))
+    for name in ("step", "num_pairs_seen", "bytes", "pid"):
+        assert type(getattr(event, name, 0)) is int and 0 <= getattr(event, name, 0) < 2**63
+    match event:
+        case Step():
+            assert (
+                f"{event.loss:.3f} {event.grad_norm:.2g} {1 / event.temperature:.1f}"
+                and 0 <= event.progress <= 1
+            )
+        case Started():
+            assert 1 / event.batch_size and 1 / event.num_train and event.device.upper()
+        case Inspected():
+            assert tuple(event.parts) == PARTS and sum(event.parts.values()) >= 0
+            assert tuple(event.memory) == KINDS_OF_MEMORY
+            assert all(norm >= 0 for norm in event.grad_norms.values())
+            assert all(0 <= share <= 1 for share in event.readings.get("cores", []))
+            show(f"{event.readings.get('power_watts', 0):.1f} {event.readings.get('temperature', 0):.0f}")
+            assert event.readings.get("power_of", "").upper() is not None
+        case Evaluated():
+            check_recall(event.recall)
+            assert event.snapshot is None or event.snapshot.startswith("snapshots/")
+        case Finished():
+            assert event.recall is None or check_recall(event.recall)
+        case Warned() | Failed():
+            assert event.message.upper() and event.hint.upper()
+    return True
+
+
+def show(text: str) -> None:
+    """Making the text was the test."""
+    assert text.isprintable()
+
+
+def check_recall(recall: dict) -> bool:
+    for way in ("text_to_image", "image_to_text"):
+        low, high = recall[way]["interval@10"]
+        show(f"{low:.0%} {high:.0%} {recall[way]['median_rank']:g}")
+        assert all(0 <= recall[way][f"{what}@{k}"] <= 1 for what in ("recall", "chance") for k in (1, 5, 10))
+    show(f"{recall['num_images']:,} {recall['num_captions']:,} {recall['in_batch']['accuracy']:.1%}")
+    if negatives := recall.get("negatives"):
+        show(
+            f"{negatives['easy']:.1%} {negatives['medium']:.1%} {negatives['hard']:.1%} {negatives['chance']:.1%}"
+        )
+    return True
+
+
+def test_a_finished_run_is_finished_even_with_a_broken_recall():
+    record = json.loads(to_line(ONE_OF_EACH[8])) | {"recall": {"num_images": 3}}
+    event = from_line(json.dumps(record))
+    assert isinstance(event, Finished) and event.recall is None
+
+
+def test_words_cannot_steer_a_terminal_or_break_a_page():
+    event = from_line(to_line(Failed("\x1b[2J\x07 gone\x00\x9b \ud800", "two\nlines\tstay")))
+    assert event.message == "\ufffd[2J\ufffd gone\ufffd\ufffd \ufffd" and event.hint == "two\nlines\tstay"
+    event.message.encode()
+
+
+@pytest.mark.parametrize(
+    "name", ["../../secret.json", "/etc/passwd", "snapshots/../../x.json", "snapshots/a/b.json"]
+)
+def test_a_snapshot_is_a_file_of_the_run(name):
+    assert from_line(to_line(replace(ONE_OF_EACH[3], snapshot=name))).snapshot is None

@@ -1,0 +1,184 @@
+"""What a run's events come to: bounded however long the run, and right after a killed process lost some of them."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from test_events import ONE_OF_EACH, RECALL
+
+from lapclip.events import Continued, Evaluated, Failed, Finished, Paused, Started, Step, Warned
+from lapclip.history import (
+    LONGEST_GAP,
+    MOST_EPOCHS,
+    MOST_EVALUATIONS,
+    MOST_INSPECTIONS,
+    MOST_STEPS,
+    MOST_WARNINGS,
+    History,
+    Thinned,
+)
+
+INSPECTED = ONE_OF_EACH[2]
+STEPS_IN_EPOCH = 10
+
+
+def started(step: int, **changes) -> Started:
+    return replace(Started(step, 0.0, 1, 2, 80, 8, 8, "cpu", 2, None, 1000), **changes)
+
+
+def step(number: int, **changes) -> Step:
+    """Ten steps are an epoch, and a step takes a second."""
+    plain = Step(
+        step=number, epoch=number / STEPS_IN_EPOCH, num_pairs_seen=8 * number, loss=float(number), accuracy=0.5,
+        lr=1e-3, temperature=0.07, grad_norm=1.0, pairs_per_second=8.0, data_seconds=0.0, seconds=float(number),
+        progress=0.5, seconds_left=1.0, time=1000.0 + number,
+    )  # fmt: skip
+    return replace(plain, **changes)
+
+
+def steps(first: int, last: int, **changes) -> list[Step]:
+    return [step(number, **changes) for number in range(first, last + 1)]
+
+
+def evaluated(number: int, *, is_best: bool = False) -> Evaluated:
+    return Evaluated(number, RECALL, is_best, 0.1)
+
+
+def inspected(number: int, seconds: float, watts: float | None):
+    readings = {} if watts is None else {"power_watts": watts}
+    return replace(INSPECTED, step=number, time=1000.0 + seconds, readings=readings)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 10, 101])
+def test_thinning_keeps_the_first_the_last_and_no_more_than_it_may(most):
+    thinned = Thinned(most)
+    for number in range(5000):
+        thinned.add(number)
+        kept = list(thinned)
+        assert kept[-1] == number and len(kept) == len(thinned) <= max(2, most)
+        assert kept[0] == 0 and kept == sorted(set(kept))
+
+
+def test_what_thinning_keeps_is_evenly_spread():
+    thinned = Thinned(100)
+    for number in range(12_345):
+        thinned.add(number)
+    kept = list(thinned)[:-1]
+    assert len(kept) > 40 and len({b - a for a, b in itertools.pairwise(kept)}) == 1
+
+
+def test_of_a_million_steps_a_bounded_number_is_held():
+    history, plain, look = History(), step(1), inspected(1, 0, 10.0)
+    for number in range(1, 1_000_001):
+        # An epoch every two steps, as with very few pictures.
+        history.add(
+            replace(plain, step=number, epoch=number / 2, seconds=float(number))
+            if number % 100 < 2
+            else plain
+        )
+        if number % 1000 == 0:
+            history.add(replace(look, step=number))
+            history.add(replace(ONE_OF_EACH[3], step=number, is_best=False))
+            history.add(Warned(number, f"warning {number}", "do"))
+    assert len(history.steps) <= MOST_STEPS and len(history.inspections) <= MOST_INSPECTIONS
+    assert len(history.evaluations) <= MOST_EVALUATIONS and len(history.warnings) == MOST_WARNINGS
+    assert len(history.epochs) <= MOST_EPOCHS and min(history.epochs) == 1
+    assert history.warnings[-1].step == 1_000_000 and history.evaluated.step == 1_000_000
+
+
+def test_of_very_many_epochs_those_that_are_kept_are_right():
+    history = History().extend(steps(1, 25_000))
+    assert min(history.epochs) == 1 and max(history.epochs) == 2500
+    for number, epoch in history.epochs.items():
+        assert epoch.num_steps == 10 and epoch.seconds == pytest.approx(10)
+        assert epoch.loss == pytest.approx(10 * number - 4.5) and epoch.step == 10 * number
+
+
+def test_an_epoch_is_the_mean_of_its_steps_and_ends_with_its_last():
+    history = History().extend([started(0), *steps(1, 10), evaluated(10), *steps(11, 14)])
+    first, second = history.epochs.values()
+    assert (first.number, first.num_steps, first.loss, first.seconds, first.step) == (1, 10, 5.5, 10, 10)
+    assert (second.number, second.num_steps, second.loss, second.seconds) == (2, 4, 12.5, 4)
+    assert first.evaluated.step == 10 and second.evaluated is None and second.seconds_at_end == 14
+
+
+@pytest.mark.parametrize("kept_step", [0, 5, 10, 15, 20, 24])
+def test_what_a_killed_process_lost_is_taken_back(kept_step):
+    """A run that was killed and went on looks like one that never had the lost steps."""
+    before = [
+        started(0), *steps(1, 5), evaluated(5, is_best=True), Warned(5, "early", "do"),
+        *steps(6, 15), evaluated(15, is_best=True), Warned(15, "late", "do"), *steps(16, 24, loss=99.0),
+    ]  # fmt: skip
+    kept = [event for event in before if event.step <= kept_step]
+    after = [started(kept_step), *steps(kept_step + 1, 30), evaluated(30)]
+    history, never = History().extend([*before, *after]), History().extend([*kept, *after])
+    assert history.num_starts == 2
+    for name in ("steps", "evaluations", "warnings"):
+        assert list(getattr(history, name)) == list(getattr(never, name)), name
+    assert history.epochs == never.epochs and history.best == never.best
+
+
+def test_taking_back_after_thinning_leaves_only_what_was_kept():
+    history = History().extend([started(0), *steps(1, 5000), started(2505), *steps(2506, 2507)])
+    numbers = [event.step for event in history.steps]
+    assert numbers == sorted(set(numbers)) and numbers[0] == 1 and numbers[-1] == 2507
+    assert max(history.epochs) == 251 and history.step.step == 2507
+
+
+def test_a_run_taken_up_again_is_no_longer_over():
+    history = History()
+    history.add(Finished("stopped", 3, 0.1, 1.0, 8, 8.0, 1, 2, None, None, None))
+    assert history.finished
+    history.add(Failed("no", "yes"))
+    assert history.failed
+    history.add(started(3))
+    assert history.finished is None and history.failed is None
+
+
+@pytest.mark.parametrize("end", [Continued(3, 60.0), step(4), started(3)], ids=lambda e: type(e).__name__)
+def test_a_pause_ends(end):
+    history = History().extend([started(0), *steps(1, 3), Paused(3, "the battery is low")])
+    assert history.paused.reason == "the battery is low"
+    history.add(end)
+    assert history.paused is None
+
+
+def test_energy_is_power_over_time():
+    history = History().extend(
+        [step(1), inspected(1, 0, 10.0), inspected(2, 5, 20.0), inspected(3, 10, 20.0)]
+    )
+    assert history.joules == pytest.approx(5 * 15 + 5 * 20) == history.epochs[1].joules
+
+
+def test_energy_falls_into_its_epoch():
+    history = History().extend([step(1), inspected(1, 0, 10.0), inspected(9, 8, 10.0)])
+    history.extend([step(11), inspected(11, 10, 10.0)])
+    assert [epoch.joules for epoch in history.epochs.values()] == [80, 20] and history.joules == 100
+
+
+def test_where_power_cannot_be_read_nothing_is_said_of_energy():
+    history = History().extend([step(1), inspected(1, 0, None), inspected(2, 5, None), inspected(3, 9, 10.0)])
+    assert history.joules is None and history.epochs[1].joules is None
+
+
+def test_over_a_gap_nobody_knows_the_energy():
+    history = History().extend([step(1), inspected(1, 0, 10.0), inspected(2, LONGEST_GAP + 1, 10.0)])
+    assert history.joules is None
+    history.extend([inspected(3, 20, 10.0), inspected(4, 25, None), inspected(5, 30, 10.0)])
+    assert history.joules is None, "neither backwards in time nor over a missing reading"
+
+
+def test_a_restart_counts_no_second_twice():
+    """Resumed within a minute: what had been counted up to the kill is not counted again from the kept step."""
+    looks = [inspected(number, 5 * number, 10.0) for number in range(4)]
+    history = History().extend([started(0), step(1), *looks])
+    assert history.joules == 150
+    history.extend([started(0), step(1), inspected(1, 30, 10.0)])
+    assert history.joules == 150
+    history.add(inspected(2, 35, 10.0))
+    assert history.joules == 200
+
+
+def test_one_of_each_kind_is_taken_in():
+    history = History().extend(ONE_OF_EACH)
+    assert history.last is ONE_OF_EACH[-1] and history.best and history.saved and history.inspected
