@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.config import SETTINGS, Config, is_due, load_config, to_toml
+from lapclip.amounts import is_due
+from lapclip.config import SETTINGS, Config, load_config, to_toml
 from lapclip.errors import UserError
 
 
@@ -100,3 +101,14 @@ def test_every_counts_steps_or_training_time():
     assert is_due("500", 500, 0) and not is_due("500", 499, 1e9)
     assert is_due("5m", 0, 300) and not is_due("5m", 10**9, 299)
     assert is_due("1.5h", 0, 5400) and is_due("90s", 0, 90)
+
+
+@pytest.mark.parametrize("written", ["20%", "20", "0%", "100%", "12.5%"])
+def test_a_percentage_may_end_in_its_sign(written):
+    assert load_config(flags={"pause_below": written}).train.pause_below == written
+
+
+@pytest.mark.parametrize("written", ["twenty", "-1%", "101%", "20%%", "nan", ""])
+def test_what_is_no_percentage_is_refused(written):
+    with pytest.raises(UserError, match=r"pause-below.*not a percentage such as `20%`"):
+        load_config(flags={"pause_below": written})

@@ -23,7 +23,7 @@ def test_nothing_but_the_other_budgets_is_left_open(size):
     config, reasons = settled({"size": size})
     for section in fields(Config):
         for field in fields(getattr(config, section.name)):
-            if field.name not in ("epochs", "steps", "max_memory", *HOW_TO_READ):
+            if field.name not in ("epochs", "steps", "max_memory", "pause_below", *HOW_TO_READ):
                 assert getattr(getattr(config, section.name), field.name) is not None, field.name
     assert (
         all(reasons.values())

@@ -14,6 +14,7 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from lapclip.amounts import parse_every, parse_percent
 from lapclip.errors import UserError, suggest
 
 SizeName = Literal[
@@ -123,6 +124,9 @@ class TrainConfig:
     seed: int = opt(0, "decides weights, order and which patches are kept", at_least=0, at_most=2**31)
     save_every: str = opt("5m", "between checkpoints: steps (`500`) or training time (`90s`, `5m`, `1h`)")
     eval_every: str | None = opt(None, "between evaluations: steps or training time, written as above")
+    pause_below: str | None = opt(
+        None, "charge of the battery (`20%`) below which training waits until it is plugged in"
+    )
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,11 @@ class Setting:
                 parse_every(str(value))
             except ValueError:
                 return f"is `{value}`, neither steps (`500`) nor a time (`90s`, `5m`, `1h`)"
+        if self.name == "pause_below":
+            try:
+                parse_percent(str(value))
+            except ValueError:
+                return f"is `{value}`, not a percentage such as `20%`"
         return None
 
 
@@ -308,24 +317,6 @@ def contradictions(config: Config) -> list[str]:
     if image_size and patch_size and image_size % patch_size:
         problems.append(f"`image_size` {image_size} is not a multiple of `patch_size` {patch_size}")
     return problems
-
-
-SECONDS = {"s": 1, "m": 60, "h": 3600}
-
-
-def parse_every(text: str) -> tuple[float, float]:
-    """Steps and seconds of `500`, `90s`, `5m` or `1h`, the other one endless; ValueError for anything else."""
-    unit = SECONDS.get(text[-1:])
-    amount = int(text) if unit is None else float(text[:-1]) * unit
-    if not 0 < amount < math.inf:
-        raise ValueError
-    return (amount, math.inf) if unit is None else (math.inf, amount)
-
-
-def is_due(every: str, steps: int, seconds: float) -> bool:
-    """Whether so many steps or seconds since the last time are enough."""
-    least_steps, least_seconds = parse_every(every)
-    return steps >= least_steps or seconds >= least_seconds
 
 
 def to_toml(config: Config) -> str:

@@ -14,6 +14,7 @@ import psutil
 from lapclip.cores import cores_from_kernel, cores_from_sysctl, parse_sysctl
 
 STATUS = Path("/proc/self/status")
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,31 @@ def read_chip() -> str:
     return platform.processor() or platform.machine()
 
 
+def memory_limit_bytes() -> int:
+    """What a process may hold at most: the machine's memory, or less in a container that says so."""
+    total = psutil.virtual_memory().total
+    with contextlib.suppress(OSError, ValueError):  # not Linux, or "max"
+        return min(total, int(CONTAINER_LIMIT.read_text()))
+    return total
+
+
+def memory_now() -> tuple[int, int]:
+    """What this process and its children hold, and the most that it has held with what they hold now."""
+    children = children_bytes()
+    return psutil.Process().memory_info().rss + children, own_peak_bytes() + children
+
+
 def peak_memory_bytes() -> int:
     """Most memory this process has held, and what its children hold now."""
-    children = 0
+    return own_peak_bytes() + children_bytes()
+
+
+def children_bytes() -> int:
+    held = 0
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):  # it may end while we look
-            children += child.memory_info().rss
-    return own_peak_bytes() + children
+            held += child.memory_info().rss
+    return held
 
 
 def own_peak_bytes() -> int:
