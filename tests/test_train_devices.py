@@ -185,12 +185,12 @@ def test_a_run_that_runs_out_of_memory_has_the_losses_of_one_that_does_not(there
     flags = {"device": "mps", "keep_patches": 0.5, "text_length": 32}
     there(Elsewhere())
     _, straight = trained("straight", **flags)
-    assert of(Warned, straight) == []
+    assert {w.kind for w in of(Warned, straight)} == {"small-pool"}
     device = there(Small(limit_bytes=fits * ONE_PAIR))
     run, events = trained("small", **flags)
     np.testing.assert_allclose(losses(events), losses(straight), atol=1e-5)
     assert len(losses(events)) == SMALL["steps"] and device.num_refusals > 0
-    (warned,) = of(Warned, events)
+    (warned,) = [w for w in of(Warned, events) if w.kind == "memory-ran-out"]
     assert f"from here on {chunk} pairs are held at once" in warned.message
     assert f"--chunk {chunk}" in warned.hint
     assert events[0].chunk == 8 and run.load_config().train.chunk == chunk
@@ -206,7 +206,7 @@ def test_a_resumed_run_begins_with_the_smaller_chunk_and_goes_on_to_the_same_los
     assert config.train.chunk == 2
     before = device.num_refusals
     resumed = list(train(config, run))
-    assert resumed[0].chunk == 2 and of(Warned, resumed) == []
+    assert resumed[0].chunk == 2 and {w.kind for w in of(Warned, resumed)} <= {"small-pool"}
     assert device.num_refusals == before, "neither a step nor the check before the first one"
     np.testing.assert_allclose(losses(events) + losses(resumed), losses(straight), atol=1e-5)
 

@@ -1,17 +1,22 @@
 """Recall from embeddings, both ways, always beside what chance would give."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
+from lapclip.loss import Loss
+from lapclip.negatives import accuracy_by_difficulty
 
 KS = (1, 5, 10)
 
@@ -69,7 +74,24 @@ def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:
         "text_to_image": recall(cosine_MN, is_pair_MN),
         "image_to_text": recall(cosine_MN.T, is_pair_MN.T),
         "in_batch": in_batch(cosine_MN, is_pair_MN, pool.image_of_caption, batch_size),
+        "negatives": accuracy_by_difficulty(cosine_MN, is_pair_MN, pool.captions, pool.image_of_caption),
     }
+
+
+def pool_loss(pool: Pool, loss_fn: Loss, scale: Tensor, bias: Tensor | None, batch_size: int) -> float:
+    """The loss over the pool, in batches as in training."""
+    is_pair_MN = belong_together(pool)
+    losses = [
+        loss_fn(
+            torch.from_numpy(pool.image_NE[images]),
+            torch.from_numpy(pool.text_ME[captions]),
+            scale,
+            bias,
+            torch.from_numpy(is_pair_MN[np.ix_(captions, images)].T),
+        )
+        for captions, images in batches_of(pool.image_of_caption, batch_size)
+    ]
+    return float(torch.stack(losses).mean())
 
 
 def belong_together(pool: Pool) -> np.ndarray:
@@ -85,18 +107,24 @@ def in_batch(
     cosine_MN: np.ndarray, is_pair_MN: np.ndarray, image_of_caption: np.ndarray, batch_size: int
 ) -> dict[str, Any]:
     """The documents' accuracy, on held-out pairs: the nearest in a batch of shuffled pairs is right, both ways."""
-    _, first_caption_N = np.unique(image_of_caption, return_index=True)
-    order = np.random.default_rng(0).permutation(len(first_caption_N))
-    size = min(batch_size, len(order))
-    right, chances = [], []
-    for start in range(0, len(order) - size + 1, size):
-        images = order[start : start + size]
-        cosine = cosine_MN[np.ix_(first_caption_N[images], images)]
-        is_pair = is_pair_MN[np.ix_(first_caption_N[images], images)]
+    right, chances, size = [], [], 0
+    for captions, images in batches_of(image_of_caption, batch_size):
+        size = len(images)
+        cosine, is_pair = cosine_MN[np.ix_(captions, images)], is_pair_MN[np.ix_(captions, images)]
         for way in (recall(cosine, is_pair, ks=(1,)), recall(cosine.T, is_pair.T, ks=(1,))):
             right.append(way["recall@1"])
             chances.append(way["chance@1"])
     return {"accuracy": float(np.mean(right)), "chance": float(np.mean(chances)), "batch_size": size}
+
+
+def batches_of(image_of_caption: np.ndarray, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The pool in batches, always the same: pictures, and before them the first caption of each."""
+    _, first_caption_N = np.unique(image_of_caption, return_index=True)
+    order = np.random.default_rng(0).permutation(len(first_caption_N))
+    size = min(batch_size, len(order))
+    for start in range(0, len(order) - size + 1, size):
+        images = order[start : start + size]
+        yield first_caption_N[images], images
 
 
 def recall(cosine_QA: np.ndarray, is_pair_QA: np.ndarray, ks: tuple[int, ...] = KS) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from lapclip.config import BUDGETS, SETTINGS, Config, FormatName, load_config
 from lapclip.data.advice import advise, facts_of_captions
 from lapclip.data.batches import fetch
 from lapclip.data.catalogue import shortened
-from lapclip.data.opening import Data, Part, finished, open_source, parse_source
+from lapclip.data.opening import Data, Part, finished, open_source, plain_name
 from lapclip.data.pack import Progress
 from lapclip.data.scripts import share_outside_a_to_z
 from lapclip.data.source import Source
@@ -32,6 +32,7 @@ from lapclip.measure.cache import age
 from lapclip.measure.rehearsal import Work
 from lapclip.measure.results import Measured
 from lapclip.model.clip import count_parameters, shape_of
+from lapclip.provenance import versions
 from lapclip.run import Run, new_run, write_atomically
 from lapclip.settle import (
     ASKED,
@@ -42,6 +43,7 @@ from lapclip.settle import (
     settle_tokenizer,
     share_done,
     total_steps,
+    way_of,
 )
 from lapclip.tryout import devices_for, room_on, try_out
 
@@ -51,7 +53,6 @@ NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
 NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
 GONE = ("is missing", "lies outside the source's folder")  # what `Folders` says of pictures
-PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")  # that name no dataset
 
 
 WAY = {"precision", "threads", "chunk", "compile", "keep_memory"}  # that follow from the device
@@ -95,18 +96,21 @@ def prepare(config: Config, name: str | None = None, data: Data | None = None) -
     return finished(preparing(config, name, data or finished(open_here(config))))
 
 
-def preparing(config: Config, name: str | None, data: Data) -> Generator[str, None, Run]:
+def preparing(
+    config: Config, name: str | None, data: Data, reserved: Run | None = None
+) -> Generator[str, None, Run]:
     """Trains the tokenizer, settles what is undecided, and writes the run folder, whole or not at all."""
     tokenizer = tokenizer_for(config, data)
-    settled, reasons, num_parameters = yield from settle_here(config, tokenizer, data)
-    checkpoint.check_space(Path(), num_parameters)
-    run = new_run(name, prefix=f"{plain_name(config.data.source)}-{config.model.size}")
+    settled, reasons, first, rate = yield from settle_here(config, tokenizer, data)
+    checkpoint.check_space(Path(), first.num_parameters)
+    run = reserved or new_run(name, prefix=f"{plain_name(config.data.source)}-{config.model.size}")
     with ExitStack() as undo:
-        undo.callback(shutil.rmtree, run.path, ignore_errors=True)
+        if reserved is None:
+            undo.callback(shutil.rmtree, run.path, ignore_errors=True)
         run.make_folders()
         write_atomically(run.tokenizer_file, tokenizer.to_json())
-        facts = {"torch": torch.__version__, "data": data.fingerprint, "reasons": reasons}
-        run.write_machine(asdict(read_machine()) | facts)
+        facts = {"torch": torch.__version__, "data": data.fingerprint, "reasons": reasons, "bench": rate}
+        run.write_machine(asdict(first.machine) | versions() | facts)
         run.write_config(settled)
         undo.pop_all()
     return run
@@ -117,20 +121,6 @@ def tokenizer_for(config: Config, data: Data) -> Tokenizer:
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
     kind, _ = settle_tokenizer(config, share_outside_a_to_z(captions))
     return train_tokenizer(kind, captions, config.data.max_vocab)
-
-
-def plain_name(source: str) -> str:
-    """What a run over a source is called: `flickr8k` for `flickr8k/captions.txt`, `photos-emoji` for two."""
-    return "-".join(plain_part(name) for name, _ in parse_source(source)[:2])
-
-
-def plain_part(name: str) -> str:
-    if name.partition(":")[0] in ("synthetic", "emoji", "hf"):
-        name = name.replace("/", "-")
-    path = Path(name).absolute()
-    stem = re.sub(r"[{*\[].*", "", path.stem)  # of shards
-    named = path.parent.name if stem in PLAIN_STEMS else stem
-    return re.sub(r"[^\w.]+", "-", named).strip("-._") or "run"
 
 
 def revise(run: Run, flags: Mapping[str, object], data: Data | None = None) -> Config:
@@ -154,12 +144,13 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
             here = {name: None for name in undecided if SETTINGS[name].section == section}
             config = replace(config, **{section: replace(getattr(config, section), **here)})
     data = data or finished(open_here(config))
-    settled, new_reasons, _ = yield from settle_here(config, load_tokenizer(run.tokenizer_file), data)
+    settled, new_reasons, _, rate = yield from settle_here(config, load_tokenizer(run.tokenizer_file), data)
     if settled != before:
         if any(budget in flags for budget in BUDGETS):
             reasons = {name: reason for name, reason in reasons.items() if name not in BUDGETS}
         changed = {name: reason for name, reason in new_reasons.items() if name in flags or reason != ASKED}
-        run.write_machine(machine | {"reasons": reasons | changed})
+        known = {"bench": rate} if rate else {}
+        run.write_machine(machine | {"reasons": reasons | changed} | known)
     return settled
 
 
@@ -218,8 +209,8 @@ def draft(config: Config, tokenizer: Tokenizer, data: Data) -> Draft:
 
 def settle_here(
     config: Config, tokenizer: Tokenizer, data: Data
-) -> Generator[str, None, tuple[Config, Reasons, int]]:
-    """Settles on this machine, by measuring where that is worth it; also counts the parameters."""
+) -> Generator[str, None, tuple[Config, Reasons, Draft, dict[str, float]]]:
+    """Settles on this machine, by measuring where that is worth it; and how fast the chosen way was then."""
     first = draft(config, tokenizer, data)
     measured = yield from try_out(
         first.asked, first.settled, first.work, first.machine, first.summary.num_train
@@ -229,7 +220,9 @@ def settle_here(
         reasons["threads"] += "; the run is too short to measure others"
     if measured is not None and time.time() - measured.when > 60 and reasons["device"] != ASKED:
         reasons["device"] += f"; all speeds measured {age(time.time() - measured.when)}"
-    return settled, reasons | first.reasons, first.num_parameters
+    candidates = measured.candidates if measured else ()
+    rate = next((c.pairs_per_second for c in candidates if c.way == way_of(settled)), None)
+    return settled, reasons | first.reasons, first, {"pairs_per_second": rate} if rate else {}
 
 
 def usual_tokens(lengths: np.ndarray, batch_size: int, text_length: int) -> int:

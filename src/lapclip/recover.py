@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch.optim import Optimizer
 
 from lapclip.checkpoint import Progress
+from lapclip.closeup import UNWATCHED, Unwatched
 from lapclip.device import device_named, no_memory_left, ran_out_of_memory
 from lapclip.loss import Loss
 from lapclip.model.clip import CLIP
@@ -26,6 +27,7 @@ def update_or_recover(
     way: Way,
     clip_norm: float,
     now: Progress,
+    watch: Unwatched = UNWATCHED,
 ) -> tuple[Numbers, Way]:
     """What the step found, and the way it could be run in; numbers that stay infinite are for the caller to judge."""
     while True:
@@ -40,6 +42,7 @@ def update_or_recover(
                 way=way,
                 clip_norm=clip_norm,
                 loss_scale=now.loss_scale if way.precision == "fp16" else 1.0,
+                watch=watch,
             )
         except (RuntimeError, MemoryError) as error:
             if not ran_out_of_memory(error):

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
+from lapclip.closeup import UNWATCHED, Unwatched
 from lapclip.config import PrecisionName
 from lapclip.data.batches import Batch
 from lapclip.data.tokenizer import PAD
@@ -56,6 +57,11 @@ class Inputs:
         stop = start + size
         keep = None if self.keep_BK is None else self.keep_BK[start:stop]
         return self.images[start:stop], self.tokens_BT[start:stop], self.ends_B[start:stop], keep
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        found = (self.images, self.tokens_BT, self.ends_B, self.same_BB, self.keep_BK)
+        return [tensor for tensor in found if tensor is not None]
 
 
 def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: int | None = None) -> Inputs:
@@ -117,6 +123,7 @@ def contrastive_step(
     device: Device | None = None,
     precision: PrecisionName = "fp32",
     loss_scale: float = 1.0,
+    watch: Unwatched = UNWATCHED,
 ) -> Outcome:
     """Adds the gradient of the batch's loss, times `loss_scale`, to the parameters; holds one chunk's activations."""
     device = device or device_named("cpu")
@@ -125,7 +132,9 @@ def contrastive_step(
         with device.autocast(precision):
             image_BE, text_BE = model(*inputs.chunk(0, batch_size))
         loss = loss_fn(image_BE, text_BE, model.scale(), model.bias, inputs.same_BB)
+        watch.lap("forward")
         (loss * loss_scale).backward()
+        watch.lap("backward")
         return Outcome(loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB))
 
     starts = range(0, batch_size, chunk)
@@ -134,17 +143,23 @@ def contrastive_step(
     image_BE = torch.cat([image for image, _ in embedded]).requires_grad_()
     text_BE = torch.cat([text for _, text in embedded]).requires_grad_()
     loss = loss_fn(image_BE, text_BE, model.scale(), model.bias, inputs.same_BB)
+    watch.lap("forward")
     (loss * loss_scale).backward()
+    watch.lap("backward")
     assert image_BE.grad is not None and text_BE.grad is not None
     for start in starts:
         # One tower after the other, so that never both towers' activations are held.
         images, tokens_CT, ends_C, keep_CK = inputs.chunk(start, chunk)
         with device.autocast(precision):
             image_CE = model.embed_images(images, keep_CK)
+        watch.lap("forward")
         image_CE.backward(image_BE.grad[start : start + chunk])
+        watch.lap("backward")
         with device.autocast(precision):
             text_CE = model.embed_texts(tokens_CT, ends_C)
+        watch.lap("forward")
         text_CE.backward(text_BE.grad[start : start + chunk])
+        watch.lap("backward")
     return Outcome(loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB))
 
 
@@ -176,18 +191,23 @@ def update(
     way: Way,
     clip_norm: float,
     loss_scale: float = 1.0,
+    watch: Unwatched = UNWATCHED,
 ) -> Numbers:
     """One whole step, as training and timing both run it; where a number is not finite the weights stay."""
     device = device_named(way.device)
     # In one chunk gradients take the room of activations as these go; over several chunks they stay.
     optimizer.zero_grad(set_to_none=way.chunk >= len(inputs.images))
-    outcome = contrastive_step(
-        model, inputs, loss_fn, way.chunk, device=device, precision=way.precision, loss_scale=loss_scale
-    )
+    watch.lap("optimizer")
+    with watch.counting([*model.parameters(), *inputs.tensors]):
+        outcome = contrastive_step(
+            model, inputs, loss_fn, way.chunk, device=device, precision=way.precision, loss_scale=loss_scale,
+            watch=watch,
+        )  # fmt: skip
     if loss_scale != 1.0:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.grad /= loss_scale
+    watch.look_at_gradients(model)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
     logged = torch.stack([outcome.loss, outcome.accuracy, norm, model.scale().detach()[0]])
     numbers = Numbers(*logged.tolist())
@@ -195,6 +215,7 @@ def update(
         optimizer.step()
         model.limit_scale()
     device.synchronize()
+    watch.lap("optimizer")
     return numbers
 
 

@@ -5,38 +5,52 @@ It goes on from wherever the run folder stands. Leaving the generator early (`br
 
 import os
 import time
-from collections.abc import Generator
-from pathlib import Path
+from collections.abc import Generator, Iterator
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
 
-from lapclip import checkpoint, plot
+from lapclip import checkpoint
+from lapclip.amounts import is_due
+from lapclip.battery import SECONDS_BETWEEN_LOOKS, reason_to_wait
 from lapclip.checkpoint import Progress
-from lapclip.config import Config, is_due
+from lapclip.closeup import Closeup
+from lapclip.config import Config
+from lapclip.data.decode import Unreadable
 from lapclip.data.opening import Data, finished
-from lapclip.data.source import Source
 from lapclip.data.tokenizer import load_tokenizer
 from lapclip.device import device_named, release_memory, set_up_process
+from lapclip.diagnose import Diagnosis
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
-from lapclip.evaluate import KS, Pool, belong_together, embed_pool, retrieval
-from lapclip.events import Evaluated, Event, Finished, Saved, Started, Step, Warned
+from lapclip.evaluate import KS, Pool, embed_pool, pool_loss, retrieval
+from lapclip.events import Continued, Evaluated, Event, Finished, Paused, Saved, Started, Step, Warned
 from lapclip.feed import feed
 from lapclip.forewarn import has_changed, warnings_of
+from lapclip.inspection import Inspector
 from lapclip.loss import LOSSES
 from lapclip.machine import peak_memory_bytes
+from lapclip.mishaps import (
+    MOST_FAULTS_SAID,
+    Clock,
+    diverged,
+    is_finite,
+    out_of_memory,
+    refuse_if_too_many,
+    slept,
+)
 from lapclip.optim import build_optimizer, schedule, set_lr
 from lapclip.prepare import open_here
 from lapclip.recover import update_or_recover
 from lapclip.run import Run
 from lapclip.settle import half_a_step, share_done, total_steps, way_of, with_way
-from lapclip.step import Way, choose_patches, fixed_length, move
+from lapclip.snapshot import draw_learned, take_snapshot
+from lapclip.step import choose_patches, fixed_length, move
 from lapclip.trust import build_trusted
 
+SECONDS_WAITED = 1.0  # between two looks at the battery while training is paused
 REPORT = "`lapclip bench --json` prints what a report needs"
-MOST_FAULTS_SAID = 10  # each by itself, of pictures that turn out broken while training
 
 
 def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event]:
@@ -70,12 +84,23 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
         saved_step, saved_seconds, is_over = now.step, now.seconds, False
         pool: Pool | None = None
         faults: dict[str, None] = {}
+        clock, last_look = Clock(), 0.0
+        inspector = Inspector(max_memory=config.device.max_memory, recompute=config.model.recompute)
+        diagnosis = Diagnosis(config, run.reference)
+        for event in run.events() if newest else ():
+            diagnosis.look(event)  # of what was said before nothing is said again
 
         def report(event: Event) -> Event:
             run.write(event)
             return event
 
-        def evaluate() -> Event:
+        def tell(event: Event) -> Iterator[Event]:
+            """Reports an event, then whatever it shows to be wrong."""
+            yield report(event)
+            for warning in diagnosis.look(event):
+                yield report(warning)
+
+        def evaluate() -> Iterator[Event]:
             nonlocal pool
             started = time.perf_counter()
             pool = embed_pool(embedder, held_out, config.data.num_validation)
@@ -85,7 +110,16 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             now.last_eval_step, now.last_eval_seconds = now.step, now.seconds
             if is_best:
                 now.best_step, now.best_recall = now.step, recall
-            return report(Evaluated(now.step, recall, is_best, time.perf_counter() - started))
+            with torch.no_grad():
+                scale, bias = model.scale().cpu(), None if model.bias is None else model.bias.cpu()
+                loss = pool_loss(pool, LOSSES[cfg.loss or "softmax"], scale, bias, batch_size)
+            snapshot = None
+            try:
+                snapshot = take_snapshot(run.path, held_out, pool, now.step)
+            except (OSError, UserError, Unreadable) as problem:  # pictures are no reason to fail
+                yield report(Warned(now.step, f"no snapshot: {problem}", "make room on the disk"))
+            elapsed_seconds = time.perf_counter() - started
+            yield from tell(Evaluated(now.step, recall, is_best, elapsed_seconds, loss, snapshot))
 
         def save() -> Event:
             nonlocal saved_step, saved_seconds
@@ -95,11 +129,22 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             elapsed_seconds = time.perf_counter() - started
             return report(Saved(now.step, str(path), checkpoint.num_bytes(path), elapsed_seconds))
 
-        def finish(reason: str, peak: int) -> Event:
+        def wait(reason: str) -> Iterator[Event]:
+            """Waits while the battery is low; says so again and again, so that whoever follows can stop."""
+            started = time.monotonic()
+            yield from tell(paused := Paused(now.step, reason))
+            while reason_to_wait(cfg.pause_below):
+                time.sleep(SECONDS_WAITED)
+                yield paused
+            yield from tell(Continued(now.step, time.monotonic() - started))
+
+        def finish(reason: str, peak: int) -> Iterator[Event]:
             nonlocal is_over
             is_over = True
+            for warning in diagnosis.at_end(now.step):
+                yield report(warning)
             best = checkpoint.best(run.checkpoints)
-            return report(
+            yield report(
                 Finished(
                     reason=reason,
                     step=now.step,
@@ -126,7 +171,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             workers=config.data.workers or 0,
         )
         try:
-            yield report(
+            yield from tell(
                 Started(
                     step=now.step,
                     seconds=now.seconds,
@@ -157,8 +202,16 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             release_memory()
 
             while (share := share_done(cfg, steps, now.step, now.seconds)) < 1:
+                # once in a while: is there power enough to go on
+                if cfg.pause_below and time.monotonic() - last_look > SECONDS_BETWEEN_LOOKS:
+                    last_look = time.monotonic()
+                    if reason := reason_to_wait(cfg.pause_below):
+                        if now.step > saved_step:
+                            yield save()
+                        yield from wait(reason)
                 # one step
-                started = time.perf_counter()
+                watch = inspector.watch_next(way)
+                started = clock.start()
                 try:
                     batch = next(batches)
                     new_faults = [fault for fault in batch.faults if fault not in faults]
@@ -169,6 +222,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                         save()
                     raise
                 data_seconds = time.perf_counter() - started
+                watch.lap("data")
                 for fault in new_faults if len(faults) <= MOST_FAULTS_SAID else ():
                     yield report(
                         Warned(now.step, f"{fault}; another pair takes its place", "mend or remove it")
@@ -185,23 +239,26 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                     lr := cfg.lr * schedule(share + half_a_step(share, now.step, steps), cfg.warmup),
                 )
                 length = fixed_length(device, way.compile, model.size.text_length)
+                watch.lap("other")
                 inputs = move(batch, device, keep_BK, fixed_length=length)
+                watch.lap("transfer")
                 try:
                     found, possible = update_or_recover(
-                        model, optimizer, inputs, LOSSES[cfg.loss], way=way, clip_norm=cfg.clip_norm, now=now
-                    )
+                        model, optimizer, inputs, LOSSES[cfg.loss],
+                        way=way, clip_norm=cfg.clip_norm, now=now, watch=watch,
+                    )  # fmt: skip
                 except UserError:
                     if now.step > saved_step:
                         save()  # the weights are as before the step
                     raise
                 if not found.are_finite:
                     raise diverged(now.step, found.problem, cfg.lr, newest=checkpoint.latest(run.checkpoints))
-                step_seconds = time.perf_counter() - started
+                elapsed_seconds, step_seconds = clock.stop()
                 now.step += 1
                 now.seconds += step_seconds
                 now.num_pairs_seen += batch_size
                 share = share_done(cfg, steps, now.step, now.seconds)
-                yield report(
+                yield from tell(
                     Step(
                         step=now.step,
                         epoch=now.num_pairs_seen / training.num_pairs,
@@ -216,8 +273,18 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                         seconds=now.seconds,
                         progress=min(1.0, share),
                         seconds_left=max(0.0, now.seconds / share - now.seconds),
+                        num_different=len(np.unique(batch.caption_ids)),
                     )
                 )
+                if step_seconds < elapsed_seconds:
+                    yield report(slept(now.step, elapsed_seconds - step_seconds))
+                elif isinstance(watch, Closeup):
+                    yield from tell(
+                        inspector.inspected(
+                            watch, step=now.step, seconds=step_seconds, way=way,
+                            model=model, optimizer=optimizer, inputs=inputs,
+                        )
+                    )  # fmt: skip
                 if possible != way:
                     way, config = possible, with_way(config, possible)
                     keep_way(run, config, {"chunk": "memory ran out with more"})
@@ -232,14 +299,14 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                     raise diverged(now.step, what, cfg.lr, newest=checkpoint.latest(run.checkpoints))
                 # once in a while: recall over the held-out pool
                 if is_eval and share < 1:
-                    yield evaluate()
+                    yield from evaluate()
                 # a checkpoint: in time, and for the best so far
                 if (is_save and share < 1) or now.best_step == now.step:
                     yield save()
 
             # at the end, also of a run that was stopped on its last step
             if now.last_eval_step != now.step:
-                yield evaluate()
+                yield from evaluate()
             if saved_step != now.step or now.best_step == now.step:
                 yield save()
             peak = peak_memory_bytes()
@@ -252,12 +319,12 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                 pool = embed_pool(embedder, held_out, config.data.num_validation)
             if problem := draw_learned(run.path / "learned.png", held_out, pool, now.step):
                 yield report(problem)
-            yield finish("budget", peak)
+            yield from finish("budget", peak)
         except GeneratorExit:
             if now.step > 0 and not checkpoint.is_saved(run.checkpoints, now.step):
                 save()
             if not is_over:
-                finish("stopped", peak_memory_bytes())
+                list(finish("stopped", peak_memory_bytes()))
             raise
         finally:
             batches.close()
@@ -270,55 +337,8 @@ def keep_way(run: Run, config: Config, reasons: dict[str, str]) -> None:
     run.write_machine(machine | {"reasons": machine.get("reasons", {}) | reasons})
 
 
-def out_of_memory(step: int, way: Way) -> Warned:
-    return Warned(
-        step,
-        message=f"memory ran out: from here on {way.chunk} pairs are held at once, with the same gradients",
-        hint=f"close other programs, or start with `--chunk {way.chunk}`",
-    )
-
-
 def goodness(recall: dict[str, Any]) -> float:
     """What makes one evaluation better than another: all six recalls together, steadier than any one of them."""
     return sum(
         recall[direction][f"recall@{k}"] for direction in ("text_to_image", "image_to_text") for k in KS
     )
-
-
-def is_finite(model: nn.Module) -> bool:
-    return bool(torch.stack([parameter.isfinite().all() for parameter in model.parameters()]).all())
-
-
-def refuse_if_too_many(faults: list[str], num_pairs: int, most: float) -> None:
-    if len(faults) > max(MOST_FAULTS_SAID, most * num_pairs):
-        raise UserError(
-            f"{len(faults):,} pictures could not be read while training, the last one {faults[-1]}",
-            hint="look whether the source is still there; `--max-unreadable` puts up with more",
-        )
-
-
-def diverged(step: int, what: str, lr: float, *, newest: Path | None) -> UserError:
-    kept = f"; `{newest}` is from before" if newest else "; no checkpoint had been saved yet"
-    return UserError(
-        f"training diverged at step {step + 1}: {what}{kept}",
-        hint=f"start again with a lower learning rate: `--lr {min(lr / 3, 1e-3):.1g}`",
-    )
-
-
-def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries: int = 5) -> Warned | None:
-    """Draws a few captions of the pool and the pictures the model finds for them; a picture is no reason to fail."""
-    num_captions, is_pair_MN = len(pool.text_ME), belong_together(pool)
-    rows = []
-    for query in range(0, num_captions, -(-num_captions // num_queries)):
-        found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: plot.NUM_FOUND]
-        pictures = [
-            (source.picture(int(pool.indices[n]), plot.TILE), bool(is_pair_MN[query, n])) for n in found
-        ]
-        rows.append((pool.captions[query], pictures))
-    try:
-        plot.draw_found(path, rows)
-    except OSError as error:
-        return Warned(
-            step, f"cannot write `{path}`: {error.strerror}", "the model is saved; make room on the disk"
-        )
-    return None

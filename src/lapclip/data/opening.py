@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Generator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +36,7 @@ LEAST_PICTURES = 4
 LEAST_ON_A_SIDE = 2
 MOST_WEIGHT = 1000
 WEIGHT = re.compile(r"(\d+(\.\d*)?|\.\d+)(e-?\d+)?")
+PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")  # that name no dataset
 T = TypeVar("T")
 
 
@@ -237,6 +239,20 @@ def parse_source(text: str) -> list[tuple[str, float]]:
             )
         parts.append((name, float(weight)))
     return parts
+
+
+def plain_name(source: str) -> str:
+    """What a run over a source is called: `flickr8k` for `flickr8k/captions.txt`, `photos-emoji` for two."""
+    return "-".join(plain_part(name) for name, _ in parse_source(source)[:2])
+
+
+def plain_part(name: str) -> str:
+    if name.partition(":")[0] in ("synthetic", "emoji", "hf"):
+        name = name.replace("/", "-")
+    path = Path(name).absolute()
+    stem = re.sub(r"[{*\[].*", "", path.stem)  # of shards
+    named = path.parent.name if stem in PLAIN_STEMS else stem
+    return re.sub(r"[^\w.]+", "-", named).strip("-._") or "run"
 
 
 def is_synthetic(name: str) -> bool:

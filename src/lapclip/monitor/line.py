@@ -9,7 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.events import Evaluated, Event, Failed, Finished, Saved, Started, Step, Warned
+from lapclip.events import Continued, Evaluated, Event, Paused, Started, Step, Warned
 
 SECONDS_BETWEEN_LINES = 10  # on a pipe
 
@@ -27,6 +27,7 @@ class Screen:
         self.loss = Average()
         self.accuracy = Average()
         self.chance = 0.0
+        self.is_paused = False
 
     def __enter__(self) -> "Screen":
         if self.live:
@@ -54,7 +55,13 @@ class Screen:
                 )
             case Warned():
                 self.say(f"warning: {event.message}\nhint: {event.hint}")
-            case Saved() | Finished() | Failed():
+            case Paused() if not self.is_paused:
+                self.is_paused = True
+                self.say(f"paused, with all saved: {event.reason}")
+            case Continued():
+                self.is_paused = False
+                self.say(f"going on after {duration(event.paused_seconds)}")
+            case _:
                 pass  # the command line ends with a summary of its own
 
     def show_step(self, event: Step) -> None:

@@ -1,0 +1,22 @@
+"""What a sign finds, and what a sign is."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from lapclip.events import Event
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that holds now."""
+
+    kind: str
+    message: str
+    hint: str
+
+
+class Sign(Protocol):
+    """Looks at one thing. A `Started` begins anew what belongs to a process, and takes back lost steps."""
+
+    def look(self, event: Event) -> Iterable[Finding]: ...

@@ -1,0 +1,139 @@
+"""A sign in the speed: training has become slower than it was, and why, as far as the machine tells."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import mean, median
+from typing import Any
+
+from lapclip.config import Config
+from lapclip.diagnose.finding import Finding
+from lapclip.events import Event, Inspected, Started, Step
+
+BLOCK_SECONDS = 20.0  # of training, and
+BLOCK_STEPS = 10  # at least, whose median speed counts as one: a hiccup is no change of speed
+NUM_BLOCKS = 3  # in a row that must hold a level; a minute, so that opening a page is not said
+MUCH_SLOWER = 0.8  # of the level that was held; usual runs on an idle machine stay above 0.9
+MORE_WAITING = 0.15  # of the time: then it is the data, and `data-bound` says so
+BUSY_CORES = 0.3  # cores' worth of other programs more than before
+SWAPPED_BYTES = 50_000_000  # in those blocks; a little swapping is usual
+LIMITED = 0.95  # of full speed
+HOT, HOTTER = 80.0, 8.0  # degrees, and more than before
+
+
+@dataclass
+class Block:
+    """Some seconds of training."""
+
+    speeds: list[float] = field(default_factory=list)  # pairs a second, of each step
+    waiting: list[float] = field(default_factory=list)  # share of each step
+    readings: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        return median(self.speeds)
+
+
+class Slower:
+    """Throughput has fallen below the level it once held, and stays there."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.is_whole = False
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forgets the level, where another speed is to be expected from here on."""
+        self.block = Block()
+        self.last: deque[Block] = deque(maxlen=NUM_BLOCKS)
+        self.best: list[Block] = []  # that held the highest level so far
+        self.finding: Finding | None = None
+
+    def look(self, event: Event) -> Iterator[Finding]:
+        if isinstance(event, Started):
+            self.is_whole = False
+            self.begin_anew()
+        if isinstance(event, Inspected):
+            self.block.readings.append(event.readings)
+        if not isinstance(event, Step):
+            return
+        train = self.config.train
+        if not self.is_whole and event.progress >= train.whole_from:
+            self.is_whole = True
+            if (train.keep_patches or 1.0) < 1:
+                self.begin_anew()  # whole pictures take longer
+                return
+        step_seconds = (train.batch_size or 1) / event.pairs_per_second
+        self.block.speeds.append(event.pairs_per_second)
+        self.block.waiting.append(event.data_seconds / step_seconds)
+        self.block.seconds += step_seconds
+        if self.block.seconds >= BLOCK_SECONDS and len(self.block.speeds) >= BLOCK_STEPS:
+            self.last.append(self.block)
+            self.block = Block()
+            self.finding = self.judge()
+        if self.finding:
+            yield self.finding
+
+    def judge(self) -> Finding | None:
+        if len(self.last) < NUM_BLOCKS:
+            return None
+        if not self.best or level(self.last) > level(self.best):
+            self.best = list(self.last)
+        before, now = level(self.best), max(block.speed for block in self.last)
+        more_waiting = waiting(self.last) - waiting(self.best)
+        if now > MUCH_SLOWER * before or more_waiting > MORE_WAITING:
+            return None
+        why, hint = likely_cause(readings_of(self.best), readings_of(self.last), self.config)
+        usual = mean(block.speed for block in self.best)
+        current = mean(block.speed for block in self.last)
+        share = 1 - current / usual
+        message = (
+            f"training has become {share:.0%} slower, {current:.0f} pairs/s where it was {usual:.0f}: {why}"
+        )
+        return Finding("slower", message, hint)
+
+
+def level(blocks: "deque[Block] | list[Block]") -> float:
+    """The speed that was held all through."""
+    return min(block.speed for block in blocks)
+
+
+def waiting(blocks: "deque[Block] | list[Block]") -> float:
+    return mean(share for block in blocks for share in block.waiting)
+
+
+def readings_of(blocks: "deque[Block] | list[Block]") -> list[dict[str, Any]]:
+    return [readings for block in blocks for readings in block.readings]
+
+
+def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], config: Config) -> tuple[str, str]:
+    """Why it is slower and what to do, from what changed in the readings; what cannot be read says nothing."""
+    if any(values(before, "is_plugged")) and not all(values(now, "is_plugged")):
+        return "the machine runs on its battery", "plug it in"
+    swapped = values(now, "swapped_bytes")
+    if swapped and swapped[-1] - swapped[0] > SWAPPED_BYTES:
+        chunk = max(1, (config.train.chunk or 2) // 2)
+        return (
+            "memory is short and the machine swaps",
+            f"close other programs, or go on with `--chunk {chunk}`",
+        )
+    if (limits := values(now, "speed_limit")) and mean(limits) < LIMITED:
+        return (
+            f"the machine is hot and allows {mean(limits):.0%} of its full speed",
+            "give it air: a hard surface, a cooler place",
+        )
+    others, usual = values(now, "other_cores"), values(before, "other_cores")
+    if others and mean(others) - (mean(usual) if usual else 0.0) > BUSY_CORES:
+        return f"other programs keep {mean(others):.1f} cores busy", "close what is not needed"
+    degrees, cooler = values(now, "temperature"), values(before, "temperature")
+    if degrees and cooler and mean(degrees) >= HOT and mean(degrees) - mean(cooler) >= HOTTER:
+        return (
+            f"the machine has become hot, {mean(degrees):.0f} degrees",
+            "give it air: a hard surface, a cooler place",
+        )
+    return "heat, or another program", "see what else is running, and give the machine air"
+
+
+def values(readings: list[dict[str, Any]], name: str) -> list[Any]:
+    return [reading[name] for reading in readings if reading.get(name) is not None]

@@ -1,0 +1,88 @@
+"""Accuracy by how hard the wrong answers are: easy, medium and hard, by how alike their captions' words are.
+
+The words decide, not the model: the same picture stays a hard negative of a caption all through training.
+Shapes: M captions, N pictures, Q captions that are asked, D buckets for words.
+"""
+
+import re
+import zlib
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+LEVELS = ("easy", "medium", "hard")
+NUM_CHOICES = 10  # the right picture and nine others
+MOST_ASKED = 500  # captions, spread evenly
+MOST_PICTURES = 1000
+NUM_BUCKETS = 1024
+
+
+def accuracy_by_difficulty(
+    cosine_MN: np.ndarray, is_pair_MN: np.ndarray, captions: list[str], image_of_caption: np.ndarray
+) -> dict[str, Any] | None:
+    """How often a caption's own picture is the nearest of ten, for each level; None for too small a pool.
+
+    Nine wrong ones are drawn from a third of the pool, and the share is the expected one over all draws.
+    """
+    asked_Q = spread(len(captions), MOST_ASKED)
+    pictures_N = spread(cosine_MN.shape[1], MOST_PICTURES)
+    likeness_QN = likeness(
+        tuple(captions), tuple(image_of_caption.tolist()), tuple(asked_Q.tolist()), tuple(pictures_N.tolist())
+    )
+    cosine_QN, is_pair_QN = cosine_MN[np.ix_(asked_Q, pictures_N)], is_pair_MN[np.ix_(asked_Q, pictures_N)]
+    right_Q = np.where(is_pair_MN, cosine_MN, -np.inf).max(axis=1)[asked_Q]
+    least_wrong = int((~is_pair_QN).sum(axis=1).min())
+    if least_wrong // len(LEVELS) < NUM_CHOICES - 1:
+        return None
+    # Negatives by rising likeness; equal ones keep their order, so that the levels are the same every time.
+    order_QN = np.argsort(np.where(is_pair_QN, np.inf, likeness_QN), axis=1, kind="stable")[:, :least_wrong]
+    is_missed_QN = ~(np.take_along_axis(cosine_QN, order_QN, axis=1) < right_Q[:, None])
+    found = {
+        level: float(np.mean(chance_of_none(third.sum(axis=1), third.shape[1], NUM_CHOICES - 1)))
+        for level, third in zip(LEVELS, np.array_split(is_missed_QN, len(LEVELS), axis=1), strict=True)
+    }
+    return found | {"chance": 1 / NUM_CHOICES, "num_choices": NUM_CHOICES}
+
+
+def spread(count: int, most: int) -> np.ndarray:
+    """At most so many numbers below `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
+def chance_of_none(num_bad: np.ndarray, total: int, drawn: int) -> np.ndarray:
+    """The chance that none of so many drawn, without putting back, is a bad one."""
+    chance = np.ones(len(num_bad))
+    for k in range(drawn):
+        chance *= np.clip(total - num_bad - k, 0, None) / (total - k)
+    return chance
+
+
+@lru_cache(maxsize=1)  # a run asks again and again about the same pool
+def likeness(
+    captions: tuple[str, ...],
+    image_of_caption: tuple[int, ...],
+    asked: tuple[int, ...],
+    pictures: tuple[int, ...],
+) -> np.ndarray:
+    """How alike the words of a caption and of the most similar caption of a picture are; rare words count more."""
+    counts_MD = np.zeros((len(captions), NUM_BUCKETS), dtype=np.float32)
+    for row, caption in enumerate(captions):
+        for word in words_of(caption):
+            counts_MD[row, zlib.crc32(word.encode()) % NUM_BUCKETS] += 1
+    seen_D = (counts_MD > 0).sum(axis=0)
+    rarity_D = np.log(len(captions) / np.maximum(seen_D, 1)).astype(np.float32)
+    weighted_MD = counts_MD * rarity_D
+    weighted_MD /= np.maximum(np.linalg.norm(weighted_MD, axis=1, keepdims=True), 1e-9)
+    image_M = np.array(image_of_caption)
+    columns = np.flatnonzero(np.isin(image_M, pictures))
+    starts = np.unique(image_M[columns], return_index=True)[1]  # the captions of a picture stand together
+    return np.maximum.reduceat(weighted_MD[list(asked)] @ weighted_MD[columns].T, starts, axis=1)
+
+
+def words_of(caption: str) -> list[str]:
+    """Words; of scripts that do not part them, pairs of characters."""
+    words = re.findall(r"\w+", caption.casefold())
+    if len(words) > 1 or len(caption) < 4:
+        return words
+    return [caption[i : i + 2] for i in range(len(caption) - 1)]

@@ -1,0 +1,129 @@
+"""A step that is looked at closely computes the same, and what is seen adds up."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lapclip.closeup import Closeup, Kept, gradient_norms, layer_of
+from lapclip.config import ModelConfig, TrainConfig
+from lapclip.data.batches import load_batches
+from lapclip.data.synthetic import SceneSource
+from lapclip.data.tokenizer import train_tokenizer
+from lapclip.device import processor
+from lapclip.events import KINDS_OF_MEMORY, PARTS
+from lapclip.loss import softmax_loss
+from lapclip.model.clip import CLIP, build_model
+from lapclip.optim import build_optimizer
+from lapclip.step import Way, move, update
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+B = 8
+SOURCE = SceneSource(num_pairs=B)
+TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(B)], 300)
+INPUTS = move(
+    next(load_batches(SOURCE, TOKENIZER, batch_size=B, image_size=16, text_length=32, seed=0, first_step=0, workers=0)),
+    processor(),
+    None,
+)  # fmt: skip
+
+
+def step(watch=None, *, chunk=B, **shape) -> tuple[CLIP, torch.optim.Optimizer]:
+    model = build_model(
+        ModelConfig(size="nano", image_size=16, **shape), vocab_size=TOKENIZER.vocab_size, has_bias=False
+    )
+    optimizer = build_optimizer(model, TrainConfig(lr=1e-3))
+    way = Way("cpu", "fp32", 1, chunk)
+    update(
+        model, optimizer, INPUTS, softmax_loss, way=way, clip_norm=1.0, **({"watch": watch} if watch else {})
+    )
+    return model, optimizer
+
+
+@pytest.mark.parametrize("chunk", [B, 3])
+def test_looking_changes_no_bit_of_the_weights(chunk):
+    plain, _ = step(chunk=chunk)
+    watched, _ = step(Closeup(processor(), can_count=True), chunk=chunk)
+    for (name, one), other in zip(plain.named_parameters(), watched.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_every_part_of_the_step_takes_time():
+    watch = Closeup(processor(), can_count=False)
+    watch.lap("data")
+    step(watch)
+    assert list(watch.parts) == list(PARTS)
+    assert all(watch.parts[part] > 0 for part in ("data", "forward", "backward", "optimizer"))
+
+
+def test_memory_by_kind_is_what_adamw_needs():
+    watch = Closeup(processor(), can_count=True)
+    model, optimizer = step(watch)
+    memory = watch.memory(model, optimizer, INPUTS.tensors)
+    assert list(memory) == list(KINDS_OF_MEMORY)
+    assert memory["parameters"] == memory["gradients"] == 4 * model.num_parameters
+    assert memory["optimizer"] >= 8 * model.num_parameters
+    assert memory["data"] > INPUTS.images.nbytes
+    assert memory["activations"] > 0
+
+
+def test_activations_grow_with_the_pairs_in_memory_at_once():
+    held = {}
+    for chunk in (2, 4, B):
+        watch = Closeup(processor(), can_count=True)
+        step(watch, chunk=chunk)
+        held[chunk] = watch.kept.most
+        assert watch.kept.held == 0, "all is let go after the backward pass"
+    assert held[2] < held[4] < held[B]
+    # In one chunk both towers are held, otherwise one after the other.
+    assert held[4] == pytest.approx(2 * held[2], rel=0.2)
+
+
+def test_what_cannot_be_counted_is_not_guessed():
+    watch = Closeup(processor(), can_count=False)
+    model, optimizer = step(watch, recompute=True)
+    assert watch.memory(model, optimizer, [])["activations"] is None
+
+
+def test_a_storage_that_many_tensors_share_counts_once():
+    kept = Kept()
+    x = torch.ones(100, requires_grad=True)
+    kept.anyway = {x.untyped_storage().data_ptr()}
+    with torch.autograd.graph.saved_tensors_hooks(kept.keep, kept.give_back):
+        y = x * 2
+        z = (y * y[:100]) * x
+    assert kept.most == 2 * 400, "y, and its square; x is there anyway"
+    z.sum().backward()
+    del y, z
+    assert kept.held == 0
+
+
+def test_norms_by_layer_are_the_whole_gradient_in_order():
+    watch = Closeup(processor(), can_count=False)
+    model = build_model(
+        ModelConfig(size="nano", image_size=16), vocab_size=TOKENIZER.vocab_size, has_bias=True
+    )
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    norms = gradient_norms(model)
+    total = nn.utils.get_total_norm([p.grad for p in model.parameters()])
+    assert sum(norm**2 for norm in norms.values()) ** 0.5 == pytest.approx(float(total), rel=1e-3)
+    assert list(norms) == [
+        "image.patches", "image.0", "image.1", "image.2", "image.out",
+        "text.tokens", "text.0", "text.1", "text.out", "scale",
+    ]  # fmt: skip
+    watch.look_at_gradients(model)
+    assert watch.grad_norms == norms
+
+
+def test_a_twelfth_block_comes_after_the_second():
+    size = replace(ModelConfig(size="small"), image_size=16)
+    model = build_model(size, vocab_size=40, has_bias=False)
+    names = list(dict.fromkeys(layer_of(name) for name, _ in model.named_parameters()))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    assert set(gradient_norms(model)) == set(names)
+    image = [name for name in gradient_norms(model) if name.startswith("image")]
+    assert image == ["image.patches", *(f"image.{number}" for number in range(12)), "image.out"]

@@ -1,0 +1,328 @@
+"""What is said of a run and what is not: noise, resumed runs, and speed that changes by design. Real runs are next door."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from lapclip.config import load_config
+from lapclip.diagnose import MOST_TIMES, SECONDS_AWAY, Diagnosis
+from lapclip.events import Evaluated, Inspected, Started, Step, Warned
+
+BATCH = 32
+SETTLED = {
+    "batch_size": BATCH,
+    "chunk": BATCH,
+    "lr": 1e-3,
+    "loss": "softmax",
+    "keep_patches": 1.0,
+    "workers": 2,
+}
+GB = 1_000_000_000
+
+
+def config(**flags):
+    return load_config(flags=SETTLED | {"steps": 1000} | flags)
+
+
+def started(step=0, **more) -> Started:
+    facts = {
+        "pid": 1,
+        "num_parameters": 1,
+        "num_train": 2000,
+        "batch_size": BATCH,
+        "chunk": BATCH,
+        "device": "cpu",
+    }
+    return Started(
+        step=step,
+        **({"seconds": step * 0.1, "threads": 1, "minutes": None, "total_steps": 1000} | facts | more),
+    )
+
+
+def step(number, **more) -> Step:
+    """A step of a healthy run of a thousand."""
+    healthy = {
+        "epoch": number * BATCH / 2000,
+        "num_pairs_seen": number * BATCH,
+        "loss": 3.5 * math.exp(-number / 100) + 0.2,
+        "accuracy": 1 - 0.97 * math.exp(-number / 100),
+        "lr": 1e-3,
+        "temperature": 0.07,
+        "grad_norm": 5.0,
+        "pairs_per_second": 320.0,
+        "data_seconds": 0.001,
+        "seconds": number * 0.1,
+        "progress": number / 1000,
+        "seconds_left": 1.0,
+        "num_different": BATCH,
+    }
+    return Step(step=number, **(healthy | more))
+
+
+def inspected(number, norms=None, used=GB, **readings) -> Inspected:
+    norms = norms or {
+        "image.patches": 1.0,
+        "image.0": 1.0,
+        "image.out": 1.0,
+        "text.tokens": 1.0,
+        "text.out": 1.0,
+    }
+    return Inspected(number, {}, {}, used, used, 8 * GB, norms, readings)
+
+
+def evaluated(number, loss, recall, num_images=512) -> Evaluated:
+    way = {"recall@1": recall, "recall@5": recall, "recall@10": recall}
+    found = {"num_images": num_images, "text_to_image": way, "image_to_text": way}
+    return Evaluated(number, found, is_best=False, elapsed_seconds=0.1, loss=loss)
+
+
+def said(events, **flags) -> list[Warned]:
+    diagnosis = Diagnosis(config(**flags))
+    return [warned for event in events for warned in diagnosis.look(event)]
+
+
+def kinds(events, **flags) -> list[str]:
+    return [warned.kind for warned in said(events, **flags)]
+
+
+def at_chance(number, **more) -> Step:
+    return step(number, **({"loss": math.log(BATCH), "accuracy": 1 / BATCH} | more))
+
+
+def test_a_healthy_run_gives_no_cause_for_words():
+    events = [started()]
+    for n in range(1, 1001):
+        events += [step(n)] + [inspected(n)] * (n % 50 == 0)
+        events += [evaluated(n, 3 - n / 500, n / 1000)] * (n % 100 == 0)
+    assert kinds(events) == []
+
+
+def test_chance_is_usual_while_the_learning_rate_rises():
+    assert kinds([started(), *(at_chance(n) for n in range(1, 199))]) == []
+    assert kinds([started(), *(at_chance(n) for n in range(1, 501))], warmup=0.5) == []
+    assert kinds([started(), *(at_chance(n) for n in range(1, 300))]) == ["collapsed"]
+
+
+def test_a_loss_that_still_falls_is_not_stuck():
+    falling = (at_chance(n, loss=math.log(BATCH) * (1.3 - n / 2000)) for n in range(1, 400))
+    assert kinds([started(), *falling]) == []
+
+
+def test_a_little_above_chance_is_learning():
+    assert kinds([started(), *(at_chance(n, accuracy=0.04) for n in range(1, 400))]) == []
+
+
+def test_equal_captions_make_chance_higher_and_guessing_easier():
+    loss = math.log(BATCH - BATCH / 8 + 1)
+    events = [started(), *(at_chance(n, loss=loss, accuracy=1 / 8, num_different=8) for n in range(1, 300))]
+    warned = said(events)
+    assert [w.kind for w in warned] == ["duplicate-captions", "collapsed"]
+    assert "ln 29" in warned[1].message and "data show synthetic" in warned[1].hint
+
+
+def test_a_larger_batch_is_advised_only_where_it_brings_other_captions():
+    few, mixed = (said(step(n, num_different=d) for n in range(1, 100))[0] for d in (8, 16))
+    assert "--batch-size" not in few.hint and "`--batch-size 64`" in mixed.hint
+    assert kinds(step(n, num_different=28) for n in range(1, 100)) == []
+
+
+def test_a_temperature_is_pinned_only_when_it_stays():
+    assert kinds(step(n, temperature=0.01 if n % 150 else 0.02) for n in range(1, 900)) == []
+    assert kinds(step(n, temperature=0.01) for n in range(1, 900)) == ["scale-pinned"]
+
+
+def test_single_long_gradients_and_long_ones_while_learning_are_usual():
+    assert kinds(step(n, grad_norm=500.0 if n % 10 == 0 else 5.0, loss=2.0) for n in range(1, 600)) == []
+    grows = (step(n, grad_norm=2.0 * 1.01**n, loss=3 - n / 400) for n in range(1, 600))
+    assert kinds(grows) == [], "the loss falls: it leaves a plateau"
+    tiny = (step(n, grad_norm=1e-5 if n < 300 else 0.5, loss=2 + n / 600) for n in range(1, 600))
+    assert kinds(tiny) == [], "shorter than what is shortened at all"
+    explodes = (
+        step(n, grad_norm=5.0 if n < 300 else 80.0, loss=1.0 if n < 300 else 1.5) for n in range(1, 600)
+    )
+    assert kinds(explodes) == ["exploding-gradients"]
+
+
+def test_a_layer_has_vanished_only_when_it_stays_so():
+    gone = {"image.patches": 1e-9, "image.0": 0.5, "image.out": 1.0, "text.tokens": 1.0, "scale": 0.0}
+    assert kinds(inspected(n, gone if n % 4 else None) for n in range(1, 40)) == []
+    assert [w.message for w in said(inspected(n, gone) for n in range(1, 40))] == [
+        "`image.patches` hardly learns: the gradient of `image.patches` is 1.0e-09 long, that of `image.out` 1.0e+00"
+    ]
+    nothing = dict.fromkeys(gone, 0.0)
+    assert kinds(inspected(n, nothing) for n in range(1, 40)) == [], "a loss of zero has no gradient anywhere"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_wobble_of_a_pool_says_nothing(seed):
+    """A run that has long learned all it can: recall and loss are those of 128 pictures, drawn again each time."""
+    chance, events = random.Random(seed), [started()]
+    for n in range(1, 61):
+        events += [step(10 * n, loss=1.0 / n)]
+        losses = [chance.gauss(1.5, 1.0) for _ in range(128)]
+        found = sum(chance.random() < 0.5 for _ in range(128)) / 128
+        events += [evaluated(10 * n, sum(losses) / 128, found, 128)]
+    assert kinds(events) == []
+
+
+def evaluations(recalls, losses, training=lambda n: 1.0 / n, num_images=512):
+    events = [started()]
+    for n, (recall, loss) in enumerate(zip(recalls, losses, strict=True), 1):
+        events += [step(20 * n, loss=training(n)), evaluated(20 * n, loss, recall, num_images)]
+    return events
+
+
+RISING = [2.0, 1.5, 1.7, 1.9, 2.1, 2.3]
+
+
+def test_a_rising_loss_means_what_recall_says():
+    assert kinds(evaluations([0.1, 0.3, 0.4, 0.5, 0.5, 0.5], RISING)) == ["loss-rises-recall-too"]
+    assert kinds(evaluations([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], RISING)) == ["over-fitting"]
+    [fell] = said(evaluations([0.1, 0.5, 0.5, 0.4, 0.3, 0.3], RISING))
+    assert fell.kind == "over-fitting" and "recall falls, from 47% to 40%" in fell.message
+    assert "1.50 at step 40" in fell.message and "`best` keeps step 40" in fell.message
+    assert "`--epochs 0.64`" in fell.hint
+
+
+def test_a_loss_that_rises_in_training_too_is_no_learning_by_heart():
+    assert kinds(evaluations([0.1, 0.5, 0.5, 0.4, 0.3, 0.3], RISING, training=float)) == []
+
+
+def test_from_a_small_pool_it_cannot_be_told_that_recall_stays():
+    assert kinds(evaluations([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], RISING, num_images=20)) == ["small-pool"]
+
+
+def test_evaluations_that_were_lost_are_taken_back():
+    lost = evaluations([0.1, 0.3, 0.3, 0.3], RISING[:4])
+    again = [event for n in (1, 2) for event in (step(40 + n), evaluated(40 + n, RISING[n + 1], 0.3))]
+    assert kinds([*lost, started(40), *again]) == []
+    assert kinds([*lost, started(80), *again[:2], step(43, loss=0.1), evaluated(43, 2.2, 0.3)]) == [
+        "over-fitting"
+    ]
+
+
+def test_a_small_pool_is_said_with_what_makes_it_larger(tmp_path):
+    (tmp_path / "photos").mkdir()
+    of_files = {"source": str(tmp_path / "photos")}
+    [all_held_out] = said([started(num_train=950), evaluated(10, 1.0, 0.5, 50)], **of_files)
+    assert "50 pictures" in all_held_out.message and "`--validation-share 0.2`" in all_held_out.hint
+    [some] = said([started(num_train=9500), evaluated(10, 1.0, 0.5, 50)], **of_files)
+    assert "`--num-validation 512`" in some.hint
+
+
+def at_speed(number, speed, **more) -> Step:
+    return step(number, pairs_per_second=speed, **more)
+
+
+def test_a_hiccup_is_no_change_of_speed():
+    assert kinds(at_speed(n, 20.0 if n % 40 == 0 else 320.0) for n in range(1, 1500)) == []
+    some = (at_speed(n, 200.0 if 700 < n < 1000 else 320.0) for n in range(1, 2500))
+    assert kinds(some) == [], "half a minute"
+
+
+def test_slower_steps_are_said_when_they_stay_and_no_reason_is_by_design():
+    def events(change=None):
+        yield started()
+        for n in range(1, 3000):
+            if n == 1000 and change:
+                yield change
+            yield at_speed(n, 320.0 if n < 1000 else 200.0, progress=n / 3000, seconds=n / 10)
+
+    [warned] = said(events())
+    assert warned.kind == "slower" and "38% slower, 200 pairs/s where it was 320" in warned.message
+    assert kinds(events(), keep_patches=0.5, whole_from=1 / 3) == []
+    assert kinds(events(), keep_patches=1.0, whole_from=1 / 3) == ["slower"]
+    assert kinds(events(Warned(1000, "memory ran out", "", "memory-ran-out"))) == []
+    assert kinds(events(started(999))) == [], "another process, perhaps on another machine"
+
+
+def test_slower_for_want_of_data_is_said_as_that():
+    steps = (
+        at_speed(n, *((320.0,) if n < 1000 else (200.0,)), data_seconds=0 if n < 1000 else 0.07)
+        for n in range(3000)
+    )
+    assert kinds(steps) == ["data-bound"]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words", "hint"),
+    [
+        ({"other_cores": 0.1}, {"other_cores": 1.9}, "other programs keep 1.9 cores busy", "close"),
+        ({"is_plugged": True}, {"is_plugged": False}, "battery", "plug it in"),
+        ({"speed_limit": 1.0}, {"speed_limit": 0.6}, "hot and allows 60%", "air"),
+        ({"temperature": 60.0}, {"temperature": 95.0}, "95 degrees", "air"),
+        ({"temperature": 50.0}, {"temperature": 60.0}, "heat, or another program", "air"),
+        ({"other_cores": 1.9}, {"other_cores": 1.9}, "heat, or another program", "air"),
+        ({}, {}, "heat, or another program", "air"),
+        ({"swapped_bytes": 0}, {"swapped_bytes": None}, "swaps", "`--chunk 16`"),
+    ],
+)
+def test_what_changed_in_the_machine_is_the_likely_cause(before, now, words, hint):
+    events = [started()]
+    for n in range(1, 2500):
+        events += [at_speed(n, 320.0 if n < 1000 else 200.0)]
+        if n % 50 == 0:
+            readings = before if n < 1000 else now
+            if "swapped_bytes" in readings:
+                readings = {"swapped_bytes": max(0, n - 1000) * 1_000_000}
+            events += [inspected(n, **readings)]
+    [warned] = said(events)
+    assert words in warned.message and hint in warned.hint
+
+
+def test_what_comes_back_after_long_is_said_again_but_not_for_ever():
+    diagnosis, times, seconds = Diagnosis(config()), [], 0.0
+    for _ in range(6):
+        for is_slow in (True, False):
+            for _ in range(300 if is_slow else int(SECONDS_AWAY * 10) + 300):
+                seconds += 0.1
+                now = step(1, seconds=seconds, data_seconds=0.05 if is_slow else 0.0)
+                times += [w.kind for w in diagnosis.look(now)]
+    assert times == ["data-bound"] * MOST_TIMES
+
+
+def test_a_resumed_run_is_not_told_again():
+    first = [started(), *(at_chance(n) for n in range(1, 300))]
+    diagnosis, told = Diagnosis(config()), []
+    for event in first:
+        told += diagnosis.look(event)
+    written = [event for event in first if not isinstance(event, Step) or event.step % 20 == 0] + told
+    again = Diagnosis(config())
+    for event in written:  # too few steps to find it anew: what was written counts
+        again.look(event)
+    assert told and not [w for n in range(300, 600) for w in again.look(at_chance(n))]
+    assert again.look(started(299)) == [] and not [
+        w for n in range(300, 600) for w in again.look(at_chance(n))
+    ]
+
+
+def test_memory_is_near_its_limit_when_it_stays_there():
+    near = (inspected(n, used=int(7.5 * GB)) for n in range(1, 10))
+    [warned] = said([started(), *near])
+    assert "7.50 GB of the 8.00 GB" in warned.message and "`--chunk 16`" in warned.hint
+    assert kinds(inspected(n, used=int(7.5 * GB) if n % 2 else GB) for n in range(1, 10)) == []
+    [left] = said(inspected(n, memory_available=300_000_000) for n in range(1, 10))
+    assert "0.30 GB of memory left" in left.message
+    assert kinds((inspected(n, memory_available=300_000_000) for n in range(1, 10)), max_memory=8.0) == []
+
+
+def test_what_to_do_about_memory_depends_on_what_was_done():
+    events = [started(chunk=1), *(inspected(n, used=8 * GB) for n in range(3))]
+    assert "`--recompute`" in said(events)[0].hint
+    assert "`--size`" in said(events, recompute=True)[0].hint
+
+
+def test_an_end_with_a_high_rate_is_said_but_not_one_of_a_few_steps():
+    diagnosis = Diagnosis(config(), "cats")
+    diagnosis.look(step(600, lr=4e-4, progress=0.6))
+    [warned] = diagnosis.at_end(600)
+    assert "60% of its budget" in warned.message and "40% of its" in warned.message
+    assert "`lapclip train --resume cats`" in warned.hint
+    diagnosis.look(step(1000, lr=1e-6, progress=1.0))
+    assert diagnosis.at_end(1000) == []
+    few = Diagnosis(config())
+    assert few.at_end(0) == []
+    few.look(replace(step(2), lr=2e-4, progress=1.0))
+    assert few.at_end(2) == []

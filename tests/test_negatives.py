@@ -1,0 +1,82 @@
+"""Accuracy by how hard the wrong answers are."""
+
+import numpy as np
+import pytest
+
+from lapclip.negatives import accuracy_by_difficulty, chance_of_none, likeness, words_of
+
+COLOURS, THINGS = (
+    ("red", "green", "blue", "grey", "pink", "black"),
+    ("cat", "dog", "house", "tree", "car", "boat"),
+)
+CAPTIONS = [
+    f"a {colour} {thing} in the {place}"
+    for colour in COLOURS
+    for thing in THINGS
+    for place in ("garden", "street")
+]
+IMAGES = np.arange(len(CAPTIONS))
+IS_PAIR = np.eye(len(CAPTIONS), dtype=bool)
+
+
+def accuracy(cosine, captions=CAPTIONS, images=IMAGES, is_pair=IS_PAIR):
+    return accuracy_by_difficulty(cosine, is_pair, list(captions), images)
+
+
+def test_a_model_that_knows_everything_is_right_at_every_level():
+    found = accuracy(np.eye(len(CAPTIONS)))
+    assert found["easy"] == found["medium"] == found["hard"] == 1
+
+
+def test_guessing_is_right_one_time_in_ten():
+    random = np.random.default_rng(0)
+    found = [accuracy(random.normal(size=(len(CAPTIONS),) * 2)) for _ in range(20)]
+    for level in ("easy", "medium", "hard"):
+        assert np.mean([f[level] for f in found]) == pytest.approx(found[0]["chance"], abs=0.02)
+
+
+def test_a_model_that_only_counts_common_words_fails_at_the_hard_ones():
+    words = [set(caption.split()) for caption in CAPTIONS]
+    likes = np.array([[len(one & other) for other in words] for one in words], dtype=float)
+    noise = np.random.default_rng(0).normal(scale=0.5, size=likes.shape)
+    found = accuracy(likes + noise)
+    assert found["hard"] < found["medium"] < found["easy"]
+    assert found["easy"] > 0.95
+
+
+def test_a_tie_is_no_answer():
+    found = accuracy(np.zeros((len(CAPTIONS),) * 2))
+    assert found["easy"] == found["hard"] == 0
+
+
+def test_too_small_a_pool_says_nothing():
+    assert accuracy(np.eye(20), CAPTIONS[:20], IMAGES[:20], IS_PAIR[:20, :20]) is None
+
+
+def test_several_captions_of_a_picture_count_by_the_most_similar():
+    captions, images = ("a red cat", "two boats", "a red dog", "one house"), (0, 0, 1, 1)
+    found = likeness(captions, images, (0, 1, 2, 3), (0, 1))
+    assert found.shape == (4, 2)
+    assert found[0, 0] == pytest.approx(1) and 0 < found[0, 1] < 1, "red is common to both"
+    assert found[3, 0] == 0
+
+
+def test_a_large_pool_is_sampled_and_stays_quick():
+    count = 3000
+    captions = [f"picture {number % 97} of {number % 89} and {number % 83}" for number in range(2 * count)]
+    images = np.repeat(np.arange(count), 2)
+    is_pair = np.zeros((2 * count, count), dtype=bool)
+    is_pair[np.arange(2 * count), images] = True
+    found = accuracy(is_pair.astype(np.float32), captions, images, is_pair)
+    assert found["hard"] == 1
+
+
+def test_the_chance_to_draw_no_bad_one_is_the_exact_one():
+    assert chance_of_none(np.array([0, 1, 3, 10]), total=10, drawn=4).tolist() == pytest.approx(
+        [1, 0.6, (7 * 6 * 5 * 4) / (10 * 9 * 8 * 7), 0]
+    )
+
+
+def test_scripts_without_spaces_are_compared_too():
+    assert words_of("赤い猫が庭にいる") != [] and len(words_of("赤い猫が庭にいる")) > 3
+    assert words_of("A red, red cat") == ["a", "red", "red", "cat"]

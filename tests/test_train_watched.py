@@ -1,0 +1,213 @@
+"""What a run tells while it trains: closeups, snapshots, pauses; and time that is not training is not counted."""
+
+import json
+import signal
+import subprocess
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from conftest import SMALL, as_flags, command, environment
+from PIL import Image
+
+from lapclip import inspection
+from lapclip import train as training
+from lapclip.evaluate import Pool
+from lapclip.events import PARTS, Continued, Evaluated, Finished, Inspected, Paused, Saved, Step, Warned
+from lapclip.mishaps import has_slept
+from lapclip.prepare import prepare
+from lapclip.run import open_run
+from lapclip.sensors import Battery
+from lapclip.snapshot import MOST_KEPT, take_snapshot
+from lapclip.train import train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def trained(config, name="run"):
+    run = prepare(config, name)
+    return run, list(train(run.load_config(), run))
+
+
+def of(kind, events):
+    return [event for event in events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def looked_at_closely(monkeypatch):
+    monkeypatch.setattr(inspection, "SECONDS_BETWEEN", 0.0)
+
+
+def test_a_closeup_accounts_for_the_whole_step(small_config, looked_at_closely):
+    _, events = trained(small_config)
+    steps, closeups = of(Step, events), of(Inspected, events)
+    assert [c.step for c in closeups] == [s.step for s in steps]
+    for step, closeup in zip(steps, closeups, strict=True):
+        assert list(closeup.parts) == list(PARTS)
+        whole = step.num_pairs_seen / step.step / step.pairs_per_second
+        assert sum(closeup.parts.values()) == pytest.approx(whole, rel=0.02)
+        assert closeup.parts["data"] == pytest.approx(step.data_seconds, abs=1e-3)
+        total = sum(norm**2 for norm in closeup.grad_norms.values()) ** 0.5
+        assert total == pytest.approx(step.grad_norm, rel=1e-3)
+        assert (
+            0
+            < closeup.memory["activations"]
+            < closeup.memory_used
+            <= closeup.memory_peak
+            < closeup.memory_limit
+        )
+
+
+def test_a_run_with_a_memory_limit_is_held_against_it(small_config, looked_at_closely):
+    config = replace(small_config, device=replace(small_config.device, max_memory=3.5))
+    _, events = trained(config)
+    assert {c.memory_limit for c in of(Inspected, events)} == {3_500_000_000}
+
+
+def test_closeups_do_not_change_what_is_learned(with_train, monkeypatch):
+    losses = []
+    for seconds in (0.0, 1e9):
+        monkeypatch.setattr(inspection, "SECONDS_BETWEEN", seconds)
+        _, events = trained(with_train(chunk=3), f"run-{seconds:g}")
+        losses.append([step.loss for step in of(Step, events)])
+    assert losses[0] == losses[1]
+
+
+def test_the_loss_over_the_pool_is_like_that_of_training(with_train):
+    _, events = trained(with_train(steps=4, eval_every="1"))
+    for evaluated in of(Evaluated, events):
+        assert 0.5 * np.log(8) < evaluated.loss < 2 * np.log(8), "a batch of eight, at the beginning"
+
+
+def test_snapshots_show_the_same_captions_all_through_the_run(with_train):
+    run, events = trained(with_train(steps=4, eval_every="1"))
+    snapshots = [json.loads((run.path / e.snapshot).read_text()) for e in of(Evaluated, events)]
+    assert [s["step"] for s in snapshots] == [1, 2, 3, 4]
+    assert len({tuple(q["text"] for q in s["queries"]) for s in snapshots}) == 1
+    assert len({tuple(s["matrix"]["captions"]) for s in snapshots}) == 1
+    assert snapshots[0]["matrix"]["cosine"] != snapshots[-1]["matrix"]["cosine"], "it has learned something"
+    for snapshot in snapshots:
+        for query in snapshot["queries"]:
+            scores = [found["score"] for found in query["found"]]
+            assert scores == sorted(scores, reverse=True)
+            right = [place for place, found in enumerate(query["found"], 1) if found["is_right"]]
+            assert right[:1] == ([query["rank"]] if query["rank"] <= len(scores) else [])
+            for found in query["found"]:
+                with Image.open(run.path / "snapshots" / found["picture"]) as picture:
+                    assert picture.size == (96, 96)
+
+
+class Pictures:
+    """A source of plain pictures."""
+
+    def picture(self, index, size):
+        return Image.new("RGB", (size, size))
+
+
+def test_the_diagonal_of_the_matrix_is_each_picture_with_its_own_caption(tmp_path):
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(5, 8)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    image_of_caption = np.array([0, 0, 1, 2, 2, 3, 4])
+    captions = [f"caption {number}" for number in range(7)]
+    pool = Pool(vectors, vectors[image_of_caption], image_of_caption, captions, np.arange(5), np.arange(5))
+    content = json.loads((tmp_path / take_snapshot(tmp_path, Pictures(), pool, 3)).read_text())
+    assert np.diag(content["matrix"]["cosine"]) == pytest.approx(1, abs=1e-3)
+    assert content["matrix"]["captions"] == [captions[m] for m in (0, 2, 3, 5, 6)]
+    assert {query["rank"] for query in content["queries"]} == {1}
+
+
+def test_snapshots_do_not_pile_up(tmp_path):
+    pool = Pool(np.eye(3), np.eye(3), np.arange(3), ["a", "b", "c"], np.arange(3), np.arange(3))
+    for step in range(MOST_KEPT + 30):
+        last = take_snapshot(tmp_path, Pictures(), pool, step)
+    kept = sorted((tmp_path / "snapshots").glob("*.json"))
+    assert len(kept) <= MOST_KEPT
+    assert kept[0].name == "step-000000.json" and kept[-1].name == last.split("/")[1]
+
+
+def test_a_snapshot_that_cannot_be_written_is_said_and_training_goes_on(small_config, tmp_path):
+    run = prepare(small_config, "run")
+    (run.path / "snapshots").write_text("in the way")
+    events = list(train(run.load_config(), run))
+    assert any("no snapshot" in warned.message for warned in of(Warned, events))
+    assert of(Evaluated, events)[-1].snapshot is None and events[-1].reason == "budget"
+
+
+@pytest.fixture
+def battery(monkeypatch):
+    """A battery whose charge the test decides; looked at before every step."""
+    now = {"battery": Battery(percent=80, is_plugged=False)}
+    monkeypatch.setattr("lapclip.battery.read_battery", lambda: now["battery"])
+    monkeypatch.setattr(training, "SECONDS_BETWEEN_LOOKS", -1)
+    monkeypatch.setattr(training, "SECONDS_WAITED", 0.01)
+    return now
+
+
+def test_training_waits_for_a_low_battery_with_all_saved_and_goes_on_when_plugged_in(with_train, battery):
+    run = prepare(with_train(pause_below="20%"), "run")
+    told = []
+    for event in train(run.load_config(), run):
+        told.append(event)
+        if isinstance(event, Step) and event.step == 2:
+            battery["battery"] = Battery(percent=19, is_plugged=False)
+        if len(of(Paused, told)) == 5:
+            battery["battery"] = Battery(percent=19, is_plugged=True)
+    kinds = [type(event) for event in told]
+    pause = kinds.index(Paused)
+    assert isinstance(told[pause - 1], Saved) and told[pause - 1].step == told[pause].step == 2
+    assert "19%" in told[pause].reason and "20%" in told[pause].reason
+    assert of(Continued, told) and told[-1].reason == "budget" and told[-1].step == 6
+    written = list(run.events())
+    assert len(of(Paused, written)) == 1, "a pause is written once, however long it is"
+
+
+def test_a_paused_run_can_be_stopped(with_train, battery):
+    run = prepare(with_train(pause_below="20%"), "run")
+    battery["battery"] = Battery(percent=5, is_plugged=False)
+    events = train(run.load_config(), run)
+    for event in events:
+        if isinstance(event, Paused):
+            break
+    events.close()
+    assert isinstance(list(run.events())[-1], Finished)
+    assert list(run.events())[-1].reason == "stopped"
+
+
+def test_without_a_battery_nothing_waits(with_train, battery):
+    battery["battery"] = None
+    _, events = trained(with_train(pause_below="99%"))
+    assert not of(Paused, events)
+
+
+def test_what_is_compiling_or_swapping_has_not_slept():
+    assert has_slept(elapsed=60, busy=0.3, usual=0.2)
+    assert not has_slept(elapsed=60, busy=55, usual=0.2), "busy all the time"
+    assert not has_slept(elapsed=60, busy=1, usual=20), "not much longer than usual"
+    assert not has_slept(elapsed=3, busy=0.1, usual=0.01), "a hiccup"
+
+
+@pytest.mark.slow
+def test_minutes_are_training_time_also_when_the_process_is_put_to_sleep(tmp_path):
+    settings = {**SMALL, "minutes": 0.05, "run": "slept", "eval_every": "1000", "num_validation": 16}
+    del settings["steps"]
+    process = subprocess.Popen(
+        command("train", *as_flags(settings)),
+        env=environment(),
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    events = tmp_path / "runs" / "slept" / "events.jsonl"
+    deadline = time.monotonic() + 60
+    while not (events.exists() and '"Step"' in events.read_text()):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 0
+    told = list(open_run("slept").events())
+    assert [w.kind for w in of(Warned, told)].count("slept") == 1
+    assert 3 <= told[-1].seconds < 5, "three seconds of training, however long it slept"
+    assert told[-1].reason == "budget"
