@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,13 +108,18 @@ def test_what_ends_a_run_badly_is_written_down():
 
 
 def test_events_read_back_as_they_were():
+    way = {f"{what}@{k}": 0.5 for what in ("recall", "chance") for k in (1, 5, 10)}
+    way |= {"median_rank": 3, "interval@10": [0.1, 0.2]}
+    recall = {"num_images": 3, "num_captions": 3, "text_to_image": way, "image_to_text": way}
+    recall["in_batch"] = {"accuracy": 0.5, "chance": 0.1, "batch_size": 8}
     events = [
         Started(0, 0.0, 1, 2, 3, 4, 5, "cpu", 2, None, 10),
         step(1),
         Warned(1, "what", "do"),
-        Finished("budget", 1, 0.1, 1.0, 8, 8.0, 1, 2, {"num_images": 3}, 1, "x"),
+        Finished("budget", 1, 0.1, 1.0, 8, 8.0, 1, 2, recall, 1, "x"),
     ]
     for event in events:
+        event = replace(event, time=1_700_000_000.125)  # steps are written to the millisecond
         assert from_line(to_line(event)) == event
 
 

@@ -1,26 +1,38 @@
 """The run folder: settings, machine, tokenizer, events, checkpoints, and the lock of the process that owns it."""
 
 import contextlib
-import fcntl
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from lapclip import lock
 from lapclip.config import Config, load_config, to_toml
 from lapclip.errors import UserError, suggest
 from lapclip.events import Event, Failed, Finished, Step, read_events, to_line
+from lapclip.lock import Held
 
 RUNS = Path("runs")
 SECONDS_BETWEEN_STEPS = (
     0.5  # the file keeps no more `Step` lines than that: under 5 MB an hour, however small the model
+)
+MOST_SAID = 400  # characters of a message or a hint in the lock, whose block holds both
+# What lies in a run's folder before its `config.toml`, which is written last.
+WHILE_SET_UP = (
+    "lock",
+    "output.log",
+    "events.jsonl",
+    "checkpoints",
+    "tokenizer.json",
+    "machine.json",
+    ".*.writing",
 )
 
 
@@ -30,6 +42,9 @@ class Run:
 
     path: Path
     last_step_written: float = field(default=0.0, repr=False)
+    step_left_out: Step | None = field(default=None, repr=False)
+    handle: int | None = field(default=None, repr=False)  # of the lock, while this process holds it
+    is_reserved: bool = field(default=False, repr=False)  # held for a training that has not begun
 
     @property
     def name(self) -> str:
@@ -81,80 +96,113 @@ class Run:
         return read_events(self.path / "events.jsonl")
 
     def write(self, event: Event) -> None:
-        """Appends an event; of many steps a second only some are kept."""
+        """Appends an event; of many steps a second only some are kept, and the last one before anything else."""
+        before = ""
         if isinstance(event, Step):
             now = time.monotonic()
             if now - self.last_step_written < SECONDS_BETWEEN_STEPS:
+                self.step_left_out = event
                 return
             self.last_step_written = now
+        elif self.step_left_out is not None:
+            before = to_line(self.step_left_out)
+        self.step_left_out = None
         try:
             with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-                file.write(to_line(event))
+                file.write(before + to_line(event))
         except OSError as error:
             raise cannot_write(self.path, error) from None
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
         """Holds the run's lock; what ends the block badly is written down as `Failed` on its way."""
-        with self.lock():
+        if not self.is_reserved:
+            self.take_lock()
+        self.is_reserved = False
+        try:
             self.end_torn_line()
-            try:
-                yield
-            finally:
-                problem = sys.exception()
-                if problem is not None and not isinstance(problem, (GeneratorExit, KeyboardInterrupt)):
-                    self.write_failure(problem)
+            yield
+        finally:
+            self.let_go(sys.exception())
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """The system holds the lock, so that it ends with the process; the file tells people whose it is."""
+    def reserved(self, handle: int) -> Iterator[None]:
+        """Holds the lock that the process that started this one took for it, until `owned` goes on with it."""
+        self.take_lock(handle)
+        self.is_reserved = True
         try:
-            file = (self.path / "lock").open("a+", encoding="utf-8")
+            yield
+        finally:
+            if self.is_reserved:
+                self.is_reserved = False
+                self.let_go(sys.exception())
+
+    def let_go(self, problem: BaseException | None) -> None:
+        if problem is not None and not isinstance(problem, (GeneratorExit, KeyboardInterrupt)):
+            self.write_failure(problem)
+        self.release()
+
+    def take_lock(self, handle: int | None = None) -> None:
+        """Takes the lock, or takes over one that was taken for this process, and writes down whose it is."""
+        path = self.path / "lock"
+        try:
+            taken = lock.take(path) if handle is None else lock.adopt(handle, path)
+        except lock.Taken:
+            raise UserError(
+                f"run `{self.name}` is being trained by process {self.owner() or 'another one'}",
+                hint=f"wait for it, or stop it: `lapclip runs stop {self.reference}` saves and ends it",
+            ) from None
         except OSError as error:
-            raise cannot_write(self.path, error) from None
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = self.owner() or "another one"
-                raise UserError(
-                    f"run `{self.name}` is being trained by process {owner}",
-                    hint=f"wait for it, or stop it with `kill {owner}`: it saves and ends",
-                ) from None
-            file.truncate(0)
-            json.dump({"pid": os.getpid(), "started": psutil.Process().create_time()}, file)
-            file.flush()
-            try:
-                yield
-            finally:
-                file.truncate(0)
+            raise cannot_write(path, error) from None
+        self.handle = taken
+        try:
+            lock.write_owner(taken, os.getpid())
+        except OSError as error:
+            self.release()
+            raise cannot_write(path, error) from None
+
+    def hand_over(self, pid: int) -> None:
+        """Leaves the lock to a process that was started with it open."""
+        assert self.handle is not None
+        lock.write_owner(self.handle, pid)
+        os.close(self.handle)
+        self.handle = None
+
+    def release(self) -> None:
+        """Lets go of the lock; a failure that could be written nowhere else stays in it."""
+        if self.handle is not None:
+            lock.release(self.handle, keep=self.read_lock().said is not None)
+            self.handle = None
+
+    def read_lock(self) -> Held:
+        return lock.read_lock(self.path / "lock")
 
     def owner(self) -> int | None:
         """The process that is training the run now; what a killed one left in the file does not count."""
-        try:
-            with (self.path / "lock").open(encoding="utf-8") as file:
-                content = file.read()
-                try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    return json.loads(content)["pid"]
-        except (OSError, ValueError, KeyError, TypeError):
-            pass
-        return None
+        return self.read_lock().owner
 
     def end_torn_line(self) -> None:
         """Ends the line a killed process left half written, so that the next event does not stand behind it."""
         events = self.path / "events.jsonl"
         if events.exists() and events.stat().st_size and not read_end(events).endswith(b"\n"):
-            with events.open("a", encoding="utf-8") as file:
-                file.write("\n")
+            try:
+                with events.open("a", encoding="utf-8") as file:
+                    file.write("\n")
+            except OSError as error:
+                raise cannot_write(self.path, error) from None
 
     def write_failure(self, problem: BaseException) -> None:
         hint = (
             problem.hint if isinstance(problem, UserError) else "this is a fault of lapclip; please report it"
         )
-        with contextlib.suppress(UserError):  # on a full disk the problem itself matters more than its record
-            self.write(Failed(message=str(problem) or type(problem).__name__, hint=hint))
+        event = Failed(message=str(problem) or type(problem).__name__, hint=hint)
+        try:
+            self.write(event)
+        except UserError:  # the disk is full
+            with contextlib.suppress(OSError):
+                short = replace(event, message=event.message[:MOST_SAID], hint=event.hint[:MOST_SAID])
+                assert self.handle is not None, "owned"
+                lock.write(self.handle, {"said": asdict(short)})
 
 
 def read_end(path: Path) -> bytes:
@@ -170,11 +218,34 @@ def refuse_name(name: str) -> None:
             f"`{name}` cannot be the name of a run: it has a space or a slash, or is no word",
             hint="use a plain word: `--run cats`; it becomes `runs/cats`",
         )
-    if (RUNS / name).exists():
+    if (RUNS / name).exists() and not is_leftover(RUNS / name):
         raise UserError(
             f"there is a run called `{name}` already",
             hint=f"continue it with `--resume {name}`, or choose another name with `--run`",
         )
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run, if only one that is being set up."""
+    return any((path / name).is_file() for name in ("config.toml", "lock", "events.jsonl"))
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a run was never set up: there is nothing in it to go on from."""
+    if not (path / "lock").is_file() or (path / "config.toml").exists() or Run(path).owner() is not None:
+        return False
+    return all(
+        any(fnmatch(child.name, known) for known in WHILE_SET_UP) for child in path.iterdir()
+    ) and not any((path / "checkpoints").glob("*"))
+
+
+def clear_leftover(path: Path) -> None:
+    leftover = Run(path)
+    leftover.take_lock()
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        leftover.release()
 
 
 def new_run(name: str | None, *, prefix: str) -> Run:
@@ -184,6 +255,8 @@ def new_run(name: str | None, *, prefix: str) -> Run:
     try:
         if name is not None:
             path = RUNS / name
+            if is_leftover(path):
+                clear_leftover(path)
             path.mkdir(parents=True)
             return Run(path)
         RUNS.mkdir(exist_ok=True)
@@ -210,12 +283,30 @@ def new_run(name: str | None, *, prefix: str) -> Run:
 
 
 def open_run(name: str) -> Run:
-    """The run of that name or path."""
+    """The run of that name or path, which has been set up."""
+    run = find_run(name)
+    if (run.path / "config.toml").is_file():
+        return run
+    if run.owner() is not None:
+        raise UserError(
+            f"run `{run.name}` is still being set up", hint=f"wait: `lapclip watch {run.reference}`"
+        )
+    raise UserError(
+        f"run `{run.name}` was never set up, so that there is nothing in it yet",
+        hint=f"begin it again: the first line of `{run.path}/output.log` is its command",
+    )
+
+
+def find_run(name: str) -> Run:
+    """The run of that name or path, also while it is being set up."""
     for path in (Path(name), RUNS / name):
         if (path / "config.toml").is_file():
             return Run(path)
-    newest = sorted(RUNS.glob("*/config.toml"), key=lambda path: path.stat().st_mtime, reverse=True)
-    known = [path.parent.name for path in newest]
+    for path in (RUNS / name, Path(name)):
+        if path.name == Path(name).name and path.parent != Path() and is_run(path):
+            return Run(path)
+    newest = sorted(filter(is_run, RUNS.glob("*")), key=lambda path: path.stat().st_mtime, reverse=True)
+    known = [path.name for path in newest]
     more = f" and {len(known) - 5} more" if len(known) > 5 else ""
     here = (
         f"; there are {', '.join(f'`{k}`' for k in known[:5])}{more}"

@@ -12,8 +12,11 @@ from lapclip import __version__
 from lapclip.cli.bench import bench
 from lapclip.cli.data import data
 from lapclip.cli.evaluate import evaluate
+from lapclip.cli.report import report
+from lapclip.cli.runs import runs
 from lapclip.cli.screen import Stopped, complain
 from lapclip.cli.train import train
+from lapclip.cli.watch import watch
 from lapclip.errors import UserError
 from lapclip.machine import wait_calmly
 
@@ -28,6 +31,9 @@ app.command(train)
 app.command(evaluate, name="eval")
 app.command(data)
 app.command(bench)
+app.command(report)
+app.command(runs)
+app.command(watch)
 
 
 def main() -> None:
@@ -43,10 +49,7 @@ def run_command(arguments: list[str]) -> int:
         complain(problem.message, problem.hint)
         return 1
     except CycloptsError as problem:
-        below = (
-            arguments[1:2] if arguments[:1] == ["data"] and arguments[1:2] and arguments[1] in data else []
-        )
-        command = "".join(f"{a} " for a in [*(a for a in arguments[:1] if a in app), *below])
+        command = "".join(f"{word} " for word in command_in(arguments))
         complain(in_our_style(str(problem)), f"`lapclip {command}--help` lists what there is")
         return 2
     except Stopped as stop:
@@ -64,6 +67,17 @@ def run_command(arguments: list[str]) -> int:
             "please report it with the lines above",
         )
         return 1
+
+
+def command_in(arguments: list[str]) -> list[str]:
+    """The command that was meant: `train`, or of a group `data check`."""
+    here, words = app, []
+    for word in arguments:
+        if word not in here:
+            break
+        here = here[word]
+        words.append(word)
+    return words
 
 
 def in_our_style(message: str) -> str:

@@ -1,20 +1,50 @@
 """What every command says, and how: sentences on stderr, results on stdout."""
 
+import io
 import json
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import contextmanager, nullcontext, suppress
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 
 if TYPE_CHECKING:
     from lapclip.data.pack import Progress as Packing
 
-people = Console(stderr=True)
+
+class Stderr(io.TextIOBase):
+    """stderr, where what can no longer be said is dropped: a closed terminal or a full disk ends no training."""
+
+    @property
+    def real(self) -> TextIO:
+        """Without what rich puts in front of it while something moves on the screen."""
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self.real.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self.real.flush()
+
+    def isatty(self) -> bool:
+        return self.real.isatty()
+
+    def fileno(self) -> int:
+        return self.real.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # read by rich, to know what it may draw
+        return self.real.encoding
+
+
+people = Console(file=cast(IO[str], Stderr()))
 T = TypeVar("T")
 
 
@@ -46,17 +76,25 @@ def own_name() -> str:
 
 @contextmanager
 def stop_requests(answer: str) -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM instead of dying of them, and answers; the second one is not waited for."""
+    """Collects Ctrl-C, SIGTERM and a closed terminal instead of dying of them, and answers.
+
+    The second Ctrl-C is not waited for. Of the others any number may come: shells and `lapclip runs stop` repeat them.
+    """
     requests: list[int] = []
 
     def request(number: int, frame: object) -> None:
-        if requests:
+        if requests and number == signal.SIGINT:
             raise KeyboardInterrupt
         requests.append(number)
-        # Straight to the terminal: a handler may interrupt rich while it holds its locks.
-        os.write(sys.stderr.fileno(), f"\n{answer}; once more stops at once\n".encode())
+        if len(requests) == 1:
+            # Straight to the terminal: a handler may interrupt rich while it holds its locks.
+            with suppress(OSError, ValueError):
+                os.write(sys.stderr.fileno(), f"\n{answer}; once more stops at once\n".encode())
 
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Under `nohup` a closed terminal is to be ignored, and stays so.
+    wanted = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, request) for number in wanted}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # which were held back while we were started
     try:
         yield requests
     finally:
@@ -64,7 +102,10 @@ def stop_requests(answer: str) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-class Stopped(Exception):
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(KeyboardInterrupt):
     """Somebody asked to stop before there was anything to save; says what stopped, and what goes on."""
 
     def __init__(self, message: str, hint: str):

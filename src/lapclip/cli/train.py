@@ -1,6 +1,6 @@
 """`lapclip train`: begins a run or goes on with one, shows it, and ends with what it came to."""
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,7 +39,14 @@ def train(
         str | None,
         Parameter(help="go on with this run, by name or path; a larger budget extends a finished one"),
     ] = None,
+    background: Annotated[
+        bool,
+        Parameter(
+            help="train without this terminal: returns at once, and goes on when it is closed", negative=""
+        ),
+    ] = False,
     json: AsJson = False,
+    lock_handle: Annotated[int | None, Parameter(show=False)] = None,  # of a run taken by `--background`
     flags: dict[str, Any],
 ) -> int:
     """Train a CLIP from pictures and captions.
@@ -50,9 +57,19 @@ def train(
         raise UserError(
             "`--resume` takes name and settings from the run itself", hint="leave `--run` and `--config` away"
         )
-    with stop_requests("stopping as soon as all is saved") as requests:
+    if background:
+        return start(config, run, resume, flags, as_json=json)
+    with stop_requests("stopping as soon as all is saved") as requests, ExitStack() as held:
+        reserved = None
+        if lock_handle is not None:
+            from lapclip.run import find_run
+
+            reserved = find_run(resume or run or "")
+            held.enter_context(reserved.reserved(lock_handle))
         folder, settings, data = (
-            begin(config, run, flags, requests) if resume is None else go_on(resume, flags, requests)
+            begin(config, run, flags, requests, reserved)
+            if resume is None
+            else go_on(resume, flags, requests, reserved)
         )
         if requests:
             complain(
@@ -62,25 +79,77 @@ def train(
         return follow(settings, folder, data, requests, as_json=json)
 
 
+def start(
+    config: Path | None, name: str | None, resume: str | None, flags: dict[str, Any], *, as_json: bool
+) -> int:
+    """Starts the training in a process of its own, once all is checked that can be checked at once."""
+    from lapclip.background import as_arguments, log_of, refuse_if_done, start_training
+    from lapclip.run import new_run, open_run, refuse_name
+
+    if resume is None:
+        settings = load_config(config, flags)
+        if name is not None:
+            refuse_name(name)
+        prefix = f"{name_of_source(settings.data.source)}-{settings.model.size}"
+        run = new_run(name, prefix=prefix)
+        whence = [f"--config={config}"] if config else []
+        arguments = [*whence, *as_arguments(flags), f"--run={run.name}"]
+    else:
+        run = open_run(resume)
+        refuse_fixed(run, flags)
+        load_config(run.path / "config.toml", flags)
+        refuse_if_done(run, flags)
+        arguments = [f"--resume={run.reference}", *as_arguments(flags)]
+    pid = start_training(run, arguments)
+    if as_json:
+        print_json({"run": str(run.path), "name": run.name, "pid": pid})
+        return 0
+    people.print(f"run: {run.path}", highlight=False)
+    people.print(
+        f"training in the background as process {pid}; what it says goes to {log_of(run)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    people.print("next:", highlight=False)
+    for what in (f"watch {run.reference}", "runs", f"runs stop {run.reference}"):
+        people.print(f"  {own_name()} {what}", highlight=False)
+    return 0
+
+
+def name_of_source(source: str) -> str:
+    """What a run over a source is called; a source that is not there is an error at once."""
+    from lapclip.data.opening import parse_source, plain_name
+    from lapclip.data.recognise import not_there
+    from lapclip.data.sources.patterns import is_shards
+
+    for name, _ in parse_source(source):
+        is_known = name.partition(":")[0] in ("synthetic", "emoji", "hf") or is_shards(name) or "*" in name
+        if not is_known and not Path(name).expanduser().exists():
+            raise not_there(name)
+    return plain_name(source)
+
+
 def begin(
-    config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int]
+    config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
 ) -> "tuple[Run, Config, Data]":
     from lapclip.run import refuse_name
 
     settings = load_config(config, flags)
-    if name is not None:
+    if name is not None and reserved is None:
         refuse_name(name)
     with working("setting up"):
         from lapclip.prepare import open_here, preparing
     data = show_packing(open_here(settings), requests)
-    run = show_stages(preparing(settings, name, data), requests, "setting up")
+    run = show_stages(preparing(settings, name, data, reserved), requests, "setting up")
     return run, run.load_config(), data
 
 
-def go_on(name: str, flags: dict[str, Any], requests: list[int]) -> "tuple[Run, Config, Data]":
+def go_on(
+    name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
+) -> "tuple[Run, Config, Data]":
     from lapclip.run import open_run
 
-    run = open_run(name)
+    run = reserved or open_run(name)
     refuse_fixed(run, flags)
     with working("setting up"):
         from lapclip.prepare import open_here, refuse_if_finished, refuse_if_other, revising
@@ -114,11 +183,12 @@ def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
 def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, as_json: bool) -> int:
     """Trains and shows it, until the budget is used up or somebody asks to stop."""
     with working("starting"):
+        from lapclip.awake import keep_awake
         from lapclip.events import Finished
         from lapclip.monitor.line import Screen
         from lapclip.train import train as events_of
 
-    with closing(events_of(config, run, data)) as events:
+    with keep_awake(), closing(events_of(config, run, data)) as events:
         first = next(events)  # before anything is said: the run may belong to another process
         show_settled(config, run)
         with Screen(people) as screen:
@@ -129,7 +199,7 @@ def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, a
                     break
     result = next(event for event in reversed(list(run.events())) if isinstance(event, Finished))
     stopped = result.reason == "stopped"
-    show_result(run, result, stopped=stopped)
+    show_result(run, result, write_page(run), stopped=stopped)
     if as_json:
         print_json(
             {
@@ -159,7 +229,18 @@ def value_of(config: "Config", name: str) -> Any:
     return getattr(getattr(config, SETTINGS[name].section), name)
 
 
-def show_result(run: "Run", result: "Finished", *, stopped: bool) -> None:
+def write_page(run: "Run") -> Path | None:
+    """Writes the report; without one the run is as good."""
+    from lapclip.report import write_report
+
+    try:
+        return write_report(run)
+    except (UserError, OSError) as problem:
+        people.print(f"warning: no report: {problem}", highlight=False, markup=False, soft_wrap=True)
+    return None
+
+
+def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: bool) -> None:
     from lapclip.monitor.line import duration, recall_table
 
     what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
@@ -180,6 +261,8 @@ def show_result(run: "Run", result: "Finished", *, stopped: bool) -> None:
         people.print(
             f"what it finds for a few captions: {run.path}/learned.png", highlight=False, soft_wrap=True
         )
+    if page is not None:
+        people.print(f"all about it, on one page: {page}", highlight=False, soft_wrap=True)
     people.print("next:", highlight=False)
     if result.checkpoint is not None:
         people.print(f"  {own_name()} eval {run.reference}", highlight=False)

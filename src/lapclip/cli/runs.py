@@ -1,0 +1,277 @@
+"""`lapclip runs`: which runs there are and how they stand; stopping, resuming, comparing and removing them."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from lapclip.cli.flags import AsJson, with_settings
+from lapclip.cli.screen import complain, megabytes, own_name, people, print_json, working
+from lapclip.config import BUDGETS
+from lapclip.errors import UserError, suggest
+
+if TYPE_CHECKING:
+    from lapclip.run import Run
+    from lapclip.runs import Status
+
+runs = App(name="runs", help="List the runs in this folder; stop, resume, compare or remove them.")
+Name = Annotated[str, Parameter(help="a run, by name or path")]
+SECONDS_BETWEEN_LOOKS = 0.1
+
+
+@runs.default
+def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = False) -> int:
+    """List the runs in this folder and how they stand, the newest first.
+
+    `stop NAME` saves and ends one, `resume NAME` goes on with it, `compare A B` shows what differs.
+    """
+    from lapclip.run import RUNS
+    from lapclip.runs import all_runs, status_of
+
+    if words:
+        known = ("stop", "resume", "compare", "remove")
+        raise CycloptsError(msg=f"there is no command `runs {words[0]}`{suggest(words[0], known)}")
+    found = [status_of(run) for run in all_runs()]
+    if json:
+        print_json({"runs": [as_record(status) for status in found]})
+        return 0
+    if not found:
+        people.print(
+            f"`{RUNS.absolute()}` holds no runs yet; `{own_name()} train` makes one",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return 0
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("run", "state", "done", "steps", "recall@1", "left", "last seen"):
+        is_text = heading in ("run", "state", "last seen")
+        table.add_column(
+            heading,
+            justify="left" if is_text else "right",
+            no_wrap=heading != "run",
+            overflow="fold" if heading == "run" else "ellipsis",
+        )
+    for status in found:
+        table.add_row(*row_of(status, time.time()))
+    out = Console(highlight=False, markup=False)
+    out.print(table)
+    for status in found:
+        if status.state == "failed":
+            out.print(f"{status.name}: {status.message}", soft_wrap=True)
+    return 0
+
+
+def row_of(status: "Status", now: float) -> list[str]:
+    from lapclip.monitor.line import duration
+
+    return [
+        status.name,
+        status.state,
+        f"{status.progress:.0%}",
+        f"{status.step:,}",
+        "" if status.recall_1 is None else f"{status.recall_1:.1%}",
+        "" if status.seconds_left is None else duration(status.seconds_left),
+        "" if status.updated is None else ago(now - status.updated),
+    ]
+
+
+def ago(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return "just now"
+
+
+def as_record(status: "Status") -> dict[str, Any]:
+    return {
+        "name": status.name,
+        "state": status.state,
+        "pid": status.pid,
+        "step": status.step,
+        "steps": status.steps,
+        "recall@1": status.recall_1,
+        "seconds_left": status.seconds_left,
+        "path": str(status.path),
+        "progress": status.progress,
+        "message": status.message or None,
+        "hint": status.hint or None,
+        "updated": status.updated,
+        "started": status.started,
+    }
+
+
+@runs.command
+def stop(name: Name, *, json: AsJson = False) -> int:
+    """Have a run save and end, and wait until it has. `resume` goes on from there."""
+    from lapclip.run import find_run
+    from lapclip.runs import ask_to_stop, status_of
+
+    run = find_run(name)
+    before = status_of(run)
+    pid = ask_to_stop(run)
+    if pid is None:
+        if not json:
+            people.print(
+                f"run `{run.name}` is not being trained: it is {before.state}, at step {before.step:,}",
+                highlight=False,
+            )
+    else:
+        try:
+            wait_until_free(run, pid)
+        except KeyboardInterrupt:
+            complain(
+                f"run `{run.name}` has been asked to stop, and is still at it",
+                "`lapclip runs` says when it is",
+            )
+            return 130
+    after = status_of(run)
+    if json:
+        print_json(as_record(after))
+    elif pid is not None:
+        say_how_it_ended(run, after)
+    return 1 if pid is not None and after.state in ("failed", "crashed") else 0
+
+
+def wait_until_free(run: "Run", pid: int) -> None:
+    with working(f"run `{run.name}` saves and ends"):
+        while run.owner() == pid:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def say_how_it_ended(run: "Run", status: "Status") -> None:
+    if status.state in ("failed", "crashed"):
+        complain(
+            f"run `{run.name}` ended without saving its last steps{f': {status.message}' if status.message else ''}",
+            f"`{own_name()} runs resume {run.reference}` goes on from its last checkpoint",
+        )
+        return
+    if not (run.path / "config.toml").exists():
+        what = "stopped while it was being set up; nothing was trained yet"
+    elif status.state == "finished":
+        what = f"had just finished: {status.step:,} steps"
+    else:
+        what = (
+            f"stopped and saved at step {status.step:,}" if status.step else "stopped before its first step"
+        )
+    people.print(f"run `{run.name}` {what}", highlight=False, soft_wrap=True)
+    if status.state == "stopped" and (run.path / "config.toml").exists():
+        people.print(f"next:\n  {own_name()} runs resume {run.reference}", highlight=False)
+
+
+@runs.command
+@with_settings(*BUDGETS)
+def resume(name: Name, *, json: AsJson = False, flags: dict[str, Any]) -> int:
+    """Go on with a run in the background: `lapclip train --resume NAME --background`."""
+    from lapclip.cli.train import start
+
+    return start(None, None, name, flags, as_json=json)
+
+
+@runs.command
+def compare(first: Name, second: Name, *, json: AsJson = False) -> int:
+    """Show two runs side by side: the settings and machines that differ, and the results."""
+    from lapclip.comparison import compare
+    from lapclip.run import find_run
+
+    found = compare(find_run(first), find_run(second))
+    if json:
+        print_json(found)
+        return 0
+    out = Console(highlight=False, markup=False)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", *found["runs"]):
+        table.add_column(heading, overflow="fold")
+    for part in ("results", "settings", "machine"):
+        if part != "results":
+            table.add_row("")
+            table.add_row(f"{part}, what differs:" if found[part] else f"{part}: the same")
+        for label, pair in found[part].items():
+            shown = [in_words(label, value) for value in pair]
+            if any(shown):
+                table.add_row(LABELS.get(label, label), *(one or "-" for one in shown))
+    out.print(table)
+    return 0
+
+
+LABELS = {
+    "seconds": "training time",
+    "pairs_per_second": "pairs/s",
+    "peak_memory_bytes": "most memory",
+    "num_parameters": "parameters",
+    "num_cores": "cores",
+    "memory_bytes": "memory",
+    "data": "data (fingerprint)",
+    "joules": "energy",
+}
+
+
+def in_words(label: str, value: Any) -> str:
+    """A value as it is shown; nothing for what is not known."""
+    from lapclip.monitor.line import duration
+
+    match label, value:
+        case _, None:
+            return ""
+        case "seconds", _:
+            return duration(value)
+        case (("peak_memory_bytes" | "memory_bytes"), _):
+            return f"{value / 1e9:.2f} GB"
+        case "joules", _:
+            return f"{value / 3600:,.1f} Wh"
+        case (("data" | "commit"), _):
+            return str(value)[:12]
+        case (("steps" | "num_parameters" | "pairs_per_second"), _):
+            return f"{value:,.0f}"
+        case str(name), float() if name.startswith("recall"):
+            return f"{value:.1%}"
+        case (("held-out loss" | "training loss"), _):
+            return f"{value:.3f}"
+        case _, float():
+            return f"{value:g}"
+    return str(value)
+
+
+@runs.command
+def remove(
+    *names: Name,
+    yes: Annotated[bool, Parameter(help="do not ask", negative="")] = False,
+    json: AsJson = False,
+) -> int:
+    """Remove runs with all they hold. Asks first; a run that is being trained is refused."""
+    from lapclip.run import find_run
+    from lapclip.runs import num_bytes, remove, status_of
+
+    if not names:
+        raise UserError("name a run to remove", hint="`lapclip runs` lists them")
+    chosen = {str(run.path): run for run in map(find_run, names)}.values()
+    for run in chosen:
+        if (pid := run.owner()) is not None:
+            raise UserError(
+                f"run `{run.name}` is being trained by process {pid}",
+                hint=f"stop it first: `lapclip runs stop {run.reference}`",
+            )
+    removed = []
+    for run in chosen:
+        status, size = status_of(run), num_bytes(run)
+        recall = "" if status.recall_1 is None else f", recall@1 {status.recall_1:.1%}"
+        what = f"{run.path}: {status.state}, step {status.step:,}{recall}, {megabytes(size)}"
+        if not yes and not agrees(what):
+            people.print(f"kept {run.path}", highlight=False, soft_wrap=True)
+            continue
+        remove(run)
+        removed.append({"name": run.name, "path": str(run.path), "bytes": size})
+        people.print(f"removed {what}", highlight=False, soft_wrap=True)
+    if json:
+        print_json({"removed": removed})
+    return 0
+
+
+def agrees(what: str) -> bool:
+    """Asks whether something is to be removed; an answer needs a person."""
+    if not sys.stdin.isatty():
+        raise UserError(f"nobody is there to agree to the removal of {what}", hint="pass `--yes`")
+    people.print(f"remove {what}? [y/N] ", end="", highlight=False, markup=False, soft_wrap=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

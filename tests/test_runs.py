@@ -1,0 +1,357 @@
+"""How runs stand, from their locks and the ends of their events; the list, comparing, stopping and removing."""
+
+import fcntl
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import command, environment
+
+from lapclip.config import Config, load_config
+from lapclip.errors import UserError
+from lapclip.events import (
+    Continued,
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    Paused,
+    Saved,
+    Started,
+    Step,
+    to_line,
+)
+from lapclip.run import Run, new_run, open_run
+from lapclip.runs import all_runs, newest_run, num_bytes, remove, status_of
+
+WAY = {f"{what}@{k}": 0.01 for what in ("recall", "chance") for k in (1, 5, 10)}
+NOW = time.time()
+
+
+def recall(at_1: float) -> dict:
+    way = WAY | {"median_rank": 3.0, "interval@10": [0.1, 0.2]}
+    return {
+        "num_images": 16, "num_captions": 16, "text_to_image": way | {"recall@1": at_1}, "image_to_text": way,
+        "in_batch": {"accuracy": 0.5, "chance": 0.1, "batch_size": 8},
+    }  # fmt: skip
+
+
+def begun(total: int | None = 100, *, step: int = 0, minutes: float | None = None) -> Started:
+    return Started(step, step / 10, 1, 1000, 200, 8, 8, "cpu", 1, minutes, total, time=NOW)
+
+
+def step(number: int, of: int = 100) -> Step:
+    return Step(
+        number, number / 25, 8 * number, 2.0, 0.1, 1e-3, 0.07, 1.0, 100.0, 0.0, number / 10, number / of, 9.0, time=NOW
+    )  # fmt: skip
+
+
+def seen(number: int, at_1: float, *, best: bool = True) -> Evaluated:
+    return Evaluated(number, recall(at_1), best, 1.0, 2.5, time=NOW)
+
+
+def done(reason: str, number: int, at_1: float | None = 0.5) -> Finished:
+    found = None if at_1 is None else recall(at_1)
+    return Finished(reason, number, 0.1, 1.0, 8, 8.0, 2**30, 1000, found, number, "x", time=NOW)
+
+
+def made(name: str, *events: Event, torn: str = "", config: Config | None = None) -> Run:
+    """A run whose events are these."""
+    run = new_run(name, prefix="x")
+    run.make_folders()
+    run.write_config(config or load_config())
+    run.tokenizer_file.write_text("{}")
+    (run.path / "lock").touch()
+    if events or torn:
+        (run.path / "events.jsonl").write_text("".join(map(to_line, events)) + torn)
+    return run
+
+
+@pytest.fixture
+def held():
+    """Has another process own a run."""
+    others = []
+
+    def hold(run: Run) -> int:
+        program = (
+            f"from pathlib import Path; from lapclip.run import Run\n"
+            f"run = Run(Path({str(run.path)!r})); run.take_lock(); print('mine', flush=True); input()"
+        )
+        other = subprocess.Popen(
+            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        others.append(other)
+        assert other.stdout.readline() == b"mine\n"
+        return other.pid
+
+    yield hold
+    for other in others:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "at_step", "progress"),
+    [
+        ([], "stopped", 0, 0.0),
+        ([begun()], "crashed", 0, 0.0),
+        ([begun(), step(40)], "crashed", 40, 0.4),
+        ([begun(), step(40), Saved(41, "x", 1, 1.0)], "crashed", 41, 0.4),
+        ([begun(), step(40), Paused(41, "battery")], "crashed", 41, 0.4),
+        ([begun(), step(40), done("stopped", 42)], "stopped", 42, 0.4),
+        ([begun(), step(100), done("budget", 100)], "finished", 100, 1.0),
+        ([begun(), step(40), Failed("oh", "try")], "failed", 40, 0.4),
+        ([begun(), step(100), done("budget", 100), begun(200, step=100)], "crashed", 100, 0.5),
+        ([begun(), step(60), begun(step=20)], "crashed", 20, 0.2),
+        ([begun(None, minutes=1.0), step(30, of=120)], "crashed", 30, 0.25),
+    ],
+)
+def test_the_last_events_tell_the_state(events, state, at_step, progress):
+    status = status_of(made("a", *events))
+    assert (status.state, status.step, status.pid, status.seconds_left) == (state, at_step, None, None)
+    assert status.progress == pytest.approx(progress)
+    if state == "failed":
+        assert (status.message, status.hint) == ("oh", "try")
+
+
+def test_a_held_lock_is_a_run_that_lives(held):
+    run = made("a", begun(), step(40), seen(40, 0.25))
+    pid = held(run)
+    assert (status_of(run).state, status_of(run).pid) == ("running", pid)
+    assert status_of(run).seconds_left is None, "what an earlier process foretold"
+    for event, state in (
+        (Paused(40, "battery"), "paused"),
+        (Continued(40, 5.0), "running"),
+        (Failed("oh", "try"), "running"),
+        (Paused(40, "battery"), "paused"),
+        (Step(**(vars(step(41)) | {"time": time.time() + 1})), "running"),
+    ):
+        run.write(event)
+        assert status_of(run).state == state, event
+    assert (status_of(run).seconds_left, status_of(run).steps, status_of(run).recall_1) == (9.0, 100, 0.25)
+    psutil.Process(pid).kill()
+    psutil.wait_procs([psutil.Process(pid)], timeout=5)
+    while run.owner():
+        time.sleep(0.01)
+    assert status_of(run).state == "crashed"
+
+
+def test_killed_before_its_first_word_a_resumed_run_has_crashed(held):
+    run = made("a", begun(), step(40), done("stopped", 40))
+    psutil.Process(held(run)).kill()
+    while run.owner():
+        time.sleep(0.01)
+    assert status_of(run).state == "crashed"
+
+
+def test_a_process_with_the_number_of_the_owner_is_not_taken_for_it(call):
+    """The file says a number; only the system says who holds the lock."""
+    with subprocess.Popen(["sleep", "60"]) as other:
+        run = made("a", begun(), step(40))
+        content = {
+            "pid": other.pid,
+            "started": psutil.Process(other.pid).create_time(),
+            "taken": NOW - 60,
+        }
+        (run.path / "lock").write_text(json.dumps(content))
+        assert (status_of(run).state, status_of(run).pid) == ("crashed", None)
+        assert call("runs", "stop", "a").returncode == 0 and other.poll() is None
+        with (run.path / "lock").open() as file:  # held, but by another than the one that is named
+            (run.path / "lock").write_text(json.dumps(content | {"started": 5.0}))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            refused = call("runs", "stop", "a")
+            assert refused.returncode == 1 and "not to be seen from here" in refused.stderr
+        assert other.poll() is None
+        other.kill()
+
+
+def test_a_lock_of_anything_breaks_no_list():
+    run = made("a", begun(), step(40))
+    for content in ("{torn", "[]", '{"pid": "x"}', '{"said": 3}', '{"said": {"message": 5}}', "\x00" * 4096):
+        (run.path / "lock").write_text(content)
+        assert status_of(run).state == "crashed", content
+
+
+def test_a_failure_that_no_event_could_tell_stands_in_the_lock():
+    run = made("a", begun(), step(40))
+    run.take_lock()
+    (run.path / "events.jsonl").rename(run.path / "kept")
+    (run.path / "events.jsonl").mkdir()  # so that nothing can be written
+    run.let_go(UserError("the disk is full of \u732b" * 100, "make room"))
+    (run.path / "events.jsonl").rmdir()
+    (run.path / "kept").rename(run.path / "events.jsonl")
+    status = status_of(run)
+    assert status.state == "failed" and status.message.startswith("the disk is full of \u732b")
+    assert status.hint == "make room" and (run.path / "lock").stat().st_size == 4096
+    with run.owned():
+        assert status_of(run).state == "running"
+    assert status_of(run).state == "crashed", "what was said then is said no more"
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [to_line(step(41))[:50], "\x00" * 70_000, '{"event":"Later"}\n', "\n\n"],
+    ids=["half a line", "no text", "unknown", "empty lines"],
+)
+def test_a_torn_end_does_not_hide_what_was_before(torn):
+    assert status_of(made("a", begun(), step(40), torn=torn)).step == 40
+
+
+def test_what_lies_far_back_is_found():
+    """The best recall may be hours old; it is read backwards until it is there."""
+    many = [step(n, of=10_000) for n in range(1, 3000)]
+    run = made("a", begun(10_000), seen(1, 0.4), *many[:2000], seen(2000, 0.3, best=False), *many[2000:])
+    assert (status_of(run).recall_1, status_of(run).step, status_of(run).steps) == (0.4, 2999, 10_000)
+
+
+def test_a_hundred_long_runs_are_listed_quickly_by_their_ends():
+    lines = to_line(step(29_999, of=30_000)) * 30_000
+    end = to_line(step(30_000, of=30_000)) + to_line(done("budget", 30_000))
+    for number in range(100):
+        run = made(f"run-{number:03}", begun())
+        if number < 5:
+            with (run.path / "events.jsonl").open("a") as file:
+                file.write(lines)
+        with (run.path / "events.jsonl").open("a") as file:
+            file.write(end)
+    assert (Path("runs/run-000") / "events.jsonl").stat().st_size > 8e6
+    before, started = bytes_read(), time.process_time()
+    found = [status_of(run) for run in all_runs()]
+    took, read = time.process_time() - started, bytes_read() - before
+    assert len(found) == 100 and {status.state for status in found} == {"finished"}
+    assert took < 0.5 and read < 2e6, "40 MB lie before the ends"
+
+
+def bytes_read() -> int:
+    """By this process, from files; nothing where the system does not count."""
+    counted = Path("/proc/self/io")
+    return int(counted.read_text().split()[1]) if counted.exists() else 0
+
+
+def test_the_newest_run_is_the_one_that_lives_else_the_last_that_did(held):
+    assert newest_run() is None and all_runs() == []
+    for age, name in ((30, "old"), (10, "new"), (20, "middle")):
+        run = made(name, begun())
+        for file in run.path.iterdir():
+            os.utime(file, (NOW - age, NOW - age))
+    Path("runs/nothing").mkdir()
+    Path("runs/a-file").write_text("")
+    assert [run.name for run in all_runs()] == ["new", "middle", "old"] and newest_run().name == "new"
+    held(open_run("old"))
+    assert newest_run().name == "old"
+
+
+def test_the_list_says_it_to_people_and_to_programs(call):
+    assert "holds no runs yet" in call("runs").stderr
+    made("cats", begun(), step(40), seen(40, 0.25), Failed("the data is gone", "bring it back"))
+    made("a-run-with-a-name-that-is-longer-than-anybody-would-want-to-type-or-to-read", begun())
+    shown = call("runs")
+    assert max(map(len, shown.stdout.splitlines())) <= 80 and shown.stderr == ""
+    for word in ("cats", "failed", "40%", "25.0%", "just now", "the data is gone", "crashed"):
+        assert word in shown.stdout, word
+    found = {run["name"]: run for run in json.loads(call("runs", "--json").stdout)["runs"]}
+    assert found["cats"].keys() >= {"name", "state", "pid", "step", "steps", "recall@1", "seconds_left"}
+    assert (found["cats"]["state"], found["cats"]["recall@1"], found["cats"]["steps"]) == (
+        "failed",
+        0.25,
+        100,
+    )
+    assert found["cats"]["message"] == "the data is gone"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["runs", "stpo", "cats"], 2, "did you mean `stop`"),
+        (["runs", "stop"], 2, "`lapclip runs stop --help`"),
+        (["runs", "stop", "catz"], 1, "did you mean `cats`"),
+        (["runs", "resume", "catz"], 1, "did you mean `cats`"),
+        (["runs", "compare", "cats", "dogz"], 1, "no run `dogz`"),
+        (["runs", "remove"], 1, "name a run"),
+        (["runs", "--jsn"], 2, "`lapclip runs --help`"),
+        (["data", "chek", "x"], 2, "`lapclip data --help`"),
+    ],
+)
+def test_a_mistake_is_a_sentence_with_a_way_out(arguments, code, message, call):
+    made("cats", begun(), step(40))
+    said = call(*arguments)
+    assert said.returncode == code and message in said.stderr, said.stderr
+    assert said.stderr.startswith("error: ") and "\nhint: " in said.stderr
+
+
+def test_comparing_shows_what_differs_and_nothing_else(call):
+    first = load_config(flags={"lr": 1e-3, "size": "nano"})
+    second = load_config(flags={"lr": 1e-4, "size": "nano"})
+    made("a", begun(), step(40), seen(40, 0.25), done("budget", 100, 0.5), config=first)
+    made("b", begun(), step(40), seen(40, 0.3), config=second)
+    Run(Path("runs/a")).write_machine({"chip": "one", "torch": "2"})
+    Run(Path("runs/b")).write_machine({"chip": "another", "torch": "2"})
+    found = json.loads(call("runs", "compare", "a", "b", "--json").stdout)
+    assert found["settings"] == {"lr": [1e-3, 1e-4]} and found["machine"] == {"chip": ["one", "another"]}
+    assert found["results"]["recall@1"] == [0.5, 0.3] and found["results"]["state"] == ["finished", "crashed"]
+    assert found["results"]["peak_memory_bytes"] == [2**30, None]
+    shown = call("runs", "compare", "a", "b").stdout
+    for word in ("50.0%", "30.0%", "0.001", "0.0001", "one", "another", "1.07 GB", "held-out loss"):
+        assert word in shown, word
+    assert "weight_decay" not in shown and "torch" not in shown
+    assert "machine: the same" in call("runs", "compare", "a", "a").stdout
+
+
+def test_removing_asks_a_person_and_never_guesses(call, held):
+    cats = made("cats", begun(), step(40), seen(40, 0.25))
+    unasked = call("runs", "remove", "cats")
+    assert unasked.returncode == 1 and "--yes" in unasked.stderr and cats.path.exists()
+    for answer, is_kept in (("n\n", True), ("\n", True), ("y\n", False)):
+        master, slave = pty.openpty()
+        with subprocess.Popen(
+            command("runs", "remove", "cats"),
+            stdin=slave,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        ) as process:
+            os.write(master, answer.encode())
+            said = process.communicate(timeout=30)[1]
+        os.close(master)
+        os.close(slave)
+        assert "recall@1 25.0%" in said and "MB? [y/N]" in said and cats.path.exists() == is_kept, said
+    assert list(Path("runs").iterdir()) == []
+    dogs, birds = made("dogs", begun()), made("birds", begun())
+    held(dogs)
+    refused = call("runs", "remove", "birds", "dogs", "--yes")
+    assert refused.returncode == 1 and "runs stop dogs" in refused.stderr and birds.path.exists()
+    assert (
+        json.loads(call("runs", "remove", "birds", "--yes", "--json").stdout)["removed"][0]["name"] == "birds"
+    )
+
+
+def test_what_is_not_a_run_is_never_removed():
+    folder = Path("runs/mine")
+    folder.mkdir(parents=True)
+    for name in ("config.toml", "lock", "thesis.tex"):
+        (folder / name).write_text("")
+    with pytest.raises(UserError, match="does not look like a run"):
+        remove(Run(folder))
+    assert num_bytes(Run(folder)) == 0 and (folder / "thesis.tex").exists()
+
+
+def test_what_was_never_set_up_blocks_no_name_unless_something_else_is_in_it():
+    run = new_run("cats", prefix="x")
+    run.take_lock()
+    with pytest.raises(UserError, match="already"):
+        new_run("cats", prefix="x")
+    run.let_go(UserError("no pictures", "bring some"))
+    assert status_of(run).state == "failed"
+    with pytest.raises(UserError, match="never set up"):
+        open_run("cats")
+    assert new_run("cats", prefix="x").path == run.path and list(run.path.iterdir()) == []
+    (run.path / "lock").touch()
+    (run.path / "notes.txt").write_text("")
+    with pytest.raises(UserError, match="already"):
+        new_run("cats", prefix="x")
