@@ -1,0 +1,87 @@
+"""`lapclip watch`: a run while it learns, from any other terminal; it only reads, and training never notices."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from lapclip.cli.flags import AsJson
+from lapclip.cli.screen import own_name, people, print_json
+from lapclip.errors import UserError
+
+if TYPE_CHECKING:
+    from lapclip.monitor.terminal_run import Watched
+
+
+def watch(
+    run: Annotated[
+        str | None, Parameter(help="a run, by name or path; without one, the newest here, running ones first")
+    ] = None,
+    *,
+    once: Annotated[bool, Parameter(help="show it once and end", negative="")] = False,
+    web: Annotated[bool, Parameter(help="as a page in the browser", negative="")] = False,
+    port: Annotated[int | None, Parameter(help="of the page, if not any free one")] = None,
+    open: Annotated[bool, Parameter(help="open the page in the browser")] = True,
+    to: Annotated[
+        Literal["tensorboard", "wandb"] | None, Parameter(help="hand the run's figures on to this tool")
+    ] = None,
+    json: AsJson = False,
+) -> int:
+    """Watch a run learn: curves, speed, memory, the machine and what to mind.
+
+    `q` leaves, and training goes on. On a pipe, plain lines now and then until the run ends.
+    """
+    refuse_together(once=once, web=web, to=to is not None, json=json)
+    if port is not None and not web:
+        raise UserError("`--port` is for the page", hint="add `--web`")
+    if web:
+        from lapclip.monitor.server import serve_page
+
+        serve_page(run, port, open)
+        return 0
+    from lapclip.monitor.terminal_run import Watched, find_run
+
+    watched = Watched(find_run(run))
+    if to is not None:
+        from lapclip.monitor.loggers import LOGGERS
+
+        LOGGERS[to](watched.run)
+        return 0
+    if json:
+        watched.read()
+        print_json(watched.document())
+        return 0
+    try:
+        return show(watched, once=once)
+    except BrokenPipeError:  # whoever read it has had enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def refuse_together(**flags: bool) -> None:
+    asked = [f"`--{name}`" for name, is_asked in flags.items() if is_asked]
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(asked)} do not go together", hint="choose one of them")
+
+
+def show(watched: "Watched", *, once: bool) -> int:
+    from lapclip.monitor.terminal import draw_once, watch_here
+    from lapclip.monitor.terminal_lines import follow_in_lines
+
+    if once:
+        watched.read()
+        draw_once(watched)
+        return 0
+    is_here = sys.stdout.isatty() and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    try:
+        code = watch_here(watched) if is_here else follow_in_lines(watched)
+    except KeyboardInterrupt:
+        code = 130
+    if not watched.is_over:
+        name = watched.run.reference
+        people.print(
+            f"left; `{name}` goes on training, and `{own_name()} watch {name}` shows it again",
+            highlight=False, markup=False, soft_wrap=True,
+        )  # fmt: skip
+    return code

@@ -1,0 +1,135 @@
+// Draws the charts of a report again, to be looked into: values under the pointer, drag to zoom, double click to go back.
+(function () {
+  "use strict";
+  const charts = JSON.parse(document.querySelector('script[type="application/json"]').textContent);
+  const figures = document.querySelectorAll("figure.chart");
+  const HEIGHT = 230;
+  let plots = [];
+
+  function colour(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+  }
+
+  function shown(value, isShare) {
+    if (value == null) return "";
+    if (isShare) return (100 * value).toFixed(value !== 0 && Math.abs(value) < 0.0005 ? 3 : 1) + "%";
+    const size = Math.abs(value);
+    if (size !== 0 && (size < 1e-4 || size >= 1e6)) return value.toExponential(1);
+    return size >= 100 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+  }
+
+  // One axis for all lines: where a line has no value of its own, it is not drawn to nothing but goes on.
+  function joined(lines) {
+    return uPlot.join(lines.map((line) => [line.x, line.y]));
+  }
+
+  // Between two points of a line, the value of the nearer one.
+  function nearest(plot, series) {
+    const at = plot.cursor.idx;
+    if (at == null) return null;
+    const values = plot.data[series];
+    for (let away = 0; away < values.length; away++) {
+      if (values[at - away] != null) return values[at - away];
+      if (values[at + away] != null) return values[at + away];
+    }
+    return null;
+  }
+
+  function drawPhases(plot, chart) {
+    const { ctx, bbox } = plot;
+    const right = bbox.left + bbox.width;
+    const inside = (x) => Math.min(right, Math.max(bbox.left, plot.valToPos(x, "x", true)));
+    ctx.save();
+    ctx.font = 10.5 * devicePixelRatio + "px system-ui, sans-serif";
+    ctx.textAlign = "center";
+    for (const [start, end, label] of chart.bands) {
+      const from = inside(start), to = inside(end);
+      if (label !== "learning") {
+        ctx.fillStyle = colour(label === "warm-up" ? "warm" : "whole");
+        ctx.fillRect(from, bbox.top, to - from, bbox.height);
+      }
+      if (ctx.measureText(label).width < to - from - 4) {
+        ctx.fillStyle = colour("soft");
+        ctx.fillText(label, (from + to) / 2, bbox.top - 5 * devicePixelRatio);
+      }
+    }
+    ctx.strokeStyle = ctx.fillStyle = colour("soft");
+    ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+    let free = bbox.left; // up to where labels stand already
+    for (const [at, label] of chart.marks) {
+      const x = plot.valToPos(at, "x", true);
+      if (x < bbox.left || x > right) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      if (x > right - 3 * devicePixelRatio) continue; // the end needs no label
+      const width = ctx.measureText(label).width + 8 * devicePixelRatio;
+      const from = x + width > right ? x - width : x;
+      if (from < free) continue;
+      free = from + width;
+      ctx.textAlign = "left";
+      ctx.fillText(label, from + 4 * devicePixelRatio, bbox.top + 12 * devicePixelRatio);
+    }
+    ctx.restore();
+  }
+
+  function seriesOf(line, number, chart) {
+    const dashes = { dashed: [5, 4], far: [8, 3] };
+    const stroke = colour("c" + (line.colour % 6));
+    return {
+      label: line.label,
+      stroke: line.look === "faint" ? stroke + "48" : stroke,
+      width: line.look === "faint" ? 1 : line.look === "dashed" ? 1.3 : 2,
+      dash: line.look === "dashed" ? dashes.dashed : line.colour >= 6 ? dashes.far : undefined,
+      spanGaps: true,
+      points: { show: line.look === "dots" && line.x.length <= 60, size: 6, fill: stroke },
+      value: (plot) => shown(nearest(plot, number + 1), chart.isShare) || "–",
+    };
+  }
+
+  function draw(chart, figure) {
+    const place = figure.querySelector(".plot");
+    const axis = {
+      stroke: colour("soft"), grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false },
+      font: "11.5px system-ui, sans-serif", labelFont: "11.5px system-ui, sans-serif",
+    };
+    const y = chart.isLog ? { distr: 3 } : { range: (plot, low, high) => {
+      if (low == null) return [0, 1];
+      const room = 0.06 * (high - low || Math.abs(high) || 1);
+      return [chart.fromZero ? Math.min(0, low) : low - room, high + room];
+    } };
+    figure.classList.add("live");
+    const data = joined(chart.lines);
+    const first = data[0][0], last = data[0][data[0].length - 1];
+    const plot = new uPlot({
+      width: place.clientWidth,
+      height: HEIGHT,
+      padding: [18, 18, 0, 0],
+      cursor: { sync: { key: "run" }, drag: { x: true, y: false } },
+      scales: { x: { time: false, range: (plot, low, high) => (low === first && high === last ? chart.span : [low, high]) }, y },
+      axes: [
+        { ...axis, label: chart.axis, labelSize: 18, size: 26 },
+        { ...axis, size: 52, values: (plot, ticks) => ticks.map((tick) => shown(tick, chart.isShare).replace(".0%", "%")) },
+      ],
+      series: [
+        { label: chart.axis, value: (plot, x) => (x == null ? "–" : shown(x)) },
+        ...chart.lines.map((line, number) => seriesOf(line, number, chart)),
+      ],
+      hooks: { drawClear: [(plot) => drawPhases(plot, chart)] },
+    }, data, place);
+    plots.push([plot, place]);
+  }
+
+  function drawAll() {
+    for (const [plot] of plots) plot.destroy();
+    plots = [];
+    charts.forEach((chart, number) => draw(chart, figures[number]));
+  }
+
+  drawAll();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  addEventListener("resize", () => {
+    for (const [plot, place] of plots) plot.setSize({ width: place.clientWidth, height: HEIGHT });
+  });
+})();

@@ -1,0 +1,302 @@
+"""A run in TensorBoard and in Weights & Biases: the same numbers as in its events, once each."""
+
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, as_flags, command, environment, lapclip
+
+from lapclip.errors import UserError
+from lapclip.events import Evaluated, Failed, Follower, Inspected, Started, Step, Warned, read_events, to_line
+from lapclip.monitor import loggers
+from lapclip.monitor.loggers import scalars_of, to_tensorboard
+from lapclip.run import Run
+
+FOLLOW = (
+    "import sys; from pathlib import Path; from lapclip.run import Run; from lapclip.monitor.loggers import LOGGERS\n"
+    "is_whole = LOGGERS[sys.argv[1]](Run(Path(sys.argv[2])))\n"
+    "print('whole' if is_whole else 'left')\n"
+    "assert not {'torch', 'tensorflow'} & set(sys.modules)"
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run of a few seconds, long enough to be inspected."""
+    folder = tmp_path_factory.mktemp("trained")
+    settings = SMALL | {"num_validation": 64, "minutes": 0.1, "eval_every": "2s", "run": "a"}
+    del settings["steps"]
+    done = lapclip("train", *as_flags(settings), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "a"
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    shutil.copytree(trained, tmp_path / "runs" / "a", ignore=shutil.ignore_patterns("checkpoints"))
+    return Run(Path("runs/a"))
+
+
+def step(number: int, **changes) -> Step:
+    values = {"loss": 2.0, "accuracy": 0.1, "temperature": 0.07, "progress": 0.5} | changes
+    return Step(
+        step=number, epoch=0.1, num_pairs_seen=8, lr=1e-3, grad_norm=1.0, pairs_per_second=100.0,
+        data_seconds=0.0, seconds=1.0, seconds_left=1.0, **values,
+    )  # fmt: skip
+
+
+def made_up(*events) -> Run:
+    """A run of events that no real one has in a second."""
+    run = Run(Path("runs/b"))
+    run.path.mkdir(parents=True)
+    (run.path / "config.toml").write_text('[train]\nlr = 0.002\n[model]\nsize = "nano"\n')
+    (run.path / "events.jsonl").write_text("".join(map(to_line, events)))
+    return run
+
+
+def started(step: int, **changes) -> Started:
+    return Started(step, 0.0, 1, 2, 100, 8, 8, "cpu", 2, None, 10, **changes)
+
+
+def read_board(path: Path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0})
+    return board.Reload()
+
+
+def points(board) -> dict[tuple[str, int], tuple[float, float]]:
+    """Value and time by name and step, each only once."""
+    found = {}
+    for tag in board.Tags()["scalars"]:
+        for point in board.Scalars(tag):
+            assert (tag, point.step) not in found, "a point came twice"
+            found[tag, point.step] = (point.value, point.wall_time)
+    return found
+
+
+def points_of_events(path: Path) -> dict[tuple[str, int], tuple[float, float]]:
+    return {
+        (tag, event.step): (pytest.approx(value, rel=1e-6, abs=1e-30), event.time)
+        for event in read_events(path / "events.jsonl")
+        for tag, value in scalars_of(event).items()
+    }
+
+
+@pytest.mark.slow
+def test_tensorboard_has_every_number_of_the_events(run, capfd):
+    to_tensorboard(run)
+    told = capfd.readouterr()
+    assert "tensorboard --logdir runs" in told.err and not told.out
+    found = points(read_board(run.path))
+    assert found == points_of_events(run.path)
+    tags = {tag for tag, _ in found}
+    assert {"training/loss", "recall/text_to_image@1", "validation/loss", "negatives/hard"} <= tags
+    assert {"share_of_step/forward", "memory_bytes/parameters", "grad_norm/image.0"} <= tags
+    shares = [value for (tag, step), (value, _) in found.items() if tag.startswith("share_of_step/")]
+    num_inspected = sum(isinstance(event, Inspected) for event in run.events())
+    assert num_inspected and sum(shares) == pytest.approx(num_inspected, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_followed_twice_has_no_point_twice(run):
+    to_tensorboard(run)
+    other = run.path / "tensorboard" / "events.out.tfevents.1.somebody-else"
+    other.write_bytes(b"")
+    to_tensorboard(run)
+    assert len(list((run.path / "tensorboard").iterdir())) == 2 and other.exists()
+    assert points(read_board(run.path)) == points_of_events(run.path)
+
+
+def test_settings_and_warnings_reach_tensorboard():
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    said = Warned(3, "captions repeat", "add others", kind="duplicate-captions", time=12.0)
+    to_tensorboard(made_up(started(0), step(1), said, Failed("no", "yes")))
+    board = read_board(Path("runs/b"))
+    (text,) = board.Tensors("warnings/duplicate-captions")
+    assert text.tensor_proto.string_val == [b"captions repeat; add others"]
+    assert (text.step, text.wall_time) == (3, 12.0)
+    content = board.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    settings = plugin_data_pb2.HParamsPluginData.FromString(content).session_start_info.hparams
+    assert settings["lr"].number_value == 0.002 and settings["size"].string_value == "nano"
+    assert "_hparams_/session_end_info" in board.Tags()["tensors"]
+
+
+def test_steps_that_a_killed_process_lost_are_taken_back_on_the_board():
+    events = [started(0), *(step(n, loss=9.0) for n in range(1, 9)), started(4), step(6, loss=1.0)]
+    to_tensorboard(made_up(*events))
+    losses = read_board(Path("runs/b")).Scalars("training/loss")
+    assert [(point.step, point.value) for point in losses] == [(n, 9.0) for n in range(1, 5)] + [(6, 1.0)]
+
+
+def test_a_run_without_events_and_without_a_process_is_said(monkeypatch):
+    monkeypatch.setattr(loggers, "SECONDS_TO_BEGIN", 0)
+    with pytest.raises(UserError, match="no events yet"):
+        to_tensorboard(made_up())
+
+
+@pytest.mark.slow
+def test_a_run_is_followed_while_it_trains_and_to_its_end():
+    """Points are on the board while the run goes on, and when it has ended nothing is missing."""
+    settings = SMALL | {"steps": 100_000, "run": "live"}
+    run = Run(Path("runs/live"))
+    training = subprocess.Popen(
+        command("train", *as_flags(settings)), stderr=subprocess.DEVNULL, env=environment()
+    )
+    try:
+        wait_for(lambda: has(run, Step))
+        follower = subprocess.Popen([sys.executable, "-c", FOLLOW, "tensorboard", str(run.path)])
+        wait_for(lambda: any(run.path.glob("tensorboard/*")) and read_board(run.path).Tags()["scalars"])
+        assert follower.poll() is None and training.poll() is None
+        training.send_signal(signal.SIGINT)
+        assert training.wait(timeout=60) == 130
+    finally:
+        training.kill()
+        training.wait()
+    assert follower.wait(timeout=20) == 0, "it ends with the run, by itself"
+    assert points(read_board(run.path)) == points_of_events(run.path)
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never happened"
+        time.sleep(0.2)
+
+
+def has(run: Run, kind: type) -> bool:
+    return any(isinstance(event, kind) for event in Follower(run.path / "events.jsonl").new())
+
+
+def follow_in_process(name: str, run: Run, *, interrupt_after="", **more: str) -> subprocess.CompletedProcess:
+    """Follows in a process group of its own, as on a terminal, and presses Ctrl-C when told."""
+    log_in = ("WANDB_API_KEY", "WANDB_MODE")
+    home = {**{k: v for k, v in environment().items() if k not in log_in}, "HOME": str(Path.cwd()), **more}
+    arguments = [sys.executable, "-c", FOLLOW, name, str(run.path)]
+    with subprocess.Popen(
+        arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=home, start_new_session=True,
+    ) as process:  # fmt: skip
+        if interrupt_after:
+            while interrupt_after not in (said := process.stderr.readline()):
+                assert said, "it ended before"
+            time.sleep(1)  # more than enough for the few events there are
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def wandb_records(run: Run):
+    """The records of the one file that is there, in the log format that it shares with LevelDB."""
+    from wandb.proto import wandb_internal_pb2
+
+    (file,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    data, at, whole = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # the whole of a record, or its last part
+            yield wandb_internal_pb2.Record.FromString(whole)
+            whole = b""
+
+
+def wandb_rows(run: Run) -> list[dict]:
+    return [
+        {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+        for record in wandb_records(run)
+        if record.WhichOneof("record_type") == "history"
+    ]
+
+
+@pytest.mark.slow
+def test_wandb_without_an_account_keeps_every_number_and_asks_nothing(run):
+    last = max(event.step for event in run.events() if scalars_of(event))
+    with (run.path / "events.jsonl").open("a") as file:
+        file.writelines(to_line(Warned(last, message, "do")) for message in ("one", "two"))
+    for _ in range(2):  # the second time replaces the first
+        done = follow_in_process("wandb", run)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "whole\n" and "wandb sync" in done.stderr and "logged in" in done.stderr
+    rows = {row["_step"]: row for row in wandb_rows(run)}
+    wanted = {}
+    for event in run.events():
+        if values := scalars_of(event):
+            wanted.setdefault(event.step, {}).update(values | {"_timestamp": event.time})
+    assert rows.keys() == wanted.keys()
+    assert rows[last].pop("warnings") == "one; do\ntwo; do"
+    rows[last].pop("_timestamp"), wanted[last].pop("_timestamp")
+    for number, values in wanted.items():
+        assert {name: rows[number].get(name) for name in values} == pytest.approx(values), number
+    (about,) = (r.run for r in wandb_records(run) if r.WhichOneof("record_type") == "run")
+    settings = {item.key: json.loads(item.value_json) for item in about.config.update}
+    assert settings["batch_size"] == 8 and about.display_name == "a" and about.project == "lapclip"
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_wandb_with_what_came_so_far():
+    run = made_up(started(0), step(1), step(2))
+    with run.owned():  # somebody trains it
+        done = follow_in_process("wandb", run, interrupt_after="written to", WANDB_MODE="offline")
+    assert done.returncode == 0 and done.stdout == "left\n" and "Traceback" not in done.stderr, done.stderr
+    assert [row["_step"] for row in wandb_rows(run)] == [1, 2]
+
+
+def test_asking_for_online_without_an_account_is_an_error_not_a_question(monkeypatch):
+    run = made_up(started(0), step(1))
+    done = follow_in_process("wandb", run, WANDB_MODE="online")
+    assert done.returncode == 1 and "hint: run `wandb login`" in done.stderr
+
+
+def test_ctrl_c_leaves_tensorboard_with_what_came_so_far():
+    run = made_up(started(0), step(1), step(2))
+    with run.owned():
+        done = follow_in_process("tensorboard", run, interrupt_after="written to")
+    assert done.returncode == 0 and done.stdout == "left\n" and "Traceback" not in done.stderr, done.stderr
+    assert [point.step for point in read_board(run.path).Scalars("training/loss")] == [1, 2]
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "wandb"])
+def test_a_missing_package_is_said_with_what_to_install(package):
+    run = made_up(started(0))
+    program = (
+        "import sys\n"
+        "class Blocker:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == sys.argv[1]: raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Blocker())\n"
+        "from pathlib import Path; from lapclip.run import Run; from lapclip.errors import UserError\n"
+        "from lapclip.monitor.loggers import LOGGERS\n"
+        "try:\n    LOGGERS[sys.argv[1]](Run(Path(sys.argv[2])))\n"
+        "except UserError as problem:\n    print(problem.message, '|', problem.hint)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, package, str(run.path)], capture_output=True, text=True
+    )
+    assert f"`{package}`, which is not installed | pip install 'lapclip[{package}]'" in done.stdout, (
+        done.stderr
+    )
+
+
+def test_a_folder_that_cannot_be_written_is_named():
+    run = made_up(started(0))
+    (run.path / "tensorboard").write_text("a file")
+    with pytest.raises(UserError, match="tensorboard"):
+        to_tensorboard(run)
+
+
+def test_an_evaluation_of_an_older_run_lacks_what_it_lacked():
+    way = {f"recall@{k}": 0.5 for k in (1, 5, 10)}
+    event = Evaluated(3, {"text_to_image": way, "image_to_text": way, "negatives": None}, True, 1.0)
+    assert len(scalars_of(event)) == 6

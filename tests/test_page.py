@@ -1,0 +1,345 @@
+"""The page in a real browser, on a real run while it trains."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, as_flags, command, environment
+from test_web import Server, append, evaluated, inspected, started, step, write_run
+
+from lapclip.events import Finished, Step, Warned
+from lapclip.run import Run
+
+HOSTILE = "<img src=x onerror=\"document.title='stolen'\"><b id=hostile>bold</b>"
+FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run --disable-sync"
+SECONDS = 30_000  # milliseconds, as playwright counts them
+STEPS = "import('/static/watch.js').then((page) => page.shownRun()?.steps.step ?? [])"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    problem = None if program else "no chromium here to open the page in"
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        problem = "playwright is not installed"
+    if problem and os.environ.get("LAPCLIP_BROWSER") == "required":
+        pytest.fail(problem)
+    if problem:
+        pytest.skip(problem)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Runs to show: one that is trained meanwhile, one that is over with captions to be afraid of, one of old."""
+    folder = tmp_path_factory.mktemp("watched")
+    steps = [step(number, loss=3 / number) for number in range(1, 60)]
+    end = Finished("budget", 60, 1.0, 60.0, 480, 88.0, 10**9, 10**6, None, None, None)
+    over = write_run(
+        folder / "runs" / "over",
+        started(total_steps=60),
+        *steps,
+        inspected(20),
+        inspected(40),
+        evaluated(30, "snapshots/step-000005.json"),
+        evaluated(59, "snapshots/step-000059.json"),
+        Warned(9, HOSTILE, HOSTILE, "slower"),
+        end,
+    )
+    found = [{"picture": "pictures/000012.jpg", "score": 0.3, "is_right": n == 1} for n in range(6)]
+    matrix = {
+        "captions": [HOSTILE, "two"],
+        "pictures": ["pictures/000012.jpg"] * 2,
+        "cosine": [[0.5, 0.1], [0.2, 0.6]],
+    }
+    thought = {"step": 5, "queries": [{"text": HOSTILE, "rank": 2, "found": found}], "matrix": matrix}
+    for number in (5, 59):
+        (over.path / "snapshots" / f"step-{number:06}.json").write_text(
+            json.dumps(thought | {"step": number})
+        )
+    draw_picture(over.path / "snapshots" / "pictures" / "000012.jpg")
+    write_run(folder / "runs" / "older", started(), *steps[:40])
+    return folder
+
+
+def draw_picture(path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (96, 96), "teal").save(path)
+
+
+@pytest.fixture(scope="module")
+def training(folder):
+    """A real run in a process of its own, until the tests are over."""
+    settings = SMALL | {"run": "live", "steps": 1_000_000, "eval_every": 20}
+    with (folder / "train.log").open("w") as log:
+        process = subprocess.Popen(
+            command("train", *as_flags(settings)),
+            cwd=folder,
+            env=environment(LAPCLIP_CACHE=str(folder / "cache")),
+            stdout=log,
+            stderr=log,
+        )
+    yield Run(folder / "runs" / "live")
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def server(folder, training):
+    server = Server(folder)
+    yield server
+    server.stop()
+
+
+class Visit:
+    """A page of its own, and everything it asked for or complained about."""
+
+    def __init__(self, browser, server, query="", **options):
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(SECONDS)
+        self.asked, self.problems = [], []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda said: said.type == "error" and self.problems.append(said.text))
+        self.page.goto(f"http://127.0.0.1:{server.port}/{query}")
+
+    def wait(self, condition: str) -> None:
+        """Until it holds; asked from outside, since the page's own policy forbids to evaluate a string again and again."""
+        deadline = time.monotonic() + 30
+        while not self.page.evaluate(condition):
+            assert time.monotonic() < deadline, condition
+            time.sleep(0.05)
+
+    def steps(self) -> list[int]:
+        return self.page.evaluate(STEPS)
+
+    def wait_for_steps(self, count: int) -> list[int]:
+        self.wait(f"{STEPS}.then((steps) => steps.length >= {count})")
+        return self.steps()
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+
+@pytest.fixture
+def visit(browser, server):
+    visits = []
+
+    def begin(query="", **options) -> Visit:
+        visits.append(Visit(browser, server, query, **options))
+        return visits[-1]
+
+    yield begin
+    for one in visits:
+        one.context.close()
+
+
+def pixels(page, selector: str) -> str:
+    return page.evaluate(f"document.querySelector('{selector}').toDataURL()")
+
+
+def written(run: Run) -> list[int]:
+    return [event.step for event in run.events() if isinstance(event, Step)]
+
+
+def test_a_run_that_is_over_opens_and_hostile_words_are_only_words(visit, server):
+    seen = visit("?run=over")
+    seen.page.locator("#queries img").first.wait_for()
+    assert (seen.text("#state"), seen.text("#percent")) == ("finished", "100%")
+    assert HOSTILE in seen.text("#queries q") and HOSTILE in seen.text("#warnings strong")
+    assert (
+        seen.text("#queries .right b") == "\u2713 right" and seen.page.locator("#queries .right").count() == 1
+    )
+    seen.page.locator("#matrix").hover(position={"x": 20, "y": 20})
+    seen.page.locator("#matrix-details summary").click()
+    assert HOSTILE in seen.text("#matrix-cell") and HOSTILE in seen.text("#matrix-table")
+    seen.page.locator("#layers").hover(position={"x": 150, "y": 5})
+    assert "image.0 at step" in seen.text("#layers-cell")
+    assert seen.page.locator("#hostile").count() == 0 and "stolen" not in seen.page.title()
+    assert seen.problems == []
+    assert {url.partition(f":{server.port}/")[0] for url in seen.asked} == {"http://127.0.0.1"}
+
+
+def test_earlier_thoughts_can_be_looked_at_and_a_missing_one_is_said(visit, folder):
+    seen = visit("?run=over")
+    seen.page.locator("#queries img").first.wait_for()
+    assert seen.text("#snapshot-step") == "step 59, the newest"
+    (folder / "runs" / "over" / "snapshots" / "step-000005.json").rename(folder / "kept")
+    seen.page.locator("#earlier").click()
+    seen.wait("document.getElementById('thinks-note').textContent.includes('cannot be read')")
+    (folder / "kept").rename(folder / "runs" / "over" / "snapshots" / "step-000005.json")
+    assert seen.text("#snapshot-step") == "step 30, 1 of 2"
+
+
+def test_a_run_that_is_being_set_up_says_so(visit, folder):
+    new = write_run(folder / "runs" / "new")
+    with new.owned():
+        seen = visit("?run=new")
+        seen.wait("document.getElementById('state').textContent === 'being set up'")
+        append(new, started(time=time.time()), step(1), step(2))
+        seen.wait_for_steps(2)
+        assert seen.text("#state") == "training" and seen.problems == []
+
+
+def test_a_curve_can_be_read_and_looked_at_closely(visit):
+    seen = visit("?run=over")
+    seen.wait_for_steps(59)
+    figure = seen.page.locator("figure").first
+    over = figure.locator(".u-over")
+    over.hover()
+    assert re.search("step (29|3.)$", figure.locator("figcaption").inner_text()), "the middle"
+    box = over.bounding_box()
+    whole = pixels(seen.page, ".plot canvas")
+    seen.page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 20)
+    seen.page.mouse.down()
+    seen.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20, steps=3)
+    seen.page.mouse.up()
+    seen.wait("document.getElementById('range').value === ''")
+    assert pixels(seen.page, ".plot canvas") != whole
+    seen.page.locator("#range").select_option("1")
+    figure.locator("summary").click()
+    assert "validation" in figure.locator("th").all_inner_texts()
+    assert figure.locator("tbody tr").count() == 12
+    assert figure.locator(".plot").get_attribute("aria-label").startswith("Loss: training 3.00 at step 1, ")
+
+
+def test_runs_are_laid_over_one_another_and_told_apart_without_colour(visit):
+    seen = visit("?run=over")
+    seen.wait_for_steps(59)
+    loss, layers = seen.page.locator("figure").nth(0), seen.page.locator("figure").nth(8)
+    seen.page.get_by_label("older", exact=True).check()
+    loss.get_by_text("older").wait_for()
+    assert "older" not in layers.inner_text(), "only what can be compared"
+    assert "with=older" in seen.page.url
+    keys = "[...document.querySelectorAll('figure .legend')[0].querySelectorAll('canvas')].map(alphas)"
+    alphas = (
+        "(c) => [...c.getContext('2d').getImageData(0, 6, 48, 1).data].filter((_, i) => i % 4 === 3).join()"
+    )
+    drawn = seen.page.evaluate(f"() => {{ const alphas = {alphas}; return {keys}; }}")
+    assert len(drawn) == len(set(drawn)) == 3, "each line has dashes of its own"
+    seen.page.reload()
+    seen.page.locator("figure").nth(0).get_by_text("older").wait_for()
+    seen.page.get_by_label("older", exact=True).uncheck()
+    seen.page.locator("figure").nth(0).get_by_text("older").wait_for(state="detached")
+    assert seen.problems == []
+
+
+def test_nothing_is_wider_than_a_phone(visit):
+    seen = visit("?run=over&with=older", viewport={"width": 390, "height": 800})
+    seen.page.locator("#queries img").first.wait_for()
+    seen.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+    assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
+    lefts = seen.page.evaluate(
+        "[...document.querySelectorAll('figure')].map((one) => one.getBoundingClientRect().left)"
+    )
+    assert len(set(lefts)) == 1, "one column"
+
+
+def test_everything_can_be_reached_with_the_keyboard(visit):
+    seen = visit("?run=over")
+    seen.page.locator("#queries img").first.wait_for()
+    seen.page.locator("#runs input").first.wait_for()
+    reached, outlined = [], []
+    for _ in range(40):
+        seen.page.keyboard.press("Tab")
+        who = "(document.activeElement.id || document.activeElement.type || document.activeElement.className || document.activeElement.localName)"
+        reached.append(seen.page.evaluate(who))
+        outlined.append(seen.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none")
+    assert reached[0] == "skip" and {
+        "theme",
+        "range",
+        "checkbox",
+        "summary",
+        "earlier",
+        "snapshot",
+        "matrix",
+        "layers",
+    } <= set(reached)
+    assert all(seen for seen, who in zip(outlined, reached, strict=True) if who != "body")
+    seen.page.locator("#snapshot").press("ArrowLeft")
+    assert seen.text("#snapshot-step") == "step 30, 1 of 2"
+    seen.page.locator("#matrix").press("ArrowRight")
+    assert "cosine 0.100" in seen.text("#matrix-cell")
+
+
+def test_dark_and_light_differ_and_a_choice_is_kept(visit):
+    colours = {}
+    for scheme in ("light", "dark"):
+        seen = visit("?run=over", color_scheme=scheme)
+        seen.wait_for_steps(59)
+        colours[scheme] = (
+            seen.page.evaluate("getComputedStyle(document.body).backgroundColor"),
+            pixels(seen.page, ".plot canvas"),
+        )
+    assert colours["light"][0] != colours["dark"][0] and colours["light"][1] != colours["dark"][1]
+    seen.page.locator("#theme").click()
+    seen.page.reload()
+    assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == colours["light"][0]
+
+
+def test_a_screen_reader_finds_its_way(visit):
+    seen = visit("?run=over")
+    seen.page.locator("#queries img").first.wait_for()
+    silent = "[...document.querySelectorAll('canvas, img')].filter((one) => !one.closest('[role=img][aria-label], [aria-hidden=true]') && !one.alt)"
+    assert seen.page.evaluate(f"{silent}.map((one) => one.id)") == []
+    assert seen.page.locator("header, main, footer").count() == 3 and seen.page.locator("h1").count() == 1
+    assert seen.page.locator("section:not([aria-labelledby])").count() == 0
+    unnamed = "[...document.querySelectorAll('button, input, select')].filter((one) => !one.labels?.length && !one.ariaLabel && !one.textContent)"
+    assert seen.page.evaluate(f"{unnamed}.length") == 0
+
+
+# These wait for the training that was started before the others.
+
+
+def test_the_curves_of_a_run_move_while_it_trains(visit, training):
+    seen = visit("?run=live")
+    first = seen.wait_for_steps(2)
+    curve = ".plot canvas"
+    before = pixels(seen.page, curve)
+    seen.page.evaluate("""() => {
+        window.changes = 0;
+        const count = new MutationObserver((records) => { window.changes += records.length; });
+        for (const region of document.querySelectorAll("[role=status]"))
+            count.observe(region, { childList: true, subtree: true, characterData: true });
+    }""")
+    steps = seen.wait_for_steps(len(first) + 3)
+    seen.wait(f"document.querySelector('{curve}').toDataURL() !== {json.dumps(before)}")
+    assert steps == written(training)[: len(steps)], "every point that was written, once"
+    assert seen.text("#state") == "training" and "left" in seen.text("#sentence")
+    assert seen.page.evaluate("window.changes") == 0, "a screen reader is told of news, not of every step"
+    seen.page.locator("#queries img").first.wait_for()
+    seen.page.locator("#matrix").wait_for()
+    assert seen.problems == []
+
+
+def test_a_lost_connection_is_said_and_mended_without_a_gap_or_a_double(browser, folder, training):
+    server = Server(folder)
+    seen = Visit(browser, server, "?run=live")
+    try:
+        before = seen.wait_for_steps(2)
+        server.stop(signal.SIGKILL)
+        seen.wait("document.getElementById('connection').textContent === 'connection lost, trying again'")
+        time.sleep(1)  # something happens meanwhile
+        server = Server(folder, port=server.port)
+        steps = seen.wait_for_steps(len(before) + 4)
+        seen.wait("document.getElementById('connection').textContent === ''")
+        assert steps == written(training)[: len(steps)]
+        assert not [problem for problem in seen.problems if "ERR_" not in problem]
+    finally:
+        seen.context.close()
+        server.stop()

@@ -1,0 +1,556 @@
+"""The page's server in a process of its own: whom it answers, which files it gives, what a stream tells."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import command, environment, lapclip
+
+from lapclip.errors import UserError
+from lapclip.events import (
+    KINDS_OF_MEMORY,
+    PARTS,
+    Evaluated,
+    Failed,
+    Finished,
+    Inspected,
+    Started,
+    Step,
+    Warned,
+    to_line,
+)
+from lapclip.history import History
+from lapclip.lock import Held
+from lapclip.monitor.server import MOST_STREAMS
+from lapclip.monitor.view import Standing, columns_of, now_of, standing_of
+from lapclip.run import Run
+from lapclip.web import FIRST_PORT, HEADERS, address_of, listen, require_web
+
+START = 1.7e9
+
+
+def started(step=0, **more):
+    facts = {
+        "seconds": 0.0,
+        "pid": 1,
+        "num_parameters": 1_000_000,
+        "num_train": 800,
+        "batch_size": 8,
+        "chunk": 8,
+    }
+    facts |= {"device": "cpu", "threads": 1, "minutes": None, "total_steps": 1000, "time": START}
+    return Started(step=step, **facts | more)
+
+
+def step(number, **more):
+    facts = {"epoch": number / 100, "num_pairs_seen": number * 8, "loss": 2.0, "accuracy": 0.5, "lr": 0.001}
+    facts |= {"temperature": 0.07, "grad_norm": 1.0, "pairs_per_second": 100.0, "data_seconds": 0.01}
+    facts |= {"seconds": number / 10, "progress": number / 1000, "seconds_left": 60.0, "time": START + number}
+    return Step(step=number, **facts | more)
+
+
+def inspected(number, **more):
+    facts = {"parts": dict.fromkeys(PARTS, 0.01), "memory": dict.fromkeys(KINDS_OF_MEMORY, 4_000_000)}
+    facts["memory"]["activations"] = None
+    facts |= {"memory_used": 10**9, "memory_peak": 2 * 10**9, "memory_limit": 4 * 10**9}
+    facts |= {"grad_norms": {"image.0": 1.0, "text.0": 2.0}, "readings": {"cores": [0.5, 1.0]}}
+    return Inspected(step=number, **facts | more)
+
+
+def evaluated(number, snapshot=None):
+    found = {
+        "recall@1": 0.2,
+        "recall@5": 0.4,
+        "recall@10": 0.6,
+        "median_rank": 7.0,
+        "interval@10": [0.5, 0.7],
+    }
+    found |= {"chance@1": 0.01, "chance@5": 0.05, "chance@10": 0.1}
+    recall = {"num_images": 100, "num_captions": 100, "text_to_image": found, "image_to_text": found}
+    recall["in_batch"] = {"accuracy": 0.5, "chance": 0.125, "batch_size": 8}
+    recall["negatives"] = {"easy": 0.9, "medium": 0.5, "hard": 0.2, "chance": 0.1, "num_choices": 10}
+    return Evaluated(number, recall, True, 0.1, loss=2.1, snapshot=snapshot)
+
+
+def write_run(path: Path, *events) -> Run:
+    (path / "snapshots" / "pictures").mkdir(parents=True)
+    (path / "config.toml").write_text("")
+    (path / "snapshots" / "step-000005.json").write_text('{"step": 5}')
+    (path / "snapshots" / "pictures" / "000012.jpg").write_bytes(b"\xff\xd8 a picture")
+    append(Run(path), *events)
+    return Run(path)
+
+
+def append(run: Run, *events) -> None:
+    with (run.path / "events.jsonl").open("a") as file:
+        file.writelines(to_line(event) for event in events)
+
+
+class Server:
+    """`lapclip watch --web` in a process, and its answers."""
+
+    def __init__(self, folder: Path, *arguments: str, port: int = 0):
+        self.process = subprocess.Popen(
+            command("watch", "--web", "--no-open", "--port", str(port), *arguments),
+            cwd=folder,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        said = self.process.stderr.readline()
+        assert "http://127.0.0.1:" in said, said + self.process.stderr.read()
+        self.port = int(re.search(r"127\.0\.0\.1:(\d+)/", said)[1])
+
+    def ask(self, path: str, *, method: str = "GET", **headers: str):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        with contextlib.closing(connection):
+            connection.putrequest(method, path, skip_host="Host" in headers)
+            for name, value in headers.items():
+                connection.putheader(name.replace("_", "-"), value)
+            connection.endheaders()
+            answer = connection.getresponse()
+            answer.body = answer.read() if method != "HEAD" else b""
+            return answer
+
+    def stop(self, number: int = signal.SIGTERM) -> str:
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=10)
+        return said
+
+
+class Stream:
+    """A stream as a browser reads it."""
+
+    def __init__(self, server: Server, run: str, last: str | None = None):
+        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        again = f"Last-Event-ID: {last}\r\n" if last else ""
+        request = f"GET /stream?run={run} HTTP/1.1\r\nHost: localhost:{server.port}\r\n{again}\r\n"
+        self.socket.sendall(request.encode())
+        self.file = self.socket.makefile("rb")
+        self.status = int(self.file.readline().split()[1])
+        self.last, self.retry = "", None
+        while self.file.readline().strip():
+            pass
+
+    def next(self) -> tuple[str, dict]:
+        """The next message; chunk sizes and heartbeats are passed over."""
+        kind = ""
+        while line := self.file.readline().decode().rstrip("\r\n"):
+            name, _, value = line.partition(": ")
+            match name:
+                case "id":
+                    self.last = value
+                case "event":
+                    kind = value
+                case "retry":
+                    self.retry = int(value)
+                    self.file.readline()
+                case "data":
+                    self.file.readline()
+                    return kind, json.loads(value, parse_constant=refuse_constant)
+            if not name:
+                continue
+        return self.next()
+
+    def close(self) -> None:
+        self.file.close()
+        self.socket.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    write_run(
+        folder / "runs" / "first",
+        started(),
+        *map(step, range(1, 6)),
+        evaluated(5, "snapshots/step-000005.json"),
+    )
+    (folder / "secret.txt").write_text("secret")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(folder):
+    server = Server(folder)
+    yield server
+    said = server.stop()
+    assert said == "", "a good server says nothing more"
+
+
+@pytest.fixture
+def live(folder, request):
+    """A run of the test's own."""
+    name = re.sub(r"\W", "-", request.node.name)[-60:]
+    return write_run(folder / "runs" / name, started(), *map(step, range(1, 4)))
+
+
+def test_every_answer_keeps_other_sites_out(server):
+    for path in ("/", "/static/watch.js", "/runs", "/nothing", "/snapshots/first/step-000005.json"):
+        answer = server.ask(path)
+        assert HEADERS.items() <= dict(answer.getheaders()).items(), path
+    policy = HEADERS["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+
+
+def test_the_page_refers_only_to_files_that_are_served(server):
+    page = server.ask("/").body.decode()
+    names = re.findall(r'(?:src|href)="(/[^"]*)"', page)
+    assert len(names) >= 6 and "http:" not in page and "https:" not in page
+    for name in names:
+        assert server.ask(name).status == 200, name
+    assert "javascript" in server.ask("/static/watch.js").getheader("content-type")
+    assert b"<script>" not in server.ask("/").body and b" style=" not in server.ask("/").body
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "localhost:1", "127.0.0.1.nip.io:{port}", ""]
+)
+def test_a_name_that_points_here_is_refused(server, host):
+    answer = server.ask("/runs", Host=host.format(port=server.port))
+    assert answer.status == 421 and b"first" not in answer.body
+    assert f"http://127.0.0.1:{server.port}/" in json.loads(answer.body)["hint"]
+
+
+@pytest.mark.parametrize("host", ["localhost:{port}", "127.0.0.1:{port}", "[::1]:{port}", "LOCALHOST:{port}"])
+def test_this_machine_by_any_of_its_names_is_answered(server, host):
+    assert server.ask("/runs", Host=host.format(port=server.port)).status == 200
+
+
+def test_another_sites_page_reaches_nothing_but_a_person_may_follow_its_link(server):
+    for path in ("/stream?run=first", "/snapshots/first/pictures/000012.jpg"):
+        assert server.ask(path, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 403
+    assert server.ask("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_only_reading_is_answered(server, method):
+    answer = server.ask("/runs", method=method)
+    assert (answer.status, answer.getheader("allow")) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("path", ["/", "/runs", "/static/watch.css", "/stream?run=first"])
+def test_the_head_of_everything_can_be_asked_for(server, path):
+    answer = server.ask(path, method="HEAD")
+    assert answer.status == 200 and answer.getheader("content-type")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/",
+        "/static/../web.py",
+        "/static/%2e%2e%2fweb.py",
+        "/static/uPlot.LICENSE",
+        "/snapshots/first/",
+        "/snapshots/first/config.toml",
+        "/snapshots/first/../config.toml",
+        "/snapshots/first/%2e%2e/config.toml",
+        "/snapshots/first/..%2f..%2f..%2fsecret.txt",
+        "/snapshots/first/pictures/../../config.toml",
+        "/snapshots/first/pictures/000012.jpg%00",
+        "/snapshots/first/step-%0a000005.json",
+        "/snapshots/first//etc/passwd",
+        "/snapshots/../step-000005.json",
+        "/snapshots/%2e%2e/step-000005.json",
+        "/snapshots/none/step-000005.json",
+        "/snapshots/first/step-000006.json",
+        "/snapshots/first/step-%D9%A5.json",
+        "/stream?run=../first",
+        "/stream?run=",
+        "/stream",
+        "/runs/first/events.jsonl",
+        "//evil.example/",
+    ],
+)
+def test_nothing_else_can_be_read(server, path):
+    answer = server.ask(path)
+    assert answer.status == 404 and set(json.loads(answer.body)) == {"error", "hint"}
+
+
+def test_a_snapshot_and_its_pictures_can_be_read(server):
+    assert json.loads(server.ask("/snapshots/first/step-000005.json").body) == {"step": 5}
+    picture = server.ask("/snapshots/first/pictures/000012.jpg")
+    assert picture.getheader("content-type") == "image/jpeg" and picture.body.startswith(b"\xff\xd8")
+
+
+def test_a_link_out_of_the_run_is_refused_and_one_inside_is_not(server, folder):
+    snapshots = folder / "runs" / "first" / "snapshots"
+    (snapshots / "pictures" / "000077.jpg").symlink_to(folder / "secret.txt")
+    (snapshots / "pictures" / "000078.jpg").symlink_to("000012.jpg")
+    (snapshots / "pictures" / "000079.jpg").symlink_to("000079.jpg")
+    os.mkfifo(snapshots / "pictures" / "000080.jpg")
+    for number, status in ((77, 404), (78, 200), (79, 404), (80, 404)):
+        assert server.ask(f"/snapshots/first/pictures/{number:06}.jpg").status == status, number
+
+
+def test_the_runs_are_listed_with_how_they_stand(server):
+    told = json.loads(server.ask("/runs").body)
+    first = next(run for run in told["runs"] if run["name"] == "first")
+    assert (first["state"], first["step"], first["recall@1"]) == ("crashed", 5, 0.2)
+    assert told["shown"] in [run["name"] for run in told["runs"]]
+
+
+def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new(server, live):
+    with Stream(server, live.name) as stream:
+        kind, told = stream.next()
+        assert (kind, told["steps"]["step"], stream.retry) == ("history", [1, 2, 3], 1500)
+        append(live, step(4), step(5), inspected(5), evaluated(5, "snapshots/step-000005.json"))
+        kind, told = stream.next()
+        assert (kind, told["steps"]["step"]) == ("more", [4, 5])
+        assert told["inspections"]["norms"] == [{"image.0": 1.0, "text.0": 2.0}]
+        assert told["evaluations"]["snapshot"] == ["snapshots/step-000005.json"]
+        assert told["now"]["figures"][0] == {"name": "loss", "value": "2.000", "note": "validation 2.100"}
+
+
+def test_a_stream_that_comes_back_misses_nothing_and_repeats_nothing(server, live):
+    with Stream(server, live.name) as stream:
+        stream.next()
+        append(live, step(4))
+        stream.next()
+    append(live, *map(step, range(5, 9)))
+    with Stream(server, live.name, stream.last) as again:
+        seen = []
+        while len(seen) < 4:
+            kind, told = again.next()
+            assert kind == "more"
+            seen += told["steps"].get("step", [])
+        append(live, step(9))
+        assert seen + again.next()[1]["steps"]["step"] == [5, 6, 7, 8, 9]
+
+
+def test_two_streams_at_different_places_are_both_told_all(server, live):
+    with Stream(server, live.name) as one:
+        one.next()
+        append(live, step(4))
+        with Stream(server, live.name) as two:
+            seen = {one: [1, 2, 3], two: two.next()[1]["steps"]["step"]}
+            append(live, step(5))
+            for stream, steps in seen.items():
+                while steps[-1] < 5:
+                    steps.extend(stream.next()[1]["steps"].get("step", []))
+            assert list(seen.values()) == [[1, 2, 3, 4, 5]] * 2
+
+
+@pytest.mark.parametrize("last", ["nonsense", "1-2", "9" * 5000 + "-1", "-", "0-0"])
+def test_a_place_that_is_not_in_the_file_gets_everything(server, live, last):
+    with Stream(server, live.name, last) as stream:
+        kind, told = stream.next()
+        assert (kind, told["steps"]["step"]) == ("history", [1, 2, 3])
+
+
+def test_a_file_that_was_replaced_is_told_anew(server, live):
+    with Stream(server, live.name) as stream:
+        stream.next()
+        events = live.path / "events.jsonl"
+        beside = events.with_suffix(".new")
+        beside.write_text(to_line(started()) + to_line(step(1)))
+        beside.replace(events)
+        kind, told = stream.next()
+        assert (kind, told["steps"]["step"]) == ("history", [1])
+        events.write_text("")  # cut short, the same file
+        kind, told = stream.next()
+        assert (kind, told["steps"]) == ("history", {})
+
+
+def test_what_a_killed_process_lost_is_taken_back(server, live):
+    with Stream(server, live.name) as stream:
+        stream.next()
+        append(live, started(step=2), step(3, loss=1.0))
+        kind, told = stream.next()
+        assert kind == "history"
+        assert (told["steps"]["step"], told["steps"]["loss"]) == ([1, 2, 3], [2.0, 2.0, 1.0])
+
+
+def test_numbers_that_json_has_no_word_for_are_never_sent(server, live):
+    with Stream(server, live.name) as stream:
+        stream.next()
+        append(
+            live, step(4, loss=float("inf")), inspected(4, grad_norms={"a": float("nan"), "b": 1.0}), step(5)
+        )
+        told = stream.next()[1]
+        assert (told["steps"]["step"], told["inspections"]["norms"]) == ([5], [{"b": 1.0}])
+
+
+def test_a_process_that_dies_without_a_word_is_noticed(server, live):
+    program = (
+        "import sys, time; from pathlib import Path; from lapclip.run import Run; from test_web import started, append\n"
+        "run = Run(Path(sys.argv[1]))\n"
+        "with run.owned(): append(run, started(time=time.time())); print('ready', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(live.path)], stdout=subprocess.PIPE, cwd=Path(__file__).parent
+    )
+    try:
+        assert holder.stdout.readline() == b"ready\n"
+        with Stream(server, live.name) as stream:
+            assert stream.next()[1]["now"]["state_words"] == "training"
+            holder.kill()
+            kind, told = stream.next()
+            assert (kind, told["now"]["state"], told["steps"]) == ("more", "crashed", {})
+            assert f"--resume {live.name}" in told["now"]["sentence"]
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_streams_are_bounded_and_a_closed_one_makes_room(server):
+    with contextlib.ExitStack() as streams:
+        for _ in range(MOST_STREAMS):
+            assert streams.enter_context(Stream(server, "first")).next()[0] == "history"
+        assert server.ask("/stream?run=first").status == 503
+    deadline = time.monotonic() + 5
+    while (answer := Stream(server, "first")).status != 200 and time.monotonic() < deadline:
+        answer.close()
+        time.sleep(0.1)
+    with answer:
+        assert answer.status == 200 and answer.next()[0] == "history"
+
+
+def test_reading_is_cheap(server, live):
+    with Stream(server, live.name) as stream:
+        stream.next()
+        process = psutil.Process(server.process.pid)
+        before = process.cpu_times()
+        for number in range(4, 10):
+            append(live, step(number), inspected(number))
+            time.sleep(0.5)
+        after = process.cpu_times()
+        used = after.user + after.system - before.user - before.system
+        assert used / 3 < 0.03, f"{used / 3:.3f} seconds of the processor each second"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_at_once_also_with_open_streams(folder, number):
+    server = Server(folder, "first")
+    with Stream(server, "first") as stream:
+        stream.next()
+        began = time.monotonic()
+        said = server.stop(number)
+        assert time.monotonic() - began < 2
+        assert "Traceback" not in said and "ERROR" not in said
+    assert server.process.returncode == (0 if number == signal.SIGINT else -signal.SIGTERM)
+
+
+def test_the_run_that_was_asked_for_is_shown_also_by_its_path(folder, tmp_path):
+    elsewhere = write_run(tmp_path / "elsewhere", started(), step(1))
+    server = Server(folder, str(elsewhere.path))
+    try:
+        told = json.loads(server.ask("/runs").body)
+        assert told["shown"] == "elsewhere" and {"elsewhere", "first"} <= {
+            run["name"] for run in told["runs"]
+        }
+        with Stream(server, "elsewhere") as stream:
+            assert f"--resume {elsewhere.path}" in stream.next()[1]["now"]["sentence"]
+    finally:
+        server.stop()
+
+
+def test_a_run_that_is_not_there_is_said_before_anything_is_served():
+    done = lapclip("watch", "--web", "--no-open", "none")
+    assert done.returncode == 1 and "there is no run `none`" in done.stderr
+
+
+def test_the_next_free_port_is_taken_but_one_that_was_asked_for_is_not_changed():
+    with listen(None) as one, listen(None) as two:
+        assert FIRST_PORT <= one.getsockname()[1] < two.getsockname()[1]
+        assert one.getsockname()[0] == "127.0.0.1" and address_of(one).startswith("http://127.0.0.1:")
+        with pytest.raises(UserError, match=f"port {one.getsockname()[1]}: address already in use"):
+            listen(one.getsockname()[1])
+    with pytest.raises(UserError, match="there is no port 70000"):
+        listen(70000)
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError) as problem:
+        require_web()
+    assert problem.value.hint == "pip install 'lapclip[web]'"
+
+
+def now(*events, state="running", **machine):
+    return now_of(Run(Path("runs/a")), History().extend(events), Standing(state), machine)
+
+
+def test_a_run_stands_as_its_lock_and_its_last_words_say():
+    begun = History().extend([started(time=START), step(1)])
+    held = Held(pid=7, taken=START - 1, is_held=True)
+    assert standing_of(History(), held).words == "being set up"
+    assert standing_of(begun, held).words == "training"
+    assert standing_of(begun, Held(pid=7, taken=START + 100, is_held=True)).words == "being set up", (
+        "once more"
+    )
+    assert standing_of(begun, Held()).words == "crashed"
+    failed = standing_of(begun.extend([Failed("no room", "make some")]), Held())
+    assert (failed.words, failed.failed.message) == ("failed", "no room")
+
+
+def test_what_cannot_be_read_is_said_to_be_not_measured():
+    told = now(started(), step(1), inspected(1))
+    assert dict(told["readings"])["temperature"] == dict(told["readings"])["battery"] == "not measured"
+    assert {"name": "activations", "share": None, "words": "not measured"} in told["memory"]
+    read = {
+        "temperature": 71.4,
+        "power_watts": 14.24,
+        "power_of": "processor package",
+        "battery": 80,
+        "is_plugged": False,
+    }
+    readings = dict(now(started(), step(1), inspected(1, readings=read))["readings"])
+    assert readings["temperature"] == "71 °C" and readings["power"] == "14.2 W (processor package)"
+    assert readings["battery"] == "80%, not plugged in"
+
+
+def test_a_warning_said_often_stands_once_at_its_last_step():
+    told = now(
+        started(),
+        Warned(1, "slow", "cool it", "slower"),
+        Warned(9, "slower yet", "cool it", "slower"),
+        Warned(3, "x", "y"),
+    )
+    assert [(warning["message"], warning["when"]) for warning in told["warnings"]] == [
+        ("x", "step 3"),
+        ("slower yet", "step 9"),
+    ]
+
+
+def test_curves_are_held_against_chance_and_the_bench():
+    told = now(started(), step(1), evaluated(1), bench={"pairs_per_second": 455.0})
+    assert told["lines"] == {
+        "accuracy": 0.125,
+        "recall_1": 0.01,
+        "recall_10": 0.1,
+        "negatives": 0.1,
+        "pairs_per_second": 455.0,
+    }
+
+
+def test_a_finished_run_is_all_done_and_an_old_one_without_new_fields_is_shown():
+    end = Finished("budget", 1000, 2.0, 90.0, 8000, 88.0, 10**9, 10**6, None, None, None)
+    told = now(started(), step(999), end, state="finished")
+    assert told["progress_words"] == "100%" and told["sentence"] == "1,000 steps, 2.00 epochs, in 1m30s"
+    old = Evaluated(5, {"text_to_image": {}, "image_to_text": {}}, True, 0.1)
+    assert (
+        columns_of([old])["evaluations"]["easy"] == [None]
+        and now(started(), step(5), old)["is_over"] is False
+    )

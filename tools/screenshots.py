@@ -1,0 +1,93 @@
+"""Makes pictures for the documents from a real run: the live page, the terminal and the report.
+
+.venv/bin/python tools/screenshots.py           trains three minutes first
+.venv/bin/python tools/screenshots.py runs/NAME shows a run that is there
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+from rich.text import Text
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+LAPCLIP = [sys.executable, "-m", "lapclip"]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+WIDTH = 1280
+COLUMNS = 110
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        run = Path(sys.argv[1]).resolve() if sys.argv[1:] else train(Path(folder))
+        os.chdir(
+            run.parent.parent
+        )  # where its name is enough, so that no picture shows a path of this machine
+        program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+        browser = playwright.chromium.launch(
+            executable_path=program, args=[*FLAGS, "--no-first-run", "--disable-sync"]
+        )
+        picture_page(browser, run)
+        picture_report(browser, run, Path(folder) / "report.html")
+        browser.close()
+        picture_terminal(run)
+
+
+def train(folder: Path) -> Path:
+    subprocess.run([*LAPCLIP, "train", "--minutes", "3", "--run", "shapes"], cwd=folder, check=True)
+    return folder / "runs" / "shapes"
+
+
+def picture_page(browser: Browser, run: Path) -> None:
+    watching = [*LAPCLIP, "watch", run.name, "--web", "--no-open", "--port", "0"]
+    server = subprocess.Popen(watching, stderr=subprocess.PIPE, text=True)
+    try:
+        address = re.search(r"http://\S+/", server.stderr.readline())[0]
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme=scheme)
+            page.goto(address)
+            page.locator("#queries img").first.wait_for()
+            page.wait_for_timeout(1000)  # pictures and curves
+            page.screenshot(path=DOCS / f"watch-{scheme}.png", full_page=True)
+            page.close()
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.communicate()
+
+
+def picture_report(browser: Browser, run: Path, file: Path) -> None:
+    subprocess.run(
+        [*LAPCLIP, "report", run.name, "--output", str(file)], check=True, stdout=subprocess.DEVNULL
+    )
+    page = browser.new_page(viewport={"width": WIDTH, "height": 1600}, color_scheme="light")
+    page.goto(file.as_uri())
+    page.wait_for_timeout(1000)
+    page.screenshot(path=DOCS / "report.png")
+    page.close()
+
+
+def picture_terminal(run: Path) -> None:
+    """What `lapclip watch --once` prints, in its colours."""
+    colours = {"COLUMNS": str(COLUMNS), "LINES": "40", "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    shown = subprocess.run(
+        [*LAPCLIP, "watch", run.name, "--once"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **colours},
+    )
+    with open(os.devnull, "w") as nowhere:
+        console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
+        console.print(Text.from_ansi(shown.stdout or shown.stderr))
+        console.save_svg(str(DOCS / "watch-terminal.svg"), title="lapclip watch")
+
+
+if __name__ == "__main__":
+    main()
