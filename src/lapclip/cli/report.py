@@ -1,0 +1,71 @@
+"""`lapclip report`: what a run came to, as one page to keep, or several runs side by side."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from lapclip.cli.flags import AsJson
+from lapclip.cli.screen import people, print_json, working
+from lapclip.errors import UserError
+
+MOST_RUNS = 12  # that colours and dashes can tell apart
+
+
+def report(
+    *runs: Annotated[
+        str, Parameter(name="RUN", help="a run, by name or path; several are laid side by side")
+    ],
+    output: Annotated[
+        Path | None,
+        Parameter(help="the page to write; by default `report.html` in the run, or here for several"),
+    ] = None,
+    markdown: Annotated[
+        bool, Parameter(help="print it as Markdown on stdout instead of writing a page", negative="")
+    ] = False,
+    json: AsJson = False,
+) -> int:
+    """Write what a run came to as one HTML file: words, curves, tables, settings; nothing else is needed to read it.
+
+    Works on finished runs and on those that were stopped, failed, or are still running. Prints the file's path.
+    """
+    refuse_contradictions(len(runs), output, markdown=markdown, json=json)
+    from lapclip.report import sections_for, to_markdown, write_page
+    from lapclip.report.numbers import as_numbers
+    from lapclip.report.record import read_record
+    from lapclip.run import open_run
+
+    opened = list({run.path.resolve(): run for run in map(open_run, runs)}.values())
+    with working("reading"):
+        records = [read_record(run) for run in opened]
+    if json:
+        print_json(as_numbers(records))
+    elif markdown:
+        sys.stdout.write(to_markdown(records))
+    else:
+        default = opened[0].path / "report.html" if len(opened) == 1 else Path("report.html")
+        path = write_page(records, output or default)
+        for sentence in sections_for(records)[0].words:
+            people.print(sentence, markup=False, highlight=False, soft_wrap=not people.is_terminal)
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
+def refuse_contradictions(num_runs: int, output: Path | None, *, markdown: bool, json: bool) -> None:
+    if num_runs == 0:
+        raise UserError(
+            "which run?", hint="name one, or several: `lapclip report cats dogs`; `lapclip runs` lists them"
+        )
+    if num_runs > MOST_RUNS:
+        raise UserError(
+            f"{num_runs} runs do not fit on one page; {MOST_RUNS} do",
+            hint="leave some away, or make two pages",
+        )
+    if markdown and json:
+        raise UserError("`--markdown` and `--json` both print on stdout", hint="keep one of them")
+    if output is not None and (markdown or json):
+        flag = "--markdown" if markdown else "--json"
+        raise UserError(
+            f"`{flag}` prints on stdout and writes no file", hint=f"leave `--output` away: `{flag} > FILE`"
+        )

@@ -1,0 +1,81 @@
+"""A report as data, in the order it is read: what the writers of HTML and Markdown are given."""
+
+from lapclip.report import summary
+from lapclip.report.curves import charts_of, phases_in_words
+from lapclip.report.facts import config_text, machine_table, provenance_table, settings_table
+from lapclip.report.learning import (
+    found_section,
+    gradients_section,
+    negatives_section,
+    phases_section,
+    stretches_section,
+    temperature_section,
+)
+from lapclip.report.record import Record, find
+from lapclip.report.resources import cores_section, energy_section, memory_section, time_section
+from lapclip.report.section import Section
+from lapclip.report.stretches import stretches_of
+from lapclip.report.table import Table
+from lapclip.report.words import (
+    clean,
+    count,
+    shortened,
+)
+
+
+def sections_of(record: Record) -> list[Section]:
+    """Everything there is to say about one run; what has no data is left out or says so."""
+    stretches = stretches_of(record)
+    said = [
+        Section("Summary", summary.sentences(record)),
+        Section("What to try next", points=summary.suggestions(record)),
+        found_section(record),
+        Section("Curves", phases_in_words(record), charts=charts_of(record)),
+        stretches_section(record, stretches),
+        phases_section(record, stretches),
+        temperature_section(stretches),
+        gradients_section(record),
+        negatives_section(record),
+        time_section(record),
+        memory_section(record),
+        cores_section(record),
+        energy_section(record, stretches),
+        warnings_section(record),
+        Section("Settings", tables=settings_table(record)),
+        Section("Machine", tables=machine_table(record)),
+        Section(
+            "To repeat it",
+            provenance_words(record),
+            tables=provenance_table(record),
+            text=config_text(record),
+        ),
+    ]
+    return [section for section in said if section.has_content]
+
+
+def warnings_section(record: Record) -> Section:
+    seen: dict[tuple[str, str], list[int]] = {}
+    for warned in record.history.warnings:
+        seen.setdefault((clean(warned.message), clean(warned.hint)), []).append(warned.step)
+    rows = [
+        (count(steps[0]), str(len(steps)), shortened(message, 300), shortened(hint, 300))
+        for (message, hint), steps in list(seen.items())[:50]
+    ]
+    if not rows:
+        return Section("Warnings", ["None."] if record.steps else [])
+    return Section("Warnings", tables=[Table("Warnings", ("step", "times", "warning", "what to do"), rows)])
+
+
+def provenance_words(record: Record) -> list[str]:
+    if not record.toml:
+        return ["The settings of this run could not be read, so it cannot be repeated from this page."]
+    where = f"`lapclip train --config {clean(record.run.path)}/config.toml`"
+    words = [f"{where} repeats it; the file, whole, is below."]
+    if find(record.settings, "minutes") is not None and record.steps:
+        words.append(
+            "Its budget is time, so another machine, or this one on another day, makes more steps or fewer; "
+            f"`--steps {record.steps}` makes as many as here."
+        )
+    elif record.settings.get("device") == "cpu":
+        words.append("On a CPU, with the same versions and threads, the same seed gives the same numbers.")
+    return words

@@ -1,0 +1,525 @@
+"""The report: says what the run's own events say, needs nothing beside itself, and trusts no text."""
+
+import itertools
+import json
+import os
+import re
+import shutil
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, lapclip
+from PIL import Image
+
+from lapclip.config import load_config, to_toml
+from lapclip.events import (
+    KINDS_OF_MEMORY,
+    PARTS,
+    Continued,
+    Evaluated,
+    Failed,
+    Finished,
+    Inspected,
+    Paused,
+    Started,
+    Step,
+    Warned,
+    to_line,
+)
+from lapclip.report import to_markdown, write_page, write_report
+from lapclip.report.record import read_record
+from lapclip.report.sections import sections_of
+from lapclip.report.stretches import phases_of, stretches_of
+from lapclip.report.words import clean, share
+from lapclip.run import Run
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> | `a` \"'&\u202e\x07"
+MEGABYTE = 1 << 20
+BATCH, PAIRS = 10, 200
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """A run that was really trained, to copy from."""
+    from lapclip.prepare import prepare
+    from lapclip.train import train
+
+    before, cache = Path.cwd(), os.environ.get("LAPCLIP_CACHE")
+    os.chdir(tmp_path_factory.mktemp("real"))
+    os.environ["LAPCLIP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    try:
+        run = prepare(load_config(flags={**SMALL, "num_validation": 40, "eval_every": "2"}), "real")
+        for _ in train(run.load_config(), run):
+            pass
+        return run.path.resolve()
+    finally:
+        os.chdir(before)
+        os.environ.pop("LAPCLIP_CACHE") if cache is None else os.environ.update(LAPCLIP_CACHE=cache)
+
+
+@pytest.fixture
+def run(real):
+    shutil.copytree(real, "runs/real")
+    return Run(Path("runs/real"))
+
+
+def started(step=0, **more) -> Started:
+    facts = {
+        "seconds": 0.0,
+        "pid": 1,
+        "num_parameters": 5,
+        "num_train": PAIRS,
+        "batch_size": BATCH,
+        "chunk": BATCH,
+    }
+    facts |= {"device": "cpu", "threads": 1, "minutes": None, "total_steps": None, "time": 0.0}
+    return Started(step=step, **(facts | more))
+
+
+def step(number, loss=1.0, total=100, *, seconds_each=1.0, **more) -> Step:
+    facts = {
+        "epoch": number * BATCH / PAIRS,
+        "num_pairs_seen": number * BATCH,
+        "loss": loss,
+        "accuracy": 0.5,
+        "lr": 1e-3,
+        "temperature": 0.07,
+        "grad_norm": 1.0,
+        "pairs_per_second": BATCH / seconds_each,
+        "data_seconds": 0.0,
+        "seconds": number * seconds_each,
+        "progress": number / total,
+        "seconds_left": 0.0,
+        "time": number * seconds_each,
+    }
+    return Step(step=number, **(facts | more))
+
+
+def recall(at_1, num=500) -> dict:
+    shares = {"recall@1": at_1, "recall@5": 0.9, "recall@10": 0.9}
+    chances = {f"chance@{k}": k / num for k in (1, 5, 10)}
+    both = {**shares, **chances, "median_rank": 2.0, "interval@10": [0.8, 1.0]}
+    in_batch = {"accuracy": 0.5, "chance": 1 / BATCH, "batch_size": BATCH}
+    whole = {"num_images": num, "num_captions": num, "in_batch": in_batch}
+    return {**whole, "text_to_image": both, "image_to_text": both}
+
+
+def evaluated(number, at_1, loss=None) -> Evaluated:
+    return Evaluated(number, recall(at_1), is_best=True, elapsed_seconds=0.1, loss=loss)
+
+
+def inspected(number, **readings) -> Inspected:
+    return Inspected(
+        step=number,
+        time=float(number),
+        parts={**dict.fromkeys(PARTS, 0.0), "data": 0.1, "forward": 0.4, "backward": 0.5},
+        memory={**dict.fromkeys(KINDS_OF_MEMORY, 100), "activations": None},
+        memory_used=10**8,
+        memory_peak=10**8,
+        memory_limit=10**9,
+        grad_norms={"image.0": 1.0, "image.1": 2.0, "text.0": 1.0, "scale": 0.1},
+        readings=readings,
+    )
+
+
+def told(events, name="told", **settings) -> Run:
+    """A run folder in which exactly this happened."""
+    path = Path("runs") / name
+    path.mkdir(parents=True)
+    (path / "config.toml").write_text(to_toml(load_config(flags=settings)))
+    (path / "events.jsonl").write_text("".join(map(to_line, events)))
+    return Run(path)
+
+
+def finished(number, reason="budget", at_1=0.5) -> Finished:
+    return Finished(
+        reason,
+        number,
+        number * BATCH / PAIRS,
+        float(number),
+        number * BATCH,
+        10.0,
+        10**8,
+        5,
+        recall(at_1),
+        number,
+        None,
+    )
+
+
+def summary(run) -> str:
+    return " ".join(sections_of(read_record(run))[0].words)
+
+
+class Looked(HTMLParser):
+    """What a browser would make of a page."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.text, self.loads, self.handlers, self.scripts, self.images = [], [], [], 0, 0
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.scripts += tag == "script"
+        self.images += tag == "img"
+        for name, value in attributes:
+            if name in ("src", "href", "srcset", "data", "action") and not (value or "").startswith(
+                ("#", "data:")
+            ):
+                self.loads.append(value)
+            if name.startswith("on"):
+                self.handlers.append(name)
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_of_a_real_run_needs_nothing_beside_itself(run):
+    html = write_report(run).read_text()
+    page = Looked(html)
+    assert page.loads == [] and page.handlers == []
+    assert "default-src 'none'" in html and "@import" not in html and "url(" not in html
+    assert set(re.findall(r"https?://[^\s\"'<)]+", html)) <= {"https://github.com/leeoniya/uPlot"}, (
+        "in a comment"
+    )
+    assert len(html) < MEGABYTE
+    assert page.images > 0, "the pictures it finds are in it"
+
+
+def test_it_says_the_recall_that_the_run_ended_with(run):
+    end = next(e for e in run.events() if isinstance(e, Finished))
+    found = end.recall["text_to_image"]
+    said = f"first in {share(found['recall@1'])} of cases (chance {share(found['chance@1'])})"
+    assert said in Looked(write_report(run).read_text()).text.__str__()
+    assert said in to_markdown([read_record(run)])
+
+
+def test_the_command_prints_the_path_and_costs_no_torch(run):
+    done = lapclip("report", "real")
+    assert done.returncode == 0 and done.stdout == "runs/real/report.html\n"
+    assert "Words find their picture" in done.stderr
+    program = (
+        "import sys, lapclip.cli as c; c.run_command(['report', 'real']); assert 'torch' not in sys.modules"
+    )
+    import subprocess
+    import sys
+
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+def test_json_is_one_object_with_the_numbers(run, call):
+    done = call("report", "real", "--json")
+    (numbers,) = json.loads(done.stdout)["runs"]
+    end = next(e for e in run.events() if isinstance(e, Finished))
+    assert numbers["recall"] == end.recall and numbers["steps"] == end.step == 6
+    assert numbers["state"] == "finished" and numbers["stretch"] == "tenth"
+    assert not Path("runs/real/report.html").exists(), "it only prints"
+
+
+def test_a_run_that_does_not_exist_is_an_error_in_words(call):
+    done = call("report", "nothing")
+    assert done.returncode == 1 and "there is no run `nothing`" in done.stderr
+    assert call("report").returncode == 1
+
+
+def test_what_is_no_report_is_not_written_over(run, call):
+    Path("mine.html").write_text("<html>my own page</html>")
+    done = call("report", "real", "--output", "mine.html")
+    assert done.returncode == 1 and "no report of lapclip" in done.stderr
+    assert Path("mine.html").read_text() == "<html>my own page</html>"
+    assert call("report", "real", "--output", "new.html").returncode == 0
+    assert call("report", "real", "--output", "new.html").returncode == 0, "its own file it may renew"
+
+
+def test_several_runs_stand_side_by_side(call):
+    slow = [
+        started(),
+        *(step(n, 3 - n / 100) for n in range(1, 101)),
+        evaluated(100, 0.2),
+        finished(100, at_1=0.2),
+    ]
+    fast = [
+        started(),
+        *(step(n, 2 - n / 100) for n in range(1, 101)),
+        evaluated(100, 0.6),
+        finished(100, at_1=0.6),
+    ]
+    told(slow, "slow", lr=1e-4, steps=100), told(fast, "fast", lr=1e-3, steps=100)
+    done = call("report", "slow", "fast")
+    assert done.returncode == 0 and done.stdout == "report.html\n"
+    assert "`fast` finds best" in done.stderr and "20.0%" in done.stderr
+    html = Path("report.html").read_text()
+    charts = json.loads(re.search(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)[1])
+    assert [line["label"] for line in charts[0]["lines"]] == ["slow", "fast"]
+    differing = re.search(r'id="what-differs".*?</section>', html, re.DOTALL)[0]
+    assert "0.0001" in differing and "weight_decay" not in differing, "what is the same is not listed"
+
+
+def test_recall_over_different_pools_names_no_winner():
+    runs = []
+    for name, num in (("few", 50), ("many", 500)):
+        end = finished(10)
+        runs.append(
+            told([started(), step(10), Finished(**(vars(end) | {"recall": recall(0.5, num=num)}))], name)
+        )
+    text = to_markdown([read_record(run) for run in runs])
+    assert "cannot be compared" in text and "finds best" not in text
+
+
+@pytest.mark.parametrize(
+    "end, said, next_step",
+    [
+        ([finished(60, "stopped")], "It was stopped at 60% of its budget", "--resume told"),
+        (
+            [Failed("the loss is not finite", "lower the learning rate")],
+            "failed at 60% of its budget: the loss is",
+            "Lower",
+        ),
+        ([], "ended without a word at 60%", "--resume told"),
+        ([finished(60)], "It used up its budget", "eval told"),
+    ],
+)
+def test_the_end_is_said_as_it_was(end, said, next_step):
+    run = told([started(), *(step(n) for n in range(1, 61)), *end], source="synthetic")
+    assert said in summary(run)
+    assert next_step in " ".join(sections_of(read_record(run))[1].points)
+
+
+def test_a_crashed_run_is_not_given_results_it_never_had():
+    text = summary(told([started(), step(1), step(2)]))
+    assert "never evaluated" in text and "Words find" not in text
+
+
+@pytest.mark.parametrize(
+    "recalls, said",
+    [
+        ([0.1, 0.2, 0.3, 0.4, 0.5], "still improving at the end: recall@1 rose from 30.0%"),
+        ([0.1, 0.4, 0.5, 0.5, 0.5], "no longer clearly improving"),
+        ([0.1, 0.5, 0.6, 0.4, 0.3], "became worse at the end"),
+        ([0.1, 0.2], ""),
+    ],
+)
+def test_whether_it_was_improving_is_told_from_the_last_quarter(recalls, said):
+    events = [started(), *(step(n) for n in range(1, 101))]
+    events += [evaluated(20 * (n + 1), value) for n, value in enumerate(recalls)]
+    text = summary(told([*events, finished(100)]))
+    assert said in text if said else "improving" not in text
+
+
+def test_a_rising_validation_loss_is_told_and_a_falling_one_too():
+    steps = [step(n, 2 - n / 60) for n in range(1, 101)]
+    rising = [evaluated(n, 0.3, loss) for n, loss in ((25, 2.0), (50, 1.5), (75, 1.8), (100, 2.2))]
+    text = summary(told([started(), *steps, *rising, finished(100)], "rising"))
+    assert "lowest at step 50 (1.500) and rose to 2.200 while the training loss fell" in text
+    falling = [evaluated(n, 0.3, loss) for n, loss in ((25, 2.0), (50, 1.5), (75, 1.2), (100, 1.0))]
+    assert "did not rise" in summary(told([started(), *steps, *falling, finished(100)], "falling"))
+
+
+def test_waiting_for_data_is_named_as_the_limit():
+    waits = [step(n, data_seconds=0.4) for n in range(1, 51)]
+    assert "Data limited it: 40.0%" in summary(told([started(), *waits], "waits"))
+    assert "Computing limited it" in summary(told([started(), *(step(n) for n in range(1, 51))], "computes"))
+
+
+def test_energy_is_power_times_time_in_its_epoch():
+    """10 W over the 20 s of each epoch, which has 20 steps of a second; the reading begins with the first step."""
+    events = [started()]
+    for n in range(1, 61):
+        events += [step(n, total=60), inspected(n, power_watts=10.0, power_of="processor package")]
+    record = read_record(told([*events, finished(60)]))
+    assert [row.joules for row in stretches_of(record).rows] == [190.0, 200.0, 200.0]
+    text = to_markdown([record])
+    assert "590 J" in text and "processor package" in text and "per watt-hour" in text
+
+
+def test_energy_in_tenths_adds_up():
+    events = [started(num_train=10_000)]
+    for n in range(1, 61):
+        events += [step(n, epoch=n / 1000, total=60), inspected(n, power_watts=10.0)]
+    record = read_record(told(events))
+    stretches = stretches_of(record)
+    assert stretches.kind == "tenth" and len(stretches.rows) == 10
+    assert sum(row.joules for row in stretches.rows) == pytest.approx(590.0)
+
+
+def test_energy_that_was_not_read_is_not_guessed():
+    events = [started(), *(e for n in range(1, 61) for e in (step(n), inspected(n)))]
+    text = to_markdown([read_record(told(events))])
+    assert "Energy: not measured" in text and " J" not in text
+
+
+def test_fewer_than_two_epochs_are_shown_in_tenths_and_said_so():
+    short = to_markdown([read_record(told([started(), *(step(n, total=30) for n in range(1, 31))], "short"))])
+    assert "fewer than two epochs" in short and "| 10/10 |" in short
+    long = to_markdown([read_record(told([started(), *(step(n) for n in range(1, 101))], "long"))])
+    assert "fewer than two epochs" not in long and re.search(r"^\| 5 \|", long, re.MULTILINE)
+
+
+def test_the_phases_of_the_loss_are_where_it_bends():
+    """Steep for two epochs, then flat for three."""
+    losses = [4 - 3 * min(1.0, n / 40) for n in range(1, 101)]
+    record = read_record(told([started(), *(step(n, loss) for n, loss in enumerate(losses, 1))]))
+    phases = phases_of(record, "epoch")
+    assert [phase.name for phase in phases] == ["steep", "plateau"]
+    assert phases[0].end == pytest.approx(2.0, abs=0.25) and phases[0].slope == pytest.approx(-1.5, rel=0.1)
+    straight = read_record(told([started(), *(step(n, 4 - n / 50) for n in range(1, 101))], "straight"))
+    assert [phase.name for phase in phases_of(straight, "epoch")] == ["gradual"]
+
+
+def test_resumes_and_pauses_are_marked():
+    events = [started(), *(step(n) for n in range(1, 41)), Paused(40, "on battery"), Continued(40, 90.0)]
+    events += [step(41), started(step=30), *(step(n) for n in range(31, 101)), finished(100)]
+    run = told(events)
+    assert "taken up again once and it paused once, 1 min 30 s in all" in summary(run)
+    charts = next(s.charts for s in sections_of(read_record(run)) if s.charts)
+    assert [(m.at, m.label) for m in charts[0].marks] == [
+        (30, "resumed"),
+        (40, "paused 1 min 30 s"),
+        (100, "end"),
+    ]
+
+
+def hostile_run() -> Run:
+    bad = recall(0.5)
+    events = [
+        started(device=HOSTILE),
+        *(step(n) for n in range(1, 31)),
+        inspected(30, power_watts=5.0, power_of=HOSTILE),
+        Warned(30, HOSTILE, HOSTILE, HOSTILE),
+        Paused(30, HOSTILE),
+        Evaluated(30, bad, True, 0.1, 1.0, "snapshots/step-000030.json"),
+        Failed(HOSTILE, HOSTILE),
+    ]
+    run = told(events, "a<b>&'\"x", source=HOSTILE.replace("\x07", ""), steps=30)
+    reasons = {"source": HOSTILE, "lr": HOSTILE}
+    facts = {
+        "chip": HOSTILE,
+        "system": HOSTILE,
+        "reasons": reasons,
+        "versions": {HOSTILE: HOSTILE},
+        "data": HOSTILE,
+    }
+    (run.path / "machine.json").write_text(json.dumps(facts | {"commit": "half \ud800 a character"}))
+    pictures = run.path / "snapshots" / "pictures"
+    pictures.mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(pictures / "1.jpg")
+    Path("secret.jpg").write_bytes(b"\xff\xd8\xffsecret of another folder")
+    names = [
+        "pictures/1.jpg",
+        "../../../secret.jpg",
+        str(Path("secret.jpg").resolve()),
+        "../config.toml",
+        "none.jpg",
+    ]
+    found = [{"picture": name, "score": 0.5, "is_right": True} for name in names]
+    snapshot = {"step": 30, "queries": [{"text": HOSTILE, "rank": 2, "found": found}]}
+    (run.path / "snapshots" / "step-000030.json").write_text(json.dumps(snapshot))
+    return run
+
+
+def test_no_text_of_a_run_becomes_part_of_the_page():
+    html = write_report(hostile_run()).read_text()
+    page = Looked(html)
+    assert page.scripts == 3, "the charts' data, uPlot, and ours"
+    assert page.handlers == [] and page.loads == []
+    assert page.images == 1, "only the picture that lies in the run"
+    assert "<script>alert" not in html and "\u202e" not in html and "alert(1)" in "".join(page.text)
+    assert "secret of another" not in html and "c2VjcmV0" not in html
+
+
+def test_two_hostile_runs_compare_as_harmlessly():
+    runs = [read_record(hostile_run()), read_record(told([started(), step(1)], "plain"))]
+    page = Looked(write_page(runs, Path("both.html")).read_text())
+    assert page.scripts <= 3 and page.handlers == [] and page.loads == []
+
+
+@pytest.mark.parametrize(
+    "make", [hostile_run, lambda: told([started(), *(step(n) for n in range(1, 101)), finished(100)])]
+)
+def test_markdown_tables_have_as_many_cells_in_every_row(make):
+    text = to_markdown([read_record(make())])
+    lines = text[: text.index("```toml")].splitlines()
+    num_tables = 0
+    for before, line in itertools.pairwise(lines):
+        if line.startswith("|"):
+            cells = len(re.findall(r"(?<!\\)\|", line))
+            if before.startswith("|"):
+                assert cells == len(re.findall(r"(?<!\\)\|", before)), line
+            else:
+                num_tables += 1
+    assert num_tables >= 4
+    assert not [line for line in lines if "<script>" in re.sub(r"\\<|`[^`]*`", "", line)]
+
+
+def broken_pieces() -> dict:
+    whole = [started(), *(step(n) for n in range(1, 31)), evaluated(30, 0.3), inspected(30), finished(30)]
+    text = "".join(map(to_line, whole))
+    return {
+        "no events": "",
+        "only started": to_line(started()),
+        "torn": text[:-200],
+        "garbage": "\x00\xff not json\n[1,2]\n" + text,
+        "no evaluation": "".join(
+            map(to_line, [e for e in whole if not isinstance(e, (Evaluated, Finished))])
+        ),
+        "one step": to_line(started()) + to_line(step(1)),
+        "wrong kinds": text.replace('"loss":1.0', '"loss":"x"').replace('"recall@1":0.3', '"recall@1":null'),
+        "empty recall": text.replace('"text_to_image"', '"other"'),
+        "not finite": text.replace('"grad_norm":1.0', '"grad_norm":NaN').replace(
+            '"loss":null', '"loss":Infinity'
+        ),
+        "odd inspection": text.replace('"readings":{}', '"readings":{"cores":"x","power_watts":"y"}'),
+        "bare inspection": re.sub(r'"parts":{.*?}', '"parts":{}', text),
+        "no gradients": re.sub(r'"grad_norms":{.*?}', '"grad_norms":{}', text),
+        "no steps": "".join(map(to_line, [started(), evaluated(30, 0.3), inspected(30), finished(30)])),
+    }
+
+
+@pytest.mark.parametrize("what", broken_pieces())
+@pytest.mark.parametrize("machine", ["", "[1]", '{"reasons": 3, "versions": [], "caches": 1, "bench": 2}'])
+def test_a_broken_run_gives_a_shorter_report_and_no_traceback(what, machine, call):
+    run = told([])
+    (run.path / "events.jsonl").write_text(broken_pieces()[what], encoding="utf-8")
+    (run.path / "machine.json").write_text(machine)
+    for flags in ((), ("--markdown",), ("--json",)):
+        done = call("report", "told", *flags)
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+    assert "NaN" not in call("report", "told", "--json").stdout
+
+
+def test_a_run_of_settings_we_do_not_know_is_reported_all_the_same(run, call):
+    (run.path / "config.toml").write_text('[train]\nwarp = 9\n[data]\nsource = "synthetic"\n')
+    done = call("report", "real", "--markdown")
+    assert done.returncode == 0 and "| warp | 9 | a setting of another version |" in done.stdout
+    (run.path / "config.toml").write_text("not = = toml")
+    assert call("report", "real").returncode == 0
+
+
+def test_an_hour_takes_less_than_a_second_and_many_hours_are_bounded():
+    first = json.loads(to_line(step(1)))
+
+    def events(count):
+        yield to_line(started(num_train=10**6))
+        for n in range(1, count + 1):
+            now = {"step": n, "loss": 1 + 100 / n, "epoch": n / 1000, "seconds": n / 2, "progress": n / count}
+            yield json.dumps(first | now) + "\n"
+            if n % 100 == 0:
+                yield to_line(inspected(n, cores=[0.5] * 8))
+            if n % (count // 100) == 0:
+                yield to_line(evaluated(n, 0.3, 1.0))
+
+    for count, most_seconds in ((7200, 3.0), (100_000, 20.0)):  # several times what they take
+        run = told([], f"long-{count}")
+        with (run.path / "events.jsonl").open("w") as file:
+            file.writelines(events(count))
+        before = time.perf_counter()
+        path = write_report(run)
+        assert time.perf_counter() - before < most_seconds
+        assert path.stat().st_size < MEGABYTE
+
+
+def test_a_line_of_text_is_one_line_whatever_is_in_it():
+    assert clean("a\nb\r\x00c\u2028d\ud800") == "a b  c d?"
