@@ -117,7 +117,6 @@ def append(file: Path, content: bytes) -> None:
 def test_every_kind_of_event_reads_back_as_it_was():
     assert {type(event) for event in ONE_OF_EACH} == set(KINDS.values())
     for event in ONE_OF_EACH:
-        event = replace(event, time=1_700_000_000.125)  # steps are written to the millisecond
         assert from_line(to_line(event)) == event
 
 
@@ -304,6 +303,26 @@ def test_a_reader_beside_a_writing_process_sees_every_event_once(file):
         assert writer.returncode == 0
     found += steps(follower.new())
     assert found == list(range(2000)) and num_looks > 10 and follower.num_restarts == 0
+
+
+SLOW_WRITER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from test_events import lines
+for number in range(60):
+    with open(f"{sys.argv[1]}-{number}", "ab", buffering=0) as file:
+        for byte in lines([1, 2]):
+            file.write(bytes([byte]))
+"""
+
+
+def test_a_file_is_the_same_file_while_its_first_line_is_being_written(file):
+    with subprocess.Popen([sys.executable, "-c", SLOW_WRITER, str(file), str(Path(__file__).parent)]):
+        for number in range(60):
+            follower, found, end = Follower(Path(f"{file}-{number}")), [], time.monotonic() + 30
+            while len(found) < 2 and time.monotonic() < end:
+                found += steps(follower.new())
+            assert found == [1, 2] and follower.num_restarts == 0
 
 
 # its size

@@ -54,8 +54,8 @@ def test_too_small_a_pool_says_nothing():
 
 
 def test_several_captions_of_a_picture_count_by_the_most_similar():
-    captions, images = ("a red cat", "two boats", "a red dog", "one house"), (0, 0, 1, 1)
-    found = likeness(captions, images, (0, 1, 2, 3), (0, 1))
+    captions, images = ("a red cat", "two boats", "a red dog", "one house"), np.array([0, 0, 1, 1])
+    found = likeness(captions, captions, images)
     assert found.shape == (4, 2)
     assert found[0, 0] == pytest.approx(1) and 0 < found[0, 1] < 1, "red is common to both"
     assert found[3, 0] == 0

@@ -261,18 +261,18 @@ class Follower:
         """Every event that was added since the last call."""
         try:
             with self.path.open("rb") as file:
-                identity = identify(file)
-                if self.offset and not (identity == self.identity and self.can_go_on(file)):
+                if self.offset and not self.can_go_on(file):
                     self.num_restarts += 1
                     self.offset, self.is_in_long_line = 0, False
-                self.identity = identity
                 file.seek(self.offset)
                 yield from self.read_on(file)
         except OSError:  # not there yet, or not at the moment
             return
 
     def can_go_on(self, file: BinaryIO) -> bool:
-        """Whether the file still reaches to where reading stands, and a line ends there."""
+        """Whether it is still the same file, reaches to where reading stands, and a line ends there."""
+        if identify(file, file.read(LONGEST_IDENTITY)) != self.identity:
+            return False
         if self.offset > os.fstat(file.fileno()).st_size:
             return False
         file.seek(self.offset - 1)
@@ -282,7 +282,10 @@ class Follower:
         rest, read = b"", self.offset
         while portion := file.read(PORTION):
             read += len(portion)
-            *lines, rest = (rest + portion).split(b"\n")
+            portion = rest + portion
+            if self.offset == 0:  # while its first line is torn a file has no name yet, and no place
+                self.identity = identify(file, portion)
+            *lines, rest = portion.split(b"\n")
             for line in lines:
                 event = None if self.is_in_long_line else from_line(line)
                 self.is_in_long_line = False
@@ -293,9 +296,9 @@ class Follower:
                 self.offset, rest, self.is_in_long_line = read, b"", True
 
 
-def identify(file: BinaryIO) -> int:
+def identify(file: BinaryIO, beginning: bytes) -> int:
     """A number that another file would not have: a new one often gets the inode of the one that was deleted."""
-    first_line = file.read(LONGEST_IDENTITY).partition(b"\n")[0]
+    first_line = beginning[:LONGEST_IDENTITY].partition(b"\n")[0]
     return zlib.crc32(first_line, os.fstat(file.fileno()).st_ino & 0xFFFFFFFF)
 
 

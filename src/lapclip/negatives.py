@@ -27,16 +27,17 @@ def accuracy_by_difficulty(
     """
     asked_Q = spread(len(captions), MOST_ASKED)
     pictures_N = spread(cosine_MN.shape[1], MOST_PICTURES)
-    likeness_QN = likeness(
-        tuple(captions), tuple(image_of_caption.tolist()), tuple(asked_Q.tolist()), tuple(pictures_N.tolist())
-    )
     cosine_QN, is_pair_QN = cosine_MN[np.ix_(asked_Q, pictures_N)], is_pair_MN[np.ix_(asked_Q, pictures_N)]
-    right_Q = np.where(is_pair_MN, cosine_MN, -np.inf).max(axis=1)[asked_Q]
-    least_wrong = int((~is_pair_QN).sum(axis=1).min())
-    if least_wrong // len(LEVELS) < NUM_CHOICES - 1:
+    if (~is_pair_QN).sum(axis=1).min() // len(LEVELS) < NUM_CHOICES - 1:
         return None
-    # Negatives by rising likeness; equal ones keep their order, so that the levels are the same every time.
-    order_QN = np.argsort(np.where(is_pair_QN, np.inf, likeness_QN), axis=1, kind="stable")[:, :least_wrong]
+    belongs = np.isin(image_of_caption, pictures_N)  # captions of these pictures
+    order_QN = from_easy_to_hard(
+        tuple(captions[m] for m in asked_Q),
+        tuple(caption for caption, is_here in zip(captions, belongs, strict=True) if is_here),
+        image_of_caption[belongs].tobytes(),
+        is_pair_QN.tobytes(),
+    )
+    right_Q = np.where(is_pair_MN, cosine_MN, -np.inf).max(axis=1)[asked_Q]
     is_missed_QN = ~(np.take_along_axis(cosine_QN, order_QN, axis=1) < right_Q[:, None])
     found = {
         level: float(np.mean(chance_of_none(third.sum(axis=1), third.shape[1], NUM_CHOICES - 1)))
@@ -59,25 +60,36 @@ def chance_of_none(num_bad: np.ndarray, total: int, drawn: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=1)  # a run asks again and again about the same pool
-def likeness(
-    captions: tuple[str, ...],
-    image_of_caption: tuple[int, ...],
-    asked: tuple[int, ...],
-    pictures: tuple[int, ...],
+def from_easy_to_hard(
+    asked: tuple[str, ...], captions: tuple[str, ...], image_of_caption: bytes, is_pair: bytes
 ) -> np.ndarray:
+    """For each asked caption the places of wrong pictures by rising likeness, as many as each of them has, [Q, N]."""
+    likeness_QN = likeness(asked, captions, np.frombuffer(image_of_caption, dtype=int))
+    is_pair_QN = np.frombuffer(is_pair, dtype=bool).reshape(likeness_QN.shape)
+    least_wrong = int((~is_pair_QN).sum(axis=1).min())
+    # Equal ones keep their order, so that the levels are the same every time.
+    return np.argsort(np.where(is_pair_QN, np.inf, likeness_QN), axis=1, kind="stable")[:, :least_wrong]
+
+
+def likeness(asked: tuple[str, ...], captions: tuple[str, ...], image_of_caption: np.ndarray) -> np.ndarray:
     """How alike the words of a caption and of the most similar caption of a picture are; rare words count more."""
+    counts_MD, asked_QD = count_words(captions), count_words(asked)
+    rarity_D = np.log(len(captions) / np.maximum((counts_MD > 0).sum(axis=0), 1)).astype(np.float32)
+    likeness_QM = of_unit_length(asked_QD * rarity_D) @ of_unit_length(counts_MD * rarity_D).T
+    starts = np.unique(image_of_caption, return_index=True)[1]  # the captions of a picture stand together
+    return np.maximum.reduceat(likeness_QM, starts, axis=1)
+
+
+def count_words(captions: tuple[str, ...]) -> np.ndarray:
     counts_MD = np.zeros((len(captions), NUM_BUCKETS), dtype=np.float32)
     for row, caption in enumerate(captions):
         for word in words_of(caption):
             counts_MD[row, zlib.crc32(word.encode()) % NUM_BUCKETS] += 1
-    seen_D = (counts_MD > 0).sum(axis=0)
-    rarity_D = np.log(len(captions) / np.maximum(seen_D, 1)).astype(np.float32)
-    weighted_MD = counts_MD * rarity_D
-    weighted_MD /= np.maximum(np.linalg.norm(weighted_MD, axis=1, keepdims=True), 1e-9)
-    image_M = np.array(image_of_caption)
-    columns = np.flatnonzero(np.isin(image_M, pictures))
-    starts = np.unique(image_M[columns], return_index=True)[1]  # the captions of a picture stand together
-    return np.maximum.reduceat(weighted_MD[list(asked)] @ weighted_MD[columns].T, starts, axis=1)
+    return counts_MD
+
+
+def of_unit_length(rows: np.ndarray) -> np.ndarray:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
 
 
 def words_of(caption: str) -> list[str]:

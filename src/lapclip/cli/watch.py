@@ -46,8 +46,7 @@ def watch(
     if to is not None:
         from lapclip.monitor.loggers import LOGGERS
 
-        LOGGERS[to](watched.run)
-        return 0
+        return 0 if LOGGERS[to](watched.run) else 130
     if json:
         watched.read()
         print_json(watched.document())

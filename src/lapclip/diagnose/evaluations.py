@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from statistics import mean
+from statistics import fmean
 from typing import Any
 
 from lapclip.config import Config
@@ -64,7 +64,7 @@ class Evaluations:
                     yield small_pool(num_images, self.config, self.started)
                 if event.loss is None:
                     return
-                training = mean(self.losses) if self.losses else None
+                training = fmean(self.losses) if self.losses else None
                 self.losses = []
                 if self.points and self.points[-1].num_images != num_images:
                     self.points = []  # other pictures cannot be compared
@@ -84,7 +84,7 @@ def judge(points: list[Point]) -> Finding | None:
     if len(after) < NUM_LAST or any(point.loss < limit for point in last):
         return None
     is_by_heart = has_fallen(best.training_loss, points[-1].training_loss)
-    now, noise = mean(point.recall for point in last), points[-1].noise
+    now, noise = fmean(point.recall for point in last), points[-1].noise
     rose = f"held-out loss has risen from {best.loss:.2f} at step {best.step} to {points[-1].loss:.2f}"
     if now > best.recall + noise:
         return Finding(
@@ -93,7 +93,7 @@ def judge(points: list[Point]) -> Finding | None:
             " too sure of what it gets wrong",
             "nothing to do: `best` is chosen by recall",
         )
-    highs = [mean(point.recall for point in points[n : n + NUM_LAST]) for n in range(len(points) - NUM_LAST)]
+    highs = [fmean(point.recall for point in points[n : n + NUM_LAST]) for n in range(len(points) - NUM_LAST)]
     fell = max(highs, default=now) > now + noise
     is_level = len(after) >= NUM_LEVEL and now <= best.recall + noise / 2 and best.num_images >= SMALL_POOL
     if not is_by_heart or not (fell or is_level):
@@ -115,7 +115,7 @@ def has_fallen(before: float | None, now: float | None) -> bool:
 
 def mean_recall(recall: dict[str, Any]) -> float:
     """All six together, as `best` is chosen: steadier than any one of them."""
-    return mean(recall[way][f"recall@{k}"] for way in ("text_to_image", "image_to_text") for k in (1, 5, 10))
+    return fmean(recall[way][f"recall@{k}"] for way in ("text_to_image", "image_to_text") for k in (1, 5, 10))
 
 
 def small_pool(num_images: int, config: Config, started: Started | None) -> Finding:

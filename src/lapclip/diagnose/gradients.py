@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from statistics import mean, median
+from statistics import fmean, median
 
 from lapclip.config import Config
 from lapclip.diagnose.finding import Finding
@@ -41,7 +41,7 @@ class Exploding:
         self.block.append(event)
         if len(self.block) < BLOCK_STEPS:
             return
-        norms, loss = sorted(step.grad_norm for step in self.block), mean(step.loss for step in self.block)
+        norms, loss = sorted(step.grad_norm for step in self.block), fmean(step.loss for step in self.block)
         often = norms[-SOME_STEPS]
         is_far = often >= FAR_LONGER * max(self.usual, self.config.train.clip_norm)
         if self.usual < float("inf") and is_far and loss >= LOSS_ROSE * self.lowest_loss:

@@ -3,7 +3,7 @@
 import math
 from collections import deque
 from collections.abc import Iterator
-from statistics import mean
+from statistics import fmean
 
 from lapclip.config import Config
 from lapclip.diagnose.finding import Finding
@@ -53,16 +53,16 @@ class Collapsed:
         num_choices = 2 * batch_size * CHANCE_STEPS
         limit = chance + CHANCE_SIGMAS * math.sqrt(chance * (1 - chance) / num_choices)
         losses = [step.loss for step in self.steps]
-        if mean(step.accuracy for step in self.steps) > limit or different < 2:
+        if fmean(step.accuracy for step in self.steps) > limit or different < 2:
             return False
         half = CHANCE_STEPS // 2
-        before, after = mean(losses[:half]), mean(losses[half:])
+        before, after = fmean(losses[:half]), fmean(losses[half:])
         is_flat = abs(after - before) <= STUCK * abs(before)
         return is_flat and (self.config.train.loss == "sigmoid" or after >= (1 - STUCK) * self.guessing())
 
     def num_different(self) -> float:
         batch_size = self.config.train.batch_size or 2
-        return mean(step.num_different or batch_size for step in self.steps)
+        return fmean(step.num_different or batch_size for step in self.steps)
 
     def guessing(self) -> float:
         """The softmax loss of embeddings that are all alike; equal captions do not count."""
@@ -71,7 +71,7 @@ class Collapsed:
 
     def in_words(self) -> Finding:
         lr, loss = self.config.train.lr or USUAL_LR, self.steps[-1].loss
-        accuracy = mean(step.accuracy for step in self.steps)
+        accuracy = fmean(step.accuracy for step in self.steps)
         said = f"after {self.steps[-1].step} steps nothing is learned: accuracy is {accuracy:.1%}, which is chance"
         if self.config.train.loss != "sigmoid":
             said += f", and the loss stays at {loss:.2f}, which is ln {math.exp(self.guessing()):.0f}"
@@ -136,9 +136,9 @@ class Duplicates:
             return
         self.different.append(event.num_different)
         batch_size = self.config.train.batch_size or 2
-        if len(self.different) < DUPLICATE_STEPS or mean(self.different) >= FEW_DIFFERENT * batch_size:
+        if len(self.different) < DUPLICATE_STEPS or fmean(self.different) >= FEW_DIFFERENT * batch_size:
             return
-        found = mean(self.different)
+        found = fmean(self.different)
         if round(found) == 1:
             what = f"all {batch_size} pairs of a batch have the same caption"
             told = "there is nothing to tell apart"

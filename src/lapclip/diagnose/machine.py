@@ -21,21 +21,27 @@ class DataBound:
 
     def __init__(self, config: Config):
         self.config = config
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
         self.steps: deque[tuple[float, float]] = deque()  # seconds of waiting, and in all
+        self.waited = self.seconds = 0.0  # of those
 
     def look(self, event: Event) -> Iterator[Finding]:
         if isinstance(event, Started):
-            self.steps.clear()
+            self.begin_anew()
         if not isinstance(event, Step):
             return
         step_seconds = (self.config.train.batch_size or 1) / event.pairs_per_second
-        self.steps.append((min(event.data_seconds, step_seconds), step_seconds))
-        seconds = sum(whole for _, whole in self.steps)
-        while len(self.steps) > DATA_STEPS and seconds - self.steps[0][1] >= DATA_SECONDS:
-            seconds -= self.steps.popleft()[1]
-        if len(self.steps) < DATA_STEPS or seconds < DATA_SECONDS:
+        waited = min(event.data_seconds, step_seconds)
+        self.steps.append((waited, step_seconds))
+        self.waited, self.seconds = self.waited + waited, self.seconds + step_seconds
+        while len(self.steps) > DATA_STEPS and self.seconds - self.steps[0][1] >= DATA_SECONDS:
+            waited, step_seconds = self.steps.popleft()
+            self.waited, self.seconds = self.waited - waited, self.seconds - step_seconds
+        if len(self.steps) < DATA_STEPS or self.seconds < DATA_SECONDS:
             return
-        share = sum(waiting for waiting, _ in self.steps) / seconds
+        share = self.waited / self.seconds
         if share >= MUCH_WAITING:
             message = f"{share:.0%} of the time is spent waiting for data: batches are learned from faster than made"
             yield Finding("data-bound", message, self.hint())

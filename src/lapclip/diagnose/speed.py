@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from statistics import mean, median
+from statistics import fmean, median
 from typing import Any
 
 from lapclip.config import Config
@@ -85,8 +85,8 @@ class Slower:
         if now > MUCH_SLOWER * before or more_waiting > MORE_WAITING:
             return None
         why, hint = likely_cause(readings_of(self.best), readings_of(self.last), self.config)
-        usual = mean(block.speed for block in self.best)
-        current = mean(block.speed for block in self.last)
+        usual = fmean(block.speed for block in self.best)
+        current = fmean(block.speed for block in self.last)
         share = 1 - current / usual
         message = (
             f"training has become {share:.0%} slower, {current:.0f} pairs/s where it was {usual:.0f}: {why}"
@@ -100,7 +100,7 @@ def level(blocks: "deque[Block] | list[Block]") -> float:
 
 
 def waiting(blocks: "deque[Block] | list[Block]") -> float:
-    return mean(share for block in blocks for share in block.waiting)
+    return fmean(share for block in blocks for share in block.waiting)
 
 
 def readings_of(blocks: "deque[Block] | list[Block]") -> list[dict[str, Any]]:
@@ -118,18 +118,18 @@ def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], config
             "memory is short and the machine swaps",
             f"close other programs, or go on with `--chunk {chunk}`",
         )
-    if (limits := values(now, "speed_limit")) and mean(limits) < LIMITED:
+    if (limits := values(now, "speed_limit")) and fmean(limits) < LIMITED:
         return (
-            f"the machine is hot and allows {mean(limits):.0%} of its full speed",
+            f"the machine is hot and allows {fmean(limits):.0%} of its full speed",
             "give it air: a hard surface, a cooler place",
         )
     others, usual = values(now, "other_cores"), values(before, "other_cores")
-    if others and mean(others) - (mean(usual) if usual else 0.0) > BUSY_CORES:
-        return f"other programs keep {mean(others):.1f} cores busy", "close what is not needed"
+    if others and fmean(others) - (fmean(usual) if usual else 0.0) > BUSY_CORES:
+        return f"other programs keep {fmean(others):.1f} cores busy", "close what is not needed"
     degrees, cooler = values(now, "temperature"), values(before, "temperature")
-    if degrees and cooler and mean(degrees) >= HOT and mean(degrees) - mean(cooler) >= HOTTER:
+    if degrees and cooler and fmean(degrees) >= HOT and fmean(degrees) - fmean(cooler) >= HOTTER:
         return (
-            f"the machine has become hot, {mean(degrees):.0f} degrees",
+            f"the machine has become hot, {fmean(degrees):.0f} degrees",
             "give it air: a hard surface, a cooler place",
         )
     return "heat, or another program", "see what else is running, and give the machine air"
