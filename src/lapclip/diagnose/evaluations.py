@@ -15,9 +15,7 @@ GOOD_POOL = 512  # pictures; four points
 SIGMAS = 1.96  # 95% sure
 NUM_LAST = 3  # evaluations that must agree; random wobble seldom does three times
 LOSS_RISES = 1.1  # times its lowest: less than that does no harm yet
-LOSS_SPREAD = (
-    4.0  # divided by the root of the pool: a picture's loss has a spread of about 1, and this is 4 sigmas
-)
+LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where a picture's loss has a spread of about 1
 NUM_LEVEL = 4  # evaluations after the lowest loss, before recall that does not rise counts as over
 MOST_VALIDATION = 0.3  # share of the pictures that may be advised to hold out
 

@@ -9,7 +9,7 @@ from lapclip.events import Event, Inspected, Started, Step
 
 DATA_STEPS = 50  # at least, and
 DATA_SECONDS = 10.0  # at least, looked at together: the first batches are always waited for
-MUCH_WAITING = 0.25  # of the time of a step: a quarter more could be learned
+MUCH_WAITING = 0.25  # of the time of a step: without it, a third more would be learned
 NEAR_LIMIT = 0.9  # of the memory it may use
 LITTLE_LEFT = 0.05  # of the machine's memory: below, systems begin to swap
 LEAST_LEFT = 200_000_000  # bytes, where the machine's own memory is not known

@@ -13,7 +13,7 @@ from lapclip.events import Event, Inspected, Started, Step
 BLOCK_SECONDS = 20.0  # of training, and
 BLOCK_STEPS = 10  # at least, whose median speed counts as one: a hiccup is no change of speed
 NUM_BLOCKS = 3  # in a row that must hold a level; a minute, so that opening a page is not said
-MUCH_SLOWER = 0.8  # of the level that was held; usual runs on an idle machine stay above 0.9
+MUCH_SLOWER = 0.8  # of the level that was held; single steps of a usual run wobble by 0.85
 MORE_WAITING = 0.15  # of the time: then it is the data, and `data-bound` says so
 BUSY_CORES = 0.3  # cores' worth of other programs more than before
 SWAPPED_BYTES = 50_000_000  # in those blocks; a little swapping is usual
