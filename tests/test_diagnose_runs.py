@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import lapclip.inspection
 from lapclip import checkpoint
 from lapclip.config import SETTINGS, load_config
-from lapclip.diagnose import gradients, learning, machine, speed
+from lapclip.diagnose import learning, machine, speed
 from lapclip.events import Evaluated, Event, Inspected, Step, Warned
 from lapclip.machine import num_usable_cores
 from lapclip.prepare import prepare
@@ -231,10 +231,3 @@ def test_a_pool_too_small_to_tell_is_said_once():
     ran = trained(eval_every="2")
     assert_said(ran, "small-pool", "16 pictures", "24 points", "`--num-validation 512`")
     assert sum(isinstance(event, Evaluated) for event in ran.events) == 3
-
-
-def test_the_scale_is_limited_where_the_model_limits_it():
-    from lapclip.model.clip import MAX_SCALE
-
-    assert learning.MOST_SCALE == MAX_SCALE
-    assert gradients.VANISHED < 1

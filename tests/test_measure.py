@@ -9,11 +9,12 @@ import fakes
 import pytest
 import torch
 
+from lapclip.amounts import age
 from lapclip.config import DeviceConfig, load_config
 from lapclip.device import DEVICES, Device, processor
 from lapclip.machine import Machine
 from lapclip.measure import race
-from lapclip.measure.cache import MOST_DAYS, age, folder_for, recall, remember
+from lapclip.measure.cache import MOST_DAYS, folder_for, recall, remember
 from lapclip.measure.race import Rigs, measure
 from lapclip.measure.rehearsal import Work
 from lapclip.measure.results import Budget, Candidate, Measured, choose, reasons_for, remark_on

@@ -119,8 +119,8 @@ def test_events_read_back_as_they_were():
         Finished("budget", 1, 0.1, 1.0, 8, 8.0, 1, 2, recall, 1, "x"),
     ]
     for event in events:
-        event = replace(event, time=1_700_000_000.125)  # steps are written to the millisecond
-        assert from_line(to_line(event)) == event
+        told = replace(event, time=1_700_000_000.125)  # steps are written to the millisecond
+        assert from_line(to_line(told)) == told
 
 
 def test_a_torn_line_an_unknown_event_and_an_unknown_field_break_no_reader(tmp_path):

@@ -320,7 +320,7 @@ def test_removing_asks_a_person_and_never_guesses(call, held):
             said = process.communicate(timeout=30)[1]
         os.close(master)
         os.close(slave)
-        assert "recall@1 25.0%" in said and "MB? [y/N]" in said and cats.path.exists() == is_kept, said
+        assert "recall@1 25.0%" in said and "kB? [y/N]" in said and cats.path.exists() == is_kept, said
     assert list(Path("runs").iterdir()) == []
     dogs, birds = made("dogs", begun()), made("birds", begun())
     held(dogs)

@@ -1,4 +1,4 @@
-"""Amounts as people write them: `500` steps, `5m` of training, `20%` of a battery."""
+"""Amounts as people write and read them: `500` steps, `5m` of training, `20%` of a battery, 3m05s, 1.25 GB."""
 
 import math
 
@@ -26,3 +26,28 @@ def is_due(every: str, steps: int, seconds: float) -> bool:
     """Whether so many steps or seconds since the last time are enough."""
     least_steps, least_seconds = parse_every(every)
     return steps >= least_steps or seconds >= least_seconds
+
+
+def duration(seconds: float) -> str:
+    """3m05s, or 1h02m."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+def size(num_bytes: float) -> str:
+    """1.25 GB, 120 MB, 3.4 kB."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.{2 if num_bytes < 1e10 else 1}f} GB"
+    if num_bytes >= 1e5 or num_bytes == 0:
+        return f"{num_bytes / 1e6:.{0 if num_bytes >= 1e7 else 1}f} MB"
+    return f"{num_bytes / 1e3:.1f} kB"
+
+
+def age(seconds: float) -> str:
+    """How long ago, in words."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"

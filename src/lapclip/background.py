@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from lapclip.config import BUDGETS, SETTINGS
 from lapclip.errors import UserError
 from lapclip.events import Finished
@@ -49,6 +51,9 @@ def start_training(run: Run, arguments: Sequence[str]) -> int:
     except OSError as error:
         run.release()
         raise cannot_write(log_of(run), error) from None
+    except psutil.Error:  # it is gone already, and its log says why
+        run.release()
+        raise UserError("the training ended as soon as it began", hint=f"`{log_of(run)}` says why") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.returncode = 0  # it outlives us, and nobody waits for it
@@ -73,7 +78,7 @@ def refuse_if_done(run: Run, flags: Mapping[str, Any]) -> None:
     if done is None or done.reason != "budget" or is_more(done, flags):
         return
     more = (
-        f"--minutes {2 * done.seconds / 60:.2g}"
+        f"--minutes {float(f'{2 * done.seconds / 60:.2g}'):g}"
         if run.load_config().train.minutes
         else f"--steps {2 * done.step}"
     )

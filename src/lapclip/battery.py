@@ -3,7 +3,7 @@
 from lapclip.amounts import parse_percent
 from lapclip.sensors import read_battery
 
-SECONDS_BETWEEN_LOOKS = 20.0  # while training
+SECONDS_BETWEEN_LOOKS = 20.0  # at the battery, while training
 
 
 def reason_to_wait(pause_below: str | None) -> str | None:

@@ -44,6 +44,7 @@ class Closeup(Unwatched):
         self.grad_norms: dict[str, float] = {}
         self.gradient_bytes = 0
         self.kept = Kept() if can_count else None
+        self.looking_seconds = 0.0  # no part of the step
         self.last = time.perf_counter()
 
     def lap(self, part: str) -> None:
@@ -59,9 +60,12 @@ class Closeup(Unwatched):
         return saved_tensors_hooks(self.kept.keep, self.kept.give_back)
 
     def look_at_gradients(self, model: nn.Module) -> None:
+        self.lap("optimizer")
         self.grad_norms = gradient_norms(model)
         self.gradient_bytes = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
-        self.last = time.perf_counter()  # looking is no part of the step
+        now = time.perf_counter()
+        self.looking_seconds += now - self.last
+        self.last = now
 
     def memory(
         self, model: nn.Module, optimizer: Optimizer, batch: Iterable[Tensor]

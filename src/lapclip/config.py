@@ -158,6 +158,7 @@ class Config:
 
 
 BUDGETS = ("minutes", "epochs", "steps")
+MAX_SCALE = 100.0  # no setting: sharper than this makes training unstable (arXiv 2103.00020, section 2.5)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lapclip.config import DeviceName, PrecisionName
 from lapclip.errors import UserError
-from lapclip.machine import own_peak_bytes
+from lapclip.machine import memory_limit_bytes, own_peak_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -73,6 +73,10 @@ class Device:
     def free_bytes(self, available_bytes: int) -> int:
         """Memory that is free there; what is free on the machine, where both share it."""
         return available_bytes
+
+    def memory_bytes(self) -> int:
+        """Memory there is, where tensors are."""
+        return memory_limit_bytes()
 
     def limit_memory(self, num_bytes: int) -> None:
         """Makes the device refuse to take more, where it can."""
@@ -134,6 +138,9 @@ class NvidiaGraphics(Device):
 
     def free_bytes(self, available_bytes: int) -> int:
         return torch.cuda.mem_get_info()[0]
+
+    def memory_bytes(self) -> int:
+        return torch.cuda.mem_get_info()[1]
 
     def limit_memory(self, num_bytes: int) -> None:
         total = torch.cuda.mem_get_info()[1]

@@ -7,7 +7,7 @@ from torch.optim import Optimizer
 from lapclip.closeup import UNWATCHED, Closeup, Unwatched
 from lapclip.device import device_named
 from lapclip.events import PARTS, Inspected
-from lapclip.machine import memory_limit_bytes, memory_now
+from lapclip.machine import memory_now
 from lapclip.model.clip import CLIP
 from lapclip.sensors import Sensors
 from lapclip.step import Inputs, Way
@@ -19,7 +19,8 @@ class Inspector:
     """Says which steps are looked at, and makes an event of what was seen."""
 
     def __init__(self, *, max_memory: float | None, recompute: bool):
-        self.limit = int(max_memory * 1e9) if max_memory is not None else memory_limit_bytes()
+        self.limit = int(max_memory * 1e9) if max_memory is not None else None
+        self.peak = 0
         self.recompute = recompute
         self.sensors = Sensors()
         self.sensors.read()  # shares are counted from here
@@ -45,16 +46,18 @@ class Inspector:
     ) -> Inspected:
         self.last = time.monotonic()
         device = device_named(way.device)
-        used, peak = memory_now()
+        used, peak = (device.peak_bytes(),) * 2 if device.is_accelerator else memory_now()
+        self.peak = max(self.peak, peak)
         parts = {part: round(watch.parts[part], 6) for part in PARTS}
-        parts["other"] = round(max(0.0, seconds - sum(parts.values()) + parts["other"]), 6)
+        known = sum(parts.values()) - parts["other"] + watch.looking_seconds
+        parts["other"] = round(max(0.0, seconds - known), 6)
         return Inspected(
             step=step,
             parts=parts,
             memory=watch.memory(model, optimizer, inputs.tensors),
             memory_used=used,
-            memory_peak=device.peak_bytes() if device.is_accelerator else peak,
-            memory_limit=self.limit,
+            memory_peak=self.peak,
+            memory_limit=self.limit or device.memory_bytes(),
             grad_norms=watch.grad_norms,
             readings=self.sensors.read(),
         )

@@ -95,9 +95,12 @@ def memory_limit_bytes() -> int:
 
 
 def memory_now() -> tuple[int, int]:
-    """What this process and its children hold, and the most that it has held with what they hold now."""
-    children = children_bytes()
-    return psutil.Process().memory_info().rss + children, own_peak_bytes() + children
+    """What this process and its children hold, and the most that it has held with what they hold now.
+
+    Now without mapped files, such as a pack, whose pages the system takes back whenever it needs them.
+    """
+    held, children = psutil.Process().memory_info(), children_bytes()
+    return held.rss - getattr(held, "shared", 0) + children, own_peak_bytes() + children
 
 
 def peak_memory_bytes() -> int:

@@ -49,6 +49,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.usual: float | None = None  # seconds of a step
+        self.has_just_slept = False
         self.started = self.busy_before = 0.0
 
     def start(self) -> float:
@@ -56,19 +57,25 @@ class Clock:
         self.started, self.busy_before = time.perf_counter(), time.process_time()
         return self.started
 
-    def stop(self) -> tuple[float, float]:
-        """The seconds of the step, and those of them that were training."""
+    def stop(self, data_seconds: float) -> tuple[float, float]:
+        """The seconds of the step, and those of them that were training; waiting for data is part of it."""
         elapsed = time.perf_counter() - self.started
         busy = time.process_time() - self.busy_before
-        if self.usual is not None and has_slept(elapsed, busy, self.usual):
-            return elapsed, self.usual
+        worked = elapsed - data_seconds
+        # Twice in a row it is no sleep: then steps have become that slow.
+        self.has_just_slept = (
+            self.usual is not None and not self.has_just_slept and has_slept(worked, busy, self.usual)
+        )
+        if self.has_just_slept:
+            assert self.usual is not None
+            return elapsed, data_seconds + self.usual
         # Half of each new step, so that a change of speed is soon usual.
-        self.usual = elapsed if self.usual is None else (self.usual + elapsed) / 2
+        self.usual = worked if self.usual is None else (self.usual + worked) / 2
         return elapsed, elapsed
 
 
 def has_slept(elapsed: float, busy: float, usual: float) -> bool:
-    """Far longer than usual, with a processor that did hardly anything: compiling or swapping is no sleep."""
+    """Far longer than usual, with a processor that did hardly anything: compiling is no sleep."""
     return elapsed > max(SLEPT_SECONDS, SLEPT_FACTOR * usual) and busy < max(2 * usual, SLEPT_BUSY * elapsed)
 
 

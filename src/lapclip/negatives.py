@@ -63,12 +63,15 @@ def chance_of_none(num_bad: np.ndarray, total: int, drawn: int) -> np.ndarray:
 def from_easy_to_hard(
     asked: tuple[str, ...], captions: tuple[str, ...], image_of_caption: bytes, is_pair: bytes
 ) -> np.ndarray:
-    """For each asked caption the places of wrong pictures by rising likeness, as many as each of them has, [Q, N]."""
+    """For each asked caption the places of wrong pictures by rising likeness, for all the same number, [Q, N]."""
     likeness_QN = likeness(asked, captions, np.frombuffer(image_of_caption, dtype=int))
     is_pair_QN = np.frombuffer(is_pair, dtype=bool).reshape(likeness_QN.shape)
-    least_wrong = int((~is_pair_QN).sum(axis=1).min())
     # Equal ones keep their order, so that the levels are the same every time.
-    return np.argsort(np.where(is_pair_QN, np.inf, likeness_QN), axis=1, kind="stable")[:, :least_wrong]
+    order_QN = np.argsort(np.where(is_pair_QN, np.inf, likeness_QN), axis=1, kind="stable")
+    # A caption with more wrong pictures than another leaves some away, evenly from the easiest to the hardest.
+    num_wrong_Q = (~is_pair_QN).sum(axis=1)
+    places = (np.arange(num_wrong_Q.min()) + 0.5) / num_wrong_Q.min()
+    return np.take_along_axis(order_QN, (places * num_wrong_Q[:, None]).astype(int), axis=1)
 
 
 def likeness(asked: tuple[str, ...], captions: tuple[str, ...], image_of_caption: np.ndarray) -> np.ndarray:

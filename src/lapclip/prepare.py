@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from lapclip import checkpoint
+from lapclip.amounts import age
 from lapclip.config import BUDGETS, SETTINGS, Config, FormatName, load_config
 from lapclip.data.advice import advise, facts_of_captions
 from lapclip.data.batches import fetch
@@ -28,7 +29,6 @@ from lapclip.device import default_threads
 from lapclip.errors import UserError
 from lapclip.loss import NEEDS_BIAS
 from lapclip.machine import Machine, read_machine
-from lapclip.measure.cache import age
 from lapclip.measure.rehearsal import Work
 from lapclip.measure.results import Measured
 from lapclip.model.clip import count_parameters, shape_of

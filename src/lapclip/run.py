@@ -184,7 +184,7 @@ class Run:
     def end_torn_line(self) -> None:
         """Ends the line a killed process left half written, so that the next event does not stand behind it."""
         events = self.path / "events.jsonl"
-        if events.exists() and events.stat().st_size and not read_end(events).endswith(b"\n"):
+        if events.exists() and events.stat().st_size and last_byte(events) != b"\n":
             try:
                 with events.open("a", encoding="utf-8") as file:
                     file.write("\n")
@@ -197,15 +197,16 @@ class Run:
         )
         event = Failed(message=str(problem) or type(problem).__name__, hint=hint)
         try:
+            self.end_torn_line()
             self.write(event)
-        except UserError:  # the disk is full
+        except (UserError, OSError):  # the disk is full
             with contextlib.suppress(OSError):
                 short = replace(event, message=event.message[:MOST_SAID], hint=event.hint[:MOST_SAID])
                 assert self.handle is not None, "owned"
                 lock.write(self.handle, {"said": asdict(short)})
 
 
-def read_end(path: Path) -> bytes:
+def last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read()
@@ -301,7 +302,7 @@ def find_run(name: str) -> Run:
     """The run of that name or path, also while it is being set up."""
     for path in (Path(name), RUNS / name):
         if (path / "config.toml").is_file():
-            return Run(path)
+            return Run(path if path.name else path.absolute())
     for path in (RUNS / name, Path(name)):
         if path.name == Path(name).name and path.parent != Path() and is_run(path):
             return Run(path)

@@ -16,6 +16,7 @@ import psutil
 
 from lapclip.errors import UserError
 from lapclip.events import (
+    LONGEST_LINE,
     VERSION,
     Continued,
     Evaluated,
@@ -191,7 +192,7 @@ def backwards(path: Path) -> Iterator[Event]:
             first, *lines = (file.read(size) + rest).split(b"\n")
             if place == 0:
                 lines = [first, *lines]
-            rest, has_step = first, False
+            rest, has_step = first if len(first) <= LONGEST_LINE else b"", False
             for line in reversed(lines):
                 if is_near or any(kind in line[:100] for kind in NEEDED):
                     event = from_line(line) if line else None
@@ -278,7 +279,7 @@ def ask_to_stop(run: Run) -> int | None:
         return None
     try:
         process = psutil.Process(lock.owner)
-        if abs(process.create_time() - (lock.started or 0)) > MOST_CLOCK_SHIFT:
+        if not is_same_process(process, lock.started) and not has_open(process, run.path / "lock"):
             raise psutil.NoSuchProcess(lock.owner)
         process.send_signal(signal.SIGTERM)
     except psutil.NoSuchProcess:
@@ -294,6 +295,15 @@ def ask_to_stop(run: Run) -> int | None:
             hint="ask them, or stop it as that user",
         ) from None
     return lock.owner
+
+
+def is_same_process(process: psutil.Process, started: float | None) -> bool:
+    return abs(process.create_time() - (started or 0)) <= MOST_CLOCK_SHIFT
+
+
+def has_open(process: psutil.Process, path: Path) -> bool:
+    """Whether a process has a file open; it may have begun before the clock was set."""
+    return any(Path(file.path) == path.resolve() for file in process.open_files())
 
 
 def remove(run: Run) -> None:

@@ -4,14 +4,18 @@ Small files in `snapshots/` that an event refers to; every picture is written on
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 
 from lapclip import plot
+from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
+from lapclip.errors import UserError
 from lapclip.evaluate import Pool, belong_together
 from lapclip.events import Warned
+from lapclip.negatives import spread
 from lapclip.run import write_atomically
 
 NUM_QUERIES = 6
@@ -30,7 +34,7 @@ def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
         "step": step,
         "queries": [
             found_for(query, folder, source, pool, is_pair_MN)
-            for query in spread(len(pool.captions), NUM_QUERIES)
+            for query in spread(len(pool.captions), NUM_QUERIES).tolist()
         ],
         "matrix": matrix(folder, source, pool),
     }
@@ -61,7 +65,7 @@ def found_for(
 
 def matrix(folder: Path, source: Source, pool: Pool) -> dict[str, object]:
     """Cosines of a few pictures and the first caption of each, which stand on the diagonal."""
-    images = np.array(spread(len(pool.indices), MATRIX_SIDE))
+    images = spread(len(pool.indices), MATRIX_SIDE)
     first_caption_N = np.unique(pool.image_of_caption, return_index=True)[1]
     captions = first_caption_N[images]
     cosine = pool.text_ME[captions] @ pool.image_NE[images].T
@@ -70,11 +74,6 @@ def matrix(folder: Path, source: Source, pool: Pool) -> dict[str, object]:
         "pictures": [keep_picture(folder, source, int(pool.indices[n])) for n in images],
         "cosine": [[round(float(value), 3) for value in row] for row in cosine],
     }
-
-
-def spread(count: int, most: int) -> list[int]:
-    """At most so many numbers below `count`, evenly spread from 0."""
-    return list(range(0, count, -(-count // most)))
 
 
 def keep_picture(folder: Path, source: Source, index: int) -> str:
@@ -94,20 +93,29 @@ def thin_out(folder: Path) -> None:
         path.unlink()
 
 
+def forget_pictures(run: Path) -> None:
+    """For when the source has changed: a number may now be another picture's."""
+    shutil.rmtree(run / "snapshots", ignore_errors=True)
+
+
+def no_snapshot(step: int, problem: Exception) -> Warned:
+    hint = problem.hint if isinstance(problem, UserError) else "training goes on without what it thinks now"
+    return Warned(step, f"no snapshot could be made: {problem}", hint, kind="no-snapshot")
+
+
 def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries: int = 5) -> Warned | None:
     """Draws a few captions of the pool and the pictures the model finds for them; a picture is no reason to fail."""
     is_pair_MN = belong_together(pool)
     rows = []
-    for query in spread(len(pool.captions), num_queries):
-        found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: plot.NUM_FOUND]
-        pictures = [
-            (source.picture(int(pool.indices[n]), plot.TILE), bool(is_pair_MN[query, n])) for n in found
-        ]
-        rows.append((pool.captions[query], pictures))
     try:
+        for query in spread(len(pool.captions), num_queries):
+            found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: plot.NUM_FOUND]
+            pictures = [
+                (source.picture(int(pool.indices[n]), plot.TILE), bool(is_pair_MN[query, n])) for n in found
+            ]
+            rows.append((pool.captions[query], pictures))
         plot.draw_found(path, rows)
-    except OSError as error:
-        return Warned(
-            step, f"cannot write `{path}`: {error.strerror}", "the model is saved; make room on the disk"
-        )
+    except (OSError, Unreadable) as problem:
+        why = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
+        return Warned(step, f"cannot write `{path}`: {why}", "the model is saved; make room on the disk")
     return None

@@ -6,7 +6,6 @@ It goes on from wherever the run folder stands. Leaving the generator early (`br
 import os
 import time
 from collections.abc import Generator, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +23,19 @@ from lapclip.device import device_named, release_memory, set_up_process
 from lapclip.diagnose import Diagnosis
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
-from lapclip.evaluate import KS, Pool, embed_pool, pool_loss, retrieval
-from lapclip.events import Continued, Evaluated, Event, Finished, Paused, Saved, Started, Step, Warned
+from lapclip.evaluate import Pool, embed_pool, pool_loss, retrieval
+from lapclip.events import (
+    Continued,
+    Evaluated,
+    Event,
+    Finished,
+    Paused,
+    Saved,
+    Started,
+    Step,
+    Warned,
+    mean_recall,
+)
 from lapclip.feed import feed
 from lapclip.forewarn import has_changed, warnings_of
 from lapclip.inspection import Inspector
@@ -45,11 +55,12 @@ from lapclip.prepare import open_here
 from lapclip.recover import update_or_recover
 from lapclip.run import Run
 from lapclip.settle import half_a_step, share_done, total_steps, way_of, with_way
-from lapclip.snapshot import draw_learned, take_snapshot
+from lapclip.snapshot import draw_learned, forget_pictures, no_snapshot, take_snapshot
 from lapclip.step import choose_patches, fixed_length, move
 from lapclip.trust import build_trusted
 
-SECONDS_WAITED = 1.0  # between two looks at the battery while training is paused
+SECONDS_WAITED = 1.0  # while training is paused, before whoever follows may stop it
+NUM_WAITS = 10  # then, before the battery is looked at again
 REPORT = "`lapclip bench --json` prints what a report needs"
 
 
@@ -96,8 +107,9 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
 
         def tell(event: Event) -> Iterator[Event]:
             """Reports an event, then whatever it shows to be wrong."""
+            warnings = diagnosis.look(event)  # before anybody can stop here
             yield report(event)
-            for warning in diagnosis.look(event):
+            for warning in warnings:
                 yield report(warning)
 
         def evaluate() -> Iterator[Event]:
@@ -106,7 +118,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             pool = embed_pool(embedder, held_out, config.data.num_validation)
             faults.update(dict.fromkeys(pool.faults))
             recall = retrieval(pool, batch_size)
-            is_best = now.best_recall is None or goodness(recall) > goodness(now.best_recall)
+            is_best = now.best_recall is None or mean_recall(recall) > mean_recall(now.best_recall)
             now.last_eval_step, now.last_eval_seconds = now.step, now.seconds
             if is_best:
                 now.best_step, now.best_recall = now.step, recall
@@ -117,7 +129,8 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             try:
                 snapshot = take_snapshot(run.path, held_out, pool, now.step)
             except (OSError, UserError, Unreadable) as problem:  # pictures are no reason to fail
-                yield report(Warned(now.step, f"no snapshot: {problem}", "make room on the disk"))
+                if not diagnosis.times("no-snapshot"):
+                    yield from tell(no_snapshot(now.step, problem))
             elapsed_seconds = time.perf_counter() - started
             yield from tell(Evaluated(now.step, recall, is_best, elapsed_seconds, loss, snapshot))
 
@@ -134,15 +147,16 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             started = time.monotonic()
             yield from tell(paused := Paused(now.step, reason))
             while reason_to_wait(cfg.pause_below):
-                time.sleep(SECONDS_WAITED)
-                yield paused
+                for _ in range(NUM_WAITS):
+                    time.sleep(SECONDS_WAITED)
+                    yield paused
             yield from tell(Continued(now.step, time.monotonic() - started))
 
         def finish(reason: str, peak: int) -> Iterator[Event]:
             nonlocal is_over
-            is_over = True
             for warning in diagnosis.at_end(now.step):
                 yield report(warning)
+            is_over = True
             best = checkpoint.best(run.checkpoints)
             yield report(
                 Finished(
@@ -198,6 +212,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             if has_changed(run, data):
                 now.best_step = now.best_recall = None  # measured on other pictures
                 run.write_machine(run.load_machine() | {"data": data.fingerprint})
+                forget_pictures(run.path)
             data.release()
             release_memory()
 
@@ -253,7 +268,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                     raise
                 if not found.are_finite:
                     raise diverged(now.step, found.problem, cfg.lr, newest=checkpoint.latest(run.checkpoints))
-                elapsed_seconds, step_seconds = clock.stop()
+                elapsed_seconds, step_seconds = clock.stop(data_seconds)
                 now.step += 1
                 now.seconds += step_seconds
                 now.num_pairs_seen += batch_size
@@ -288,7 +303,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                 if possible != way:
                     way, config = possible, with_way(config, possible)
                     keep_way(run, config, {"chunk": "memory ran out with more"})
-                    yield report(out_of_memory(now.step, way))
+                    yield from tell(out_of_memory(now.step, way))
 
                 is_eval = is_due(
                     cfg.eval_every, now.step - now.last_eval_step, now.seconds - now.last_eval_seconds
@@ -335,10 +350,3 @@ def keep_way(run: Run, config: Config, reasons: dict[str, str]) -> None:
     run.write_config(config)
     machine = run.load_machine()
     run.write_machine(machine | {"reasons": machine.get("reasons", {}) | reasons})
-
-
-def goodness(recall: dict[str, Any]) -> float:
-    """What makes one evaluation better than another: all six recalls together, steadier than any one of them."""
-    return sum(
-        recall[direction][f"recall@{k}"] for direction in ("text_to_image", "image_to_text") for k in KS
-    )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lapclip.amounts import age
 from lapclip.bench.ops import OpTiming, time_ops
 from lapclip.bench.page import Table
 from lapclip.bench.picture import draw_ops, draw_sizes, draw_steps
@@ -22,7 +23,7 @@ from lapclip.config import Config
 from lapclip.data.opening import Data
 from lapclip.device import Device, default_threads, processor, set_up_process
 from lapclip.machine import read_machine
-from lapclip.measure.cache import age, folder_for, load, rebuilt, store
+from lapclip.measure.cache import folder_for, load, rebuilt, store
 from lapclip.measure.results import Measured
 from lapclip.tryout import devices_for
 

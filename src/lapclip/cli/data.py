@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from lapclip.amounts import size
 from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import megabytes, people, print_json, show_packing, stop_requests, working
+from lapclip.cli.screen import people, print_json, show_packing, stop_requests, working
 from lapclip.config import load_config
 from lapclip.errors import UserError, suggest
 
@@ -124,7 +125,7 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
         people.print(
             f"{result['num_images']:,} pictures of {result['image_size']} x {result['image_size']} pixels, "
             f"{result['num_reused']:,} of them packed before, {result['num_unreadable']:,} unreadable: "
-            f"{megabytes(result['bytes'])}, {seconds:.1f} s",
+            f"{size(result['bytes'])}, {seconds:.1f} s",
             highlight=False,
         )
         Console().print(result["path"], highlight=False, soft_wrap=True)
@@ -219,9 +220,7 @@ def clean(
         )
     if shown:
         Console().print(table, highlight=False, markup=False)
-    total = (
-        f"{len(shown)} {'pack' if len(shown) == 1 else 'packs'}, {megabytes(sum(p.num_bytes for p in shown))}"
-    )
+    total = f"{len(shown)} {'pack' if len(shown) == 1 else 'packs'}, {size(sum(p.num_bytes for p in shown))}"
     how = "" if chosen or not shown else "; to remove one: `lapclip data clean NAME`; all of them: `--all`"
     people.print(f"{'removed ' if chosen else ''}{total}{how}", highlight=False)
     return 0

@@ -8,8 +8,9 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from lapclip.amounts import age, duration, size
 from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import complain, megabytes, own_name, people, print_json, working
+from lapclip.cli.screen import complain, own_name, people, print_json, working
 from lapclip.config import BUDGETS
 from lapclip.errors import UserError, suggest
 
@@ -65,8 +66,6 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
 
 
 def row_of(status: "Status", now: float) -> list[str]:
-    from lapclip.monitor.line import duration
-
     return [
         status.name,
         status.state,
@@ -74,15 +73,8 @@ def row_of(status: "Status", now: float) -> list[str]:
         f"{status.step:,}",
         "" if status.recall_1 is None else f"{status.recall_1:.1%}",
         "" if status.seconds_left is None else duration(status.seconds_left),
-        "" if status.updated is None else ago(now - status.updated),
+        "" if status.updated is None else age(now - status.updated),
     ]
-
-
-def ago(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit} ago"
-    return "just now"
 
 
 def as_record(status: "Status") -> dict[str, Any]:
@@ -210,19 +202,17 @@ LABELS = {
 
 def in_words(label: str, value: Any) -> str:
     """A value as it is shown; nothing for what is not known."""
-    from lapclip.monitor.line import duration
-
     match label, value:
         case _, None:
             return ""
         case "seconds", _:
             return duration(value)
         case (("peak_memory_bytes" | "memory_bytes"), _):
-            return f"{value / 1e9:.2f} GB"
+            return size(value)
         case "joules", _:
             return f"{value / 3600:,.1f} Wh"
         case (("data" | "commit"), _):
-            return str(value)[:12]
+            return str(value)[:12] + ("-dirty" if str(value).endswith("-dirty") else "")
         case (("steps" | "num_parameters" | "pairs_per_second"), _):
             return f"{value:,.0f}"
         case str(name), float() if name.startswith("recall"):
@@ -255,14 +245,14 @@ def remove(
             )
     removed = []
     for run in chosen:
-        status, size = status_of(run), num_bytes(run)
+        status, held = status_of(run), num_bytes(run)
         recall = "" if status.recall_1 is None else f", recall@1 {status.recall_1:.1%}"
-        what = f"{run.path}: {status.state}, step {status.step:,}{recall}, {megabytes(size)}"
+        what = f"{run.path}: {status.state}, step {status.step:,}{recall}, {size(held)}"
         if not yes and not agrees(what):
             people.print(f"kept {run.path}", highlight=False, soft_wrap=True)
             continue
         remove(run)
-        removed.append({"name": run.name, "path": str(run.path), "bytes": size})
+        removed.append({"name": run.name, "path": str(run.path), "bytes": held})
         people.print(f"removed {what}", highlight=False, soft_wrap=True)
     if json:
         print_json({"removed": removed})

@@ -12,6 +12,8 @@ from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 
+from lapclip.amounts import size
+
 if TYPE_CHECKING:
     from lapclip.data.pack import Progress as Packing
 
@@ -52,10 +54,6 @@ def complain(message: str, hint: str) -> None:
     for kind, colour, text in (("error", "red", message), ("hint", "cyan", hint)):
         people.print(f"[bold {colour}]{kind}[/]: ", end="")
         people.print(text, markup=False, highlight=False, soft_wrap=True)
-
-
-def megabytes(num_bytes: float) -> str:
-    return f"{num_bytes / 1e6:,.0f} MB" if num_bytes > 1e7 else f"{num_bytes / 1e6:.1f} MB"
 
 
 def working(what: str) -> Any:
@@ -128,9 +126,7 @@ def show_packing(
             except StopIteration as end:
                 return end.value
             if now.total and now.done == 0:
-                people.print(
-                    f"{what}: {now.total:,}, {megabytes(now.needed_bytes)} on the disk", highlight=False
-                )
+                people.print(f"{what}: {now.total:,}, {size(now.needed_bytes)} on the disk", highlight=False)
             if requests:
                 work.close()
                 raise Stopped("stopped while packing pictures", "the same command goes on from there")

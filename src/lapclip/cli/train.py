@@ -62,9 +62,9 @@ def train(
     with stop_requests("stopping as soon as all is saved") as requests, ExitStack() as held:
         reserved = None
         if lock_handle is not None:
-            from lapclip.run import find_run
+            from lapclip.run import RUNS, Run, open_run
 
-            reserved = find_run(resume or run or "")
+            reserved = open_run(resume) if resume else Run(RUNS / (run or ""))
             held.enter_context(reserved.reserved(lock_handle))
         folder, settings, data = (
             begin(config, run, flags, requests, reserved)
@@ -167,7 +167,7 @@ def go_on(
 RESUMABLE = {
     *BUDGETS, "source", "images", "max_unreadable",  # the same data, wherever it is now
     "chunk", "device", "precision", "threads", "compile", "keep_memory", "max_memory", "workers",
-    "save_every", "eval_every", "recompute",
+    "save_every", "eval_every", "recompute", "pause_below",
 }  # fmt: skip
 
 
@@ -184,11 +184,13 @@ def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, a
     """Trains and shows it, until the budget is used up or somebody asks to stop."""
     with working("starting"):
         from lapclip.awake import keep_awake
-        from lapclip.events import Finished
+        from lapclip.events import Continued, Paused
         from lapclip.monitor.line import Screen
+        from lapclip.runs import read_end
         from lapclip.train import train as events_of
 
-    with keep_awake(), closing(events_of(config, run, data)) as events:
+    with ExitStack() as awake, closing(events_of(config, run, data)) as events:
+        awake.enter_context(keep_awake())
         first = next(events)  # before anything is said: the run may belong to another process
         show_settled(config, run)
         with Screen(people) as screen:
@@ -197,7 +199,12 @@ def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, a
                 screen.show(event)
                 if requests:
                     break
-    result = next(event for event in reversed(list(run.events())) if isinstance(event, Finished))
+                if isinstance(event, Paused):
+                    awake.close()  # while it waits for power it must not cost any
+                elif isinstance(event, Continued):
+                    awake.enter_context(keep_awake())
+    result = read_end(run.path / "events.jsonl").finished
+    assert result is not None, "it is the last thing that is written"
     stopped = result.reason == "stopped"
     show_result(run, result, write_page(run), stopped=stopped)
     if as_json:
@@ -241,12 +248,13 @@ def write_page(run: "Run") -> Path | None:
 
 
 def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: bool) -> None:
-    from lapclip.monitor.line import duration, recall_table
+    from lapclip.amounts import duration, size
+    from lapclip.monitor.line import recall_table
 
     what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
     people.print(
         f"{what}: {result.step:,} steps, {result.num_pairs_seen:,} pairs in {duration(result.seconds)} of training"
-        f" ({result.pairs_per_second:,.0f} pairs/s), at most {result.peak_memory_bytes / 1e9:.2f} GB of memory",
+        f" ({result.pairs_per_second:,.0f} pairs/s), at most {size(result.peak_memory_bytes)} of memory",
         highlight=False,
         soft_wrap=not people.is_terminal,
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from lapclip.errors import UserError
 
-STOPPING = {signal.SIGINT, signal.SIGTERM}
+STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 
 @contextmanager

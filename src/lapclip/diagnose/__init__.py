@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from lapclip.config import Config
 from lapclip.diagnose.evaluations import Evaluations
-from lapclip.diagnose.finding import Finding, Sign
+from lapclip.diagnose.finding import RAN_OUT, Finding, Sign
 from lapclip.diagnose.gradients import Exploding, Vanishing
 from lapclip.diagnose.learning import Collapsed, Duplicates, Pinned, rate_still_high
 from lapclip.diagnose.machine import DataBound, MemoryNearLimit
@@ -18,7 +18,6 @@ from lapclip.events import Event, Started, Step, Warned
 MOST_TIMES = 3  # that one kind is said in a run: who did nothing the third time knows
 SECONDS_AWAY = 600.0  # of training without it, before it is news again
 COME_BACK = {"slower", "data-bound", "memory-near-limit"}  # of the machine; of learning, once is enough
-RAN_OUT = "memory-ran-out"  # kind of the warning after which smaller chunks make steps slower by design
 
 
 class Diagnosis:

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from lapclip.config import Config
 from lapclip.diagnose.finding import Finding
-from lapclip.events import Evaluated, Event, Started, Step
+from lapclip.events import Evaluated, Event, Started, Step, mean_recall
 
 SMALL_POOL = 100  # pictures; below, ten points of recall are within the noise
 GOOD_POOL = 512  # pictures; four points
@@ -109,11 +108,6 @@ def judge(points: list[Point]) -> Finding | None:
 
 def has_fallen(before: float | None, now: float | None) -> bool:
     return before is not None and now is not None and now < before
-
-
-def mean_recall(recall: dict[str, Any]) -> float:
-    """All six together, as `best` is chosen: steadier than any one of them."""
-    return fmean(recall[way][f"recall@{k}"] for way in ("text_to_image", "image_to_text") for k in (1, 5, 10))
 
 
 def small_pool(num_images: int, config: Config, started: Started | None) -> Finding:

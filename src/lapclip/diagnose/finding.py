@@ -6,6 +6,8 @@ from typing import Protocol
 
 from lapclip.events import Event
 
+RAN_OUT = "memory-ran-out"  # kind of the warning after which smaller chunks make steps slower by design
+
 
 @dataclass(frozen=True)
 class Finding:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from statistics import fmean
 
-from lapclip.config import Config
+from lapclip.config import MAX_SCALE, Config
 from lapclip.diagnose.finding import Finding
 from lapclip.diagnose.gradients import MUCH_DECAY
 from lapclip.events import Event, Started, Step
@@ -15,7 +15,6 @@ CHANCE_FROM = 0.15  # of the run: `nano` leaves chance in the first tenth, at a 
 CHANCE_SIGMAS = 3.0  # above chance is no longer chance; at a hundredth of its rate `nano` was by a third
 STUCK = 0.02  # of the loss: what halves of the window may differ by; a loss that still falls differs by more
 USUAL_LR = 1e-3  # the highest that a size is trained with by default
-MOST_SCALE = 100.0  # as the model limits it
 NEAR_LIMIT = 0.99  # of the limit: the last steps towards it are small
 PINNED_STEPS = 200  # some steps at the limit are usual when learning is fast
 DUPLICATE_STEPS = 50  # together: single batches vary
@@ -95,7 +94,7 @@ class Pinned:
         if not isinstance(event, Step):
             return
         scale = 1 / event.temperature
-        side = "high" if scale >= NEAR_LIMIT * MOST_SCALE else "low" if scale <= 1 / NEAR_LIMIT else None
+        side = "high" if scale >= NEAR_LIMIT * MAX_SCALE else "low" if scale <= 1 / NEAR_LIMIT else None
         self.since = {side: self.since.get(side, event.step)} if side else {}
         if side and event.step - self.since[side] >= PINNED_STEPS:
             yield self.in_words(side, event)

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Iterator
 
 from lapclip.config import Config
-from lapclip.diagnose.finding import Finding
-from lapclip.events import Event, Inspected, Started, Step
+from lapclip.diagnose.finding import RAN_OUT, Finding
+from lapclip.events import Event, Inspected, Started, Step, Warned
 
 DATA_STEPS = 50  # at least, and
 DATA_SECONDS = 10.0  # at least, looked at together: the first batches are always waited for
@@ -64,6 +64,8 @@ class MemoryNearLimit:
     def look(self, event: Event) -> Iterator[Finding]:
         if isinstance(event, Started):
             self.num_near, self.chunk = 0, event.chunk
+        if isinstance(event, Warned) and event.kind == RAN_OUT:
+            self.num_near, self.chunk = 0, max(1, self.chunk // 2)
         if not isinstance(event, Inspected):
             return
         message = self.what_is_near(event)

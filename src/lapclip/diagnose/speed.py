@@ -66,7 +66,7 @@ class Slower:
                 return
         step_seconds = (train.batch_size or 1) / event.pairs_per_second
         self.block.speeds.append(event.pairs_per_second)
-        self.block.waiting.append(event.data_seconds / step_seconds)
+        self.block.waiting.append(min(1.0, event.data_seconds / step_seconds))
         self.block.seconds += step_seconds
         if self.block.seconds >= BLOCK_SECONDS and len(self.block.speeds) >= BLOCK_STEPS:
             self.last.append(self.block)

@@ -123,12 +123,3 @@ def load(path: Path) -> dict[str, Any] | None:
     if not isinstance(stored, dict) or not is_of(float, stored.get("when")):
         return None
     return stored if 0 <= time.time() - stored["when"] < MOST_DAYS * 86400 else None
-
-
-def age(seconds: float) -> str:
-    """How long ago, in words."""
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"

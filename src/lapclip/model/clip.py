@@ -11,11 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lapclip.config import ModelConfig
+from lapclip.config import MAX_SCALE, ModelConfig
 from lapclip.errors import UserError
 from lapclip.model.towers import ImageTower, Shape, TextTower
-
-MAX_SCALE = 100.0  # as in CLIP: sharper than this makes training unstable (arXiv 2103.00020, section 2.5)
 
 
 @dataclass(frozen=True)

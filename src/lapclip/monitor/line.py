@@ -9,6 +9,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from lapclip.amounts import duration
 from lapclip.events import Continued, Evaluated, Event, Paused, Started, Step, Warned
 
 SECONDS_BETWEEN_LINES = 10  # on a pipe
@@ -93,12 +94,6 @@ class Average:
     def add(self, value: float) -> None:
         self.count += 1
         self.value += (value - self.value) / min(self.count, 10)
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
 
 
 def recall_table(recall: dict[str, Any]) -> Table:

@@ -3,8 +3,8 @@
 In 80x24 everything stands in one column; with more room the curves grow, and what the machine does stands beside them.
 """
 
+from lapclip.amounts import duration
 from lapclip.monitor.curves import bar
-from lapclip.monitor.line import duration
 from lapclip.monitor.panels_curves import curves, titles
 from lapclip.monitor.panels_machine import (
     cores,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lapclip.amounts import size
 from lapclip.events import Inspected
 from lapclip.monitor.curves import bar, bounds, columns, curve
 from lapclip.monitor.panels_text import Line, beside, cut, padded, width_of, wrapped
@@ -102,12 +103,6 @@ def kinds(seen: Inspected) -> list[tuple[str, float | None, str]]:
     ]
     rest = used - sum(held for held in seen.memory.values() if held is not None)
     return [*cells, ("other", max(0, rest) / used, size(max(0, rest)))]
-
-
-def size(num_bytes: float) -> str:
-    if num_bytes >= 1e9:
-        return f"{num_bytes / 1e9:.{2 if num_bytes < 1e10 else 1}f} GB"
-    return f"{num_bytes / 1e6:.{0 if num_bytes >= 1e7 else 1}f} MB"
 
 
 def grid(

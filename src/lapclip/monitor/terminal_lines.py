@@ -3,8 +3,9 @@
 import sys
 import time
 
+from lapclip.amounts import duration
 from lapclip.events import Continued, Evaluated, Event, Paused, Started, Step, Warned
-from lapclip.monitor.line import SECONDS_BETWEEN_LINES, duration
+from lapclip.monitor.line import SECONDS_BETWEEN_LINES
 from lapclip.monitor.panels_curves import percent
 from lapclip.monitor.panels_machine import speed_of
 from lapclip.monitor.terminal_run import Watched

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lapclip.amounts import duration, size
 from lapclip.events import (
     KINDS_OF_MEMORY,
     PARTS,
@@ -19,7 +20,6 @@ from lapclip.events import (
 )
 from lapclip.history import History
 from lapclip.lock import Held
-from lapclip.monitor.line import duration
 from lapclip.run import Run
 from lapclip.runs import End, said_in, state_of
 
@@ -262,13 +262,13 @@ def memory_of(inspected: Inspected | None) -> list[dict[str, Any]]:
     limit = inspected.memory_limit
     rows = []
     for name in in_order(inspected.memory, KINDS_OF_MEMORY):
-        size = inspected.memory[name]
-        share = size / limit if size is not None and limit else None
-        rows.append(bar(name, share, NOT_MEASURED if size is None else amount(size)))
-    for name, size in (("in all, now", inspected.memory_used), ("peak", inspected.memory_peak)):
-        share = size / limit if limit else None
-        of = f" of {amount(limit)}, {share:.0%}" if share is not None else ""
-        rows.append(bar(name, share, f"{amount(size)}{of}"))
+        held = inspected.memory[name]
+        share = held / limit if held is not None and limit else None
+        rows.append(bar(name, share, NOT_MEASURED if held is None else size(held)))
+    for name, held in (("in all, now", inspected.memory_used), ("peak", inspected.memory_peak)):
+        share = held / limit if limit else None
+        of = f" of {size(limit)}, {share:.0%}" if share is not None else ""
+        rows.append(bar(name, share, f"{size(held)}{of}"))
     return rows
 
 
@@ -293,9 +293,9 @@ def readings_of(history: History) -> list[list[str]]:
     if "other_cores" in read:
         rows.append(["other programs", f"{read['other_cores']:.1f} cores' worth"])
     if "memory_available" in read:
-        rows.append(["memory free", amount(read["memory_available"])])
+        rows.append(["memory free", size(read["memory_available"])])
     if "swap_used" in read:
-        rows.append(["swap used", amount(read["swap_used"])])
+        rows.append(["swap used", size(read["swap_used"])])
     return rows
 
 
@@ -324,13 +324,3 @@ def in_order(found: dict[str, Any], known: Sequence[str]) -> list[str]:
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:,.1f} ms" if seconds < 0.01 else f"{seconds * 1000:,.0f} ms"
-
-
-def amount(size: float) -> str:
-    return (
-        f"{size / 1e9:.2f} GB"
-        if size >= 1e9
-        else f"{size / 1e6:,.0f} MB"
-        if size >= 1e7
-        else f"{size / 1e6:.1f} MB"
-    )

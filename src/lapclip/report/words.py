@@ -4,6 +4,8 @@ import math
 import re
 import unicodedata
 
+from lapclip import amounts
+
 UNKNOWN = "-"
 NOT_MEASURED = "not measured"
 
@@ -71,9 +73,7 @@ def duration(seconds: float | None) -> str:
 def size(num_bytes: float | None) -> str:
     if num_bytes is None or not math.isfinite(num_bytes):
         return UNKNOWN
-    if num_bytes < 1e5:
-        return f"{num_bytes / 1e3:,.1f} kB"
-    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.1f} MB"
+    return amounts.size(num_bytes)
 
 
 def energy(joules: float | None) -> str:

@@ -69,7 +69,7 @@ class Asked:
             if now - self.started > PATIENCE_SECONDS:
                 process.kill()
             return
-        self.process, self.answer, self.answered = None, {}, self.started
+        self.process, self.answer, self.answered = None, {}, now
         if code == 0 and self.output:
             self.output.seek(0)
             self.answer = self.parse(self.output.read().decode(errors="replace"))
