@@ -84,7 +84,7 @@ def test_a_background_run_returns_at_once_survives_its_session_stops_and_goes_on
     run, pid = find_run(said["name"]), said["pid"]
     try:
         assert said["run"] == "runs/synthetic-200-nano-1"
-        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1, "without torch"
+        assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5, "without torch"
         now = status_of(run)
         assert (now.state, now.pid, now.step) == ("running", pid, 0), "while it is being set up"
         assert lapclip("train", "--run", run.name, *ENDLESS).returncode == 1, "the name is taken"

@@ -483,7 +483,6 @@ def test_cores_the_process_may_not_use_are_left_out():
 
 def test_this_machine_has_a_share_for_each_core_it_may_use():
     sensors = Sensors()
-    assert "cores" not in sensors.read(), "too soon to say"
     time.sleep(0.25)
     readings = sensors.read()
     assert len(readings["cores"]) == num_usable_cores()
@@ -577,14 +576,3 @@ def test_where_the_kernel_does_not_list_children_ps_does():
     assert child.pid in sensors.descendants()
     child.communicate()
     sensors.close()
-
-
-def test_reading_costs_less_than_a_millisecond():
-    sensors = Sensors()
-    costs = []
-    for _ in range(20):
-        sensors.busy.when -= 1.0  # so that nothing is left out as too soon
-        began = time.process_time()
-        assert "cores" in sensors.read()
-        costs.append(time.process_time() - began)
-    assert min(costs) < 0.001  # the others waited for a busy machine's caches
