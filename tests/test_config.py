@@ -108,7 +108,7 @@ def test_a_percentage_may_end_in_its_sign(written):
     assert load_config(flags={"pause_below": written}).train.pause_below == written
 
 
-@pytest.mark.parametrize("written", ["twenty", "-1%", "101%", "20%%", "nan", ""])
+@pytest.mark.parametrize("written", ["twenty", "-1%", "101%", "20%%", "nan", "", "0.2"])
 def test_what_is_no_percentage_is_refused(written):
     with pytest.raises(UserError, match=r"pause-below.*not a percentage such as `20%`"):
         load_config(flags={"pause_below": written})

@@ -107,8 +107,17 @@ def test_a_sentence_is_wrapped_and_what_is_left_over_is_marked():
     assert len(wrapped(text, 100, 3)) == 1
 
 
+@pytest.mark.parametrize("width", [8, 9, 16, 17, 40])
+def test_wide_letters_are_wrapped_and_none_is_lost(width):
+    text = "犬と猫の写真ですがとても長い文章なので行に収まりません and some words 犬と猫 more"
+    rows = [paint(line, colour=False) for line in wrapped(text, width, 99, first="step 1: ")]
+    assert all(cell_len(row) <= width for row in rows)
+    assert all(cell_len(row) >= width - 8 for row in rows[:-1]), "no line is left half empty"
+    assert "".join("".join(rows).split()) == "".join(f"step 1: {text}".split())
+
+
 def test_text_from_a_file_cannot_move_the_cursor():
-    assert plain("a\x1b[2Jb\rc\x07") == "a [2Jb c "
+    assert plain("a\x1b[2Jb\rc\x07\nd") == "a\ufffd[2Jb\ufffdc\ufffd d"
     assert "\x1b" not in paint(wrapped("a\x1b[2J b", 40, 1)[0], colour=False)
 
 

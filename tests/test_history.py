@@ -182,3 +182,24 @@ def test_a_restart_counts_no_second_twice():
 def test_one_of_each_kind_is_taken_in():
     history = History().extend(ONE_OF_EACH)
     assert history.last is ONE_OF_EACH[-1] and history.best and history.saved and history.inspected
+
+
+def test_what_a_person_reads_is_the_mean_of_the_last_steps_however_many_there_were():
+    history = History()
+    assert history.recently("loss") is None
+    history.extend([started(0), *steps(1, 3)])
+    assert history.recently("loss") == 2.0
+    history.extend(steps(4, 3 * MOST_STEPS + 7))
+    last = 3 * MOST_STEPS + 7
+    assert history.recently("loss") == last - 4.5 and len(history.recent) == 10
+    history.add(started(last))
+    assert history.recently("loss") == list(history.steps)[-1].loss, "until this process has made a step"
+    history.add(step(last + 1, loss=1.0))
+    assert history.recently("loss") == 1.0
+
+
+def test_the_last_few_looks_at_a_step_are_at_hand_until_the_run_starts_again():
+    history = History().extend([started(0), *(inspected(number, 5 * number, None) for number in range(9))])
+    assert [look.step for look in history.recent_inspections] == [4, 5, 6, 7, 8]
+    history.add(started(8))
+    assert not history.recent_inspections

@@ -13,8 +13,11 @@ from fcntl import ioctl
 
 import pytest
 from conftest import SMALL, as_flags, command, environment
+from rich.console import Console
 
-from lapclip.monitor.line import Average, duration
+from lapclip.amounts import duration, milliseconds, percent
+from lapclip.events import Paused, Started, Step, Warned
+from lapclip.monitor.line import Average, Screen
 
 
 def in_a_terminal(*arguments: str, columns: int, rows: int = 24) -> str:
@@ -54,17 +57,42 @@ def test_the_live_line_is_one_line_that_is_drawn_again(columns):
     assert "words -> picture" in plain and "next:" in plain
 
 
+def screen_at(columns: int) -> Screen:
+    return Screen(Console(file=sys.stderr, width=columns))
+
+
 def test_a_live_line_fits_into_80_columns_at_its_longest(capsys):
-    from rich.console import Console
-
-    from lapclip.events import Started, Step
-    from lapclip.monitor.line import Screen
-
-    screen = Screen(Console(file=sys.stderr, width=80))
+    screen = screen_at(80)
     screen.show(Started(0, 0.0, 1, 2, 3, 512, 5, "cpu", 2, None, 10))
     screen.show(Step(99999, 1.5, 10**9, 12.345, 1.0, 1e-3, 0.0701, 1.0, 123456.0, 0.0, 9e4, 1.0, 35999.0))
     line = capsys.readouterr().err.partition(": ")[2].rstrip()
     assert len(line) <= 80, line
+
+
+def test_a_small_chance_is_not_said_to_be_none(capsys):
+    screen = screen_at(80)
+    screen.show(Started(0, 0.0, 1, 2, 3, 256, 5, "cpu", 2, None, 10))
+    screen.show(Step(1, 0.1, 8, 5.5, 0.0039, 1e-3, 0.07, 1.0, 100.0, 0.0, 1.0, 0.5, 10.0))
+    assert "acc 0.4% (chance 0.4%)" in capsys.readouterr().err
+
+
+def test_what_a_run_says_cannot_steer_the_terminal(capsys):
+    screen = screen_at(80)
+    screen.show(Warned(1, "a\x1b[2Jb", "c\x9b0md"))
+    screen.show(Paused(1, "\x1b]0;owned\x07"))
+    said = capsys.readouterr().err
+    assert not set("\x1b\x9b\x07") & set(said)
+    assert "warning: a\ufffd[2Jb\nhint: c" in said and "owned" in said
+
+
+def test_shares_and_moments_read_well():
+    shares = (1.0, 0.5, 0.1, 0.0996, 0.034, 0.0039, 0.0005, 1 / 32768, 0.0)
+    assert [percent(share) for share in shares] == [
+        "100%", "50%", "10%", "10%", "3.4%", "0.4%", "0.1%", "0.003%", "0%",
+    ]  # fmt: skip
+    assert [milliseconds(s) for s in (0.0012, 0.0123, 0.123, 1.25, 1234.5)] == [
+        "1.2 ms", "12.3 ms", "123 ms", "1.25 s", "1,234.50 s",
+    ]  # fmt: skip
 
 
 def test_durations_and_averages_read_well():

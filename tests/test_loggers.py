@@ -14,7 +14,19 @@ import pytest
 from conftest import SMALL, as_flags, command, environment, lapclip
 
 from lapclip.errors import UserError
-from lapclip.events import Evaluated, Failed, Follower, Inspected, Started, Step, Warned, read_events, to_line
+from lapclip.events import (
+    KINDS_OF_MEMORY,
+    PARTS,
+    Evaluated,
+    Failed,
+    Follower,
+    Inspected,
+    Started,
+    Step,
+    Warned,
+    read_events,
+    to_line,
+)
 from lapclip.monitor import loggers
 from lapclip.monitor.loggers import scalars_of, to_tensorboard
 from lapclip.run import Run
@@ -294,6 +306,13 @@ def test_a_folder_that_cannot_be_written_is_named():
     (run.path / "tensorboard").write_text("a file")
     with pytest.raises(UserError, match="tensorboard"):
         to_tensorboard(run)
+
+
+def test_cores_are_counted_from_one_as_in_every_view():
+    parts, memory = dict.fromkeys(PARTS, 0.1), dict.fromkeys(KINDS_OF_MEMORY, 1)
+    event = Inspected(3, parts, memory, 1, 1, 1, {}, {"cores": [0.25, 0.5]})
+    found = {tag: value for tag, value in scalars_of(event).items() if "core_" in tag}
+    assert found == {"machine/core_1": 0.25, "machine/core_2": 0.5}
 
 
 def test_an_evaluation_of_an_older_run_lacks_what_it_lacked():

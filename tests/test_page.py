@@ -13,13 +13,16 @@ import pytest
 from conftest import SMALL, as_flags, command, environment
 from test_web import Server, append, evaluated, inspected, started, step, write_run
 
+from lapclip.cli import run_command
 from lapclip.events import Finished, Step, Warned
 from lapclip.run import Run
 
 HOSTILE = "<img src=x onerror=\"document.title='stolen'\"><b id=hostile>bold</b>"
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run --disable-sync"
 SECONDS = 30_000  # milliseconds, as playwright counts them
-STEPS = "import('/static/watch.js').then((page) => page.shownRun()?.steps.step ?? [])"
+SHOWN = "import('/static/watch.js').then((page) => page.shownRun())"
+STEPS = f"{SHOWN}.then((run) => run?.steps.step ?? [])"
+LOOK = "document.dispatchEvent(new Event('visibilitychange'))"
 
 pytestmark = pytest.mark.slow
 
@@ -59,20 +62,20 @@ def folder(tmp_path_factory):
         Warned(9, HOSTILE, HOSTILE, "slower"),
         end,
     )
-    found = [{"picture": "pictures/000012.jpg", "score": 0.3, "is_right": n == 1} for n in range(6)]
-    matrix = {
-        "captions": [HOSTILE, "two"],
-        "pictures": ["pictures/000012.jpg"] * 2,
-        "cosine": [[0.5, 0.1], [0.2, 0.6]],
-    }
-    thought = {"step": 5, "queries": [{"text": HOSTILE, "rank": 2, "found": found}], "matrix": matrix}
     for number in (5, 59):
-        (over.path / "snapshots" / f"step-{number:06}.json").write_text(
-            json.dumps(thought | {"step": number})
-        )
+        write_thought(over, number, HOSTILE)
     draw_picture(over.path / "snapshots" / "pictures" / "000012.jpg")
     write_run(folder / "runs" / "older", started(), *steps[:40])
     return folder
+
+
+def write_thought(run: Run, number: int, text: str) -> None:
+    """A snapshot: one question, and a matrix of two pairs."""
+    picture = "pictures/000012.jpg"
+    found = [{"picture": picture, "score": 0.3, "is_right": place == 1} for place in range(6)]
+    matrix = {"captions": [text, "two"], "pictures": [picture] * 2, "cosine": [[0.5, 0.1], [0.2, 0.6]]}
+    thought = {"step": number, "queries": [{"text": text, "rank": 2, "found": found}], "matrix": matrix}
+    (run.path / "snapshots" / f"step-{number:06}.json").write_text(json.dumps(thought))
 
 
 def draw_picture(path: Path) -> None:
@@ -93,9 +96,13 @@ def training(folder):
             stdout=log,
             stderr=log,
         )
-    yield Run(folder / "runs" / "live")
-    process.send_signal(signal.SIGINT)
-    process.wait(timeout=60)
+    try:
+        yield Run(folder / "runs" / "live")
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +115,7 @@ def server(folder, training):
 class Visit:
     """A page of its own, and everything it asked for or complained about."""
 
-    def __init__(self, browser, server, query="", **options):
+    def __init__(self, browser, address: str, **options):
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
         self.page = self.context.new_page()
         self.page.set_default_timeout(SECONDS)
@@ -116,7 +123,7 @@ class Visit:
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("console", lambda said: said.type == "error" and self.problems.append(said.text))
-        self.page.goto(f"http://127.0.0.1:{server.port}/{query}")
+        self.page.goto(address)
 
     def wait(self, condition: str) -> None:
         """Until it holds; asked from outside, since the page's own policy forbids to evaluate a string again and again."""
@@ -141,7 +148,7 @@ def visit(browser, server):
     visits = []
 
     def begin(query="", **options) -> Visit:
-        visits.append(Visit(browser, server, query, **options))
+        visits.append(Visit(browser, f"http://127.0.0.1:{server.port}/{query}", **options))
         return visits[-1]
 
     yield begin
@@ -278,18 +285,16 @@ def test_everything_can_be_reached_with_the_keyboard(visit):
 
 
 def test_dark_and_light_differ_and_a_choice_is_kept(visit):
-    colours = {}
-    for scheme in ("light", "dark"):
-        seen = visit("?run=over", color_scheme=scheme)
-        seen.wait_for_steps(59)
-        colours[scheme] = (
-            seen.page.evaluate("getComputedStyle(document.body).backgroundColor"),
-            pixels(seen.page, ".plot canvas"),
-        )
-    assert colours["light"][0] != colours["dark"][0] and colours["light"][1] != colours["dark"][1]
+    paper = "getComputedStyle(document.body).backgroundColor"
+    seen = visit("?run=over", color_scheme="light")
+    seen.page.locator("#queries img").first.wait_for()  # so the curves are drawn
+    light, curve = seen.page.evaluate(paper), pixels(seen.page, ".plot canvas")
+    seen.page.emulate_media(color_scheme="dark")
+    assert seen.page.evaluate(paper) != light
+    seen.wait(f"document.querySelector('.plot canvas').toDataURL() !== {json.dumps(curve)}")
     seen.page.locator("#theme").click()
     seen.page.reload()
-    assert seen.page.evaluate("getComputedStyle(document.body).backgroundColor") == colours["light"][0]
+    assert seen.page.evaluate(paper) == light
 
 
 def test_a_screen_reader_finds_its_way(visit):
@@ -301,6 +306,107 @@ def test_a_screen_reader_finds_its_way(visit):
     assert seen.page.locator("section:not([aria-labelledby])").count() == 0
     unnamed = "[...document.querySelectorAll('button, input, select')].filter((one) => !one.labels?.length && !one.ariaLabel && !one.textContent)"
     assert seen.page.evaluate(f"{unnamed}.length") == 0
+    cell = seen.page.locator("#matrix-cell[role=status]")
+    cell.evaluate(
+        "(cell) => { window.told = 0; new MutationObserver(() => { told += 1; }).observe(cell, { childList: true }); }"
+    )
+    for _ in range(3):  # the second and third stay at the edge
+        seen.page.locator("#matrix").press("ArrowRight")
+    assert "cosine 0.100" in cell.inner_text() and seen.page.evaluate("told") == 1
+    seen.page.locator("#layers").press("ArrowRight")
+    assert "image.0 at step 40" in seen.text("#layers-cell[role=status]")
+
+
+def test_a_page_with_too_many_points_asks_for_all_of_them_anew(visit):
+    """Instead of thinning what it has, again and again, until nothing is left of the beginning."""
+    seen = visit("?run=over")
+    seen.wait_for_steps(59)
+    held = seen.page.evaluate(f"""{SHOWN}.then((run) => {{
+        const more = {{ now: run.now, inspections: {{}}, evaluations: {{}} }};
+        for (let from = 60; run.place && from < 9000; from += 500) {{
+            const step = [...Array(500).keys()].map((i) => from + i), data = {{ ...more, steps: {{ step, loss: step }} }};
+            run.take({{ data: JSON.stringify(data), lastEventId: run.place }});
+        }}
+        return run.steps.step;
+    }})""")
+    assert held == list(range(1, len(held) + 1)), "nothing is lost meanwhile"
+    seen.wait(f"{STEPS}.then((steps) => steps.length === 59)")
+    assert seen.problems == []
+
+
+def test_a_hidden_page_holds_no_stream_and_goes_on_without_a_gap_when_it_is_seen(visit, folder):
+    run = write_run(folder / "runs" / "hidden", started(), step(1), step(2))
+    seen = visit("?run=hidden&with=over")
+    seen.wait_for_steps(2)
+    hide = f"(is) => {{ Object.defineProperty(document, 'hidden', {{ value: is, configurable: true }}); {LOOK}; }}"
+    seen.page.evaluate(hide, True)
+    assert seen.page.evaluate(f"{SHOWN}.then((run) => run.source.readyState)") == 2, "closed"
+    born = (
+        "import('/static/follow.js').then(({ Followed }) => Boolean(new Followed('over', () => {}).source))"
+    )
+    assert seen.page.evaluate(born) is False, "nor one that was opened in the background"
+    append(run, step(3), step(4))
+    seen.page.evaluate(hide, False)
+    assert seen.wait_for_steps(4) == [1, 2, 3, 4]
+    append(run, step(5))
+    assert seen.wait_for_steps(5) == [1, 2, 3, 4, 5] and seen.problems == []
+
+
+def test_a_run_that_begins_meanwhile_is_listed_and_the_shown_one_is_not(browser, tmp_path):
+    for name in ("oldest", "shown"):
+        write_run(tmp_path / "runs" / name, started(), step(1))
+    server = Server(tmp_path)  # shows the newest, and nothing is trained in this folder
+    seen = Visit(browser, f"http://127.0.0.1:{server.port}/")
+    try:
+        seen.wait("document.getElementById('name').textContent === 'shown'")
+        write_run(tmp_path / "runs" / "newer", started(), step(1))
+        seen.page.evaluate(LOOK)  # lists them at once
+        seen.page.get_by_label("newer", exact=True).wait_for()
+        assert {name.strip() for name in seen.page.locator("#runs label").all_inner_texts()} == {
+            "oldest",
+            "newer",
+        }
+        assert seen.text("#name") == "shown"
+    finally:
+        seen.context.close()
+        server.stop()
+
+
+def test_what_a_resumed_run_thinks_replaces_what_it_thought_at_the_same_step(visit, folder):
+    run = write_run(
+        folder / "runs" / "resumed", started(), step(5), evaluated(5, "snapshots/step-000005.json")
+    )
+    write_thought(run, 5, "before")
+    draw_picture(run.path / "snapshots" / "pictures" / "000012.jpg")
+    seen = visit("?run=resumed")
+    seen.page.get_by_text("before").first.wait_for()
+    write_thought(run, 5, "after")
+    append(run, started(), step(5), evaluated(5, "snapshots/step-000005.json"))
+    seen.page.locator("#queries q", has_text="after").wait_for()
+    (run.path / "snapshots" / "step-000006.json").write_text('{"queries": 7}')
+    append(run, step(6), evaluated(6, "snapshots/step-000006.json"))
+    seen.wait("document.getElementById('thinks-note').textContent.includes('cannot be read')")
+    append(run, step(7))
+    seen.wait_for_steps(3)
+    seen.page.evaluate("new Promise(requestAnimationFrame)")
+    assert len([url for url in seen.asked if "step-000006" in url]) == 1, "asked for once, not at all news"
+    assert seen.problems == []
+
+
+def test_the_charts_of_a_report_come_to_life(browser, folder):
+    write_run(folder / "runs" / "one", started(), step(1))
+    seen = Visit(browser, "about:blank")
+    try:
+        for names in (["one"], ["over"], ["over", "older"]):
+            file = folder / f"{'-'.join(names)}.html"
+            runs = [str(folder / "runs" / name) for name in names]
+            assert run_command(["report", *runs, "--output", str(file)]) == 0
+            seen.page.goto(file.as_uri())
+            charts = seen.page.locator("figure.chart").count()
+            assert charts >= 3 and seen.page.locator("figure.live canvas").count() == charts, names
+            assert seen.problems == [], names
+    finally:
+        seen.context.close()
 
 
 # These wait for the training that was started before the others.
@@ -329,7 +435,7 @@ def test_the_curves_of_a_run_move_while_it_trains(visit, training):
 
 def test_a_lost_connection_is_said_and_mended_without_a_gap_or_a_double(browser, folder, training):
     server = Server(folder)
-    seen = Visit(browser, server, "?run=live")
+    seen = Visit(browser, f"http://127.0.0.1:{server.port}/?run=live")
     try:
         before = seen.wait_for_steps(2)
         server.stop(signal.SIGKILL)

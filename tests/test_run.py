@@ -146,6 +146,21 @@ def test_many_steps_a_second_keep_the_file_small():
     assert (run.path / "events.jsonl").stat().st_size < 5000
 
 
+def test_nothing_is_written_through_a_link_that_a_stranger_left(tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    (tmp_path / ".report.html.writing").symlink_to(precious)
+    write_atomically(tmp_path / "report.html", "page")
+    assert precious.read_text() == "mine" and (tmp_path / "report.html").read_text() == "page"
+
+
+@pytest.mark.parametrize("content", ["[1]", "2", "null", "{", '"x"'])
+def test_facts_of_a_machine_that_are_none_break_nothing(content):
+    run = new_run("cats", prefix="x")
+    (run.path / "machine.json").write_text(content)
+    assert run.load_machine() == {}
+
+
 def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path):
     path = tmp_path / "file"
     write_atomically(path, "old")

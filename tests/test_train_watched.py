@@ -180,6 +180,7 @@ def test_without_a_battery_nothing_waits(with_train, battery):
     battery["battery"] = None
     _, events = trained(with_train(pause_below="99%"))
     assert not of(Paused, events)
+    assert "no-battery" in {warned.kind for warned in of(Warned, events)}, "and that is said"
 
 
 def test_a_stop_among_the_last_words_is_still_a_run_that_used_its_budget(with_train):

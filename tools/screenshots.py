@@ -4,13 +4,16 @@
 .venv/bin/python tools/screenshots.py runs/NAME shows a run that is there
 """
 
+import contextlib
 import os
+import pty
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import termios
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
@@ -21,15 +24,14 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 LAPCLIP = [sys.executable, "-m", "lapclip"]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 WIDTH = 1280
-COLUMNS = 110
+COLUMNS, ROWS = 100, 30
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         run = Path(sys.argv[1]).resolve() if sys.argv[1:] else train(Path(folder))
-        os.chdir(
-            run.parent.parent
-        )  # where its name is enough, so that no picture shows a path of this machine
+        # There its name is enough, so that no picture shows a path of this machine.
+        os.chdir(run.parent.parent)
         program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
         browser = playwright.chromium.launch(
             executable_path=program, args=[*FLAGS, "--no-first-run", "--disable-sync"]
@@ -74,19 +76,33 @@ def picture_report(browser: Browser, run: Path, file: Path) -> None:
 
 
 def picture_terminal(run: Path) -> None:
-    """What `lapclip watch --once` prints, in its colours."""
-    colours = {"COLUMNS": str(COLUMNS), "LINES": "40", "FORCE_COLOR": "1", "TERM": "xterm-256color"}
-    shown = subprocess.run(
-        [*LAPCLIP, "watch", run.name, "--once"],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, **colours},
-    )
+    """What `lapclip watch --once` prints on a terminal of this size, in its colours."""
+    shown = on_a_terminal([*LAPCLIP, "watch", run.name, "--once"])
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True)
-        console.print(Text.from_ansi(shown.stdout or shown.stderr))
+        console.print(Text.from_ansi(shown), end="")
         console.save_svg(str(DOCS / "watch-terminal.svg"), title="lapclip watch")
+
+
+def on_a_terminal(command: list[str]) -> str:
+    """All that a command writes when it believes that somebody looks: on a pipe there are no colours."""
+    ours, its = pty.openpty()
+    termios.tcsetwinsize(its, (ROWS, COLUMNS))
+    usual = {
+        name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")
+    }
+    process = subprocess.Popen(
+        command, stdin=its, stdout=its, stderr=its, env=usual | {"TERM": "xterm-256color"}
+    )
+    os.close(its)
+    written = b""
+    with contextlib.suppress(OSError):  # so a terminal ends on Linux, when nobody writes to it any more
+        while more := os.read(ours, 65536):
+            written += more
+    os.close(ours)
+    if process.wait():
+        raise SystemExit(written.decode())
+    return written.decode().replace("\r\n", "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Amounts as people write and read them: `500` steps, `5m` of training, `20%` of a battery, 3m05s, 1.25 GB."""
+"""Amounts as people write and read them: `500` steps, `5m` of training, `20%` of a battery, 3m05s, 1.25 GB, 3.1%."""
 
 import math
 
@@ -17,7 +17,7 @@ def parse_every(text: str) -> tuple[float, float]:
 def parse_percent(text: str) -> float:
     """20 of `20%` or `20`; ValueError for anything else."""
     percent = float(text.removesuffix("%"))
-    if not 0 <= percent <= 100:
+    if not (percent == 0 or 1 <= percent <= 100):  # 0.2 may be meant as a share
         raise ValueError
     return percent
 
@@ -35,6 +35,23 @@ def duration(seconds: float) -> str:
     return f"{hours}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
 
 
+def milliseconds(seconds: float) -> str:
+    """8.3 ms, 125 ms, 1.25 s."""
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1000:.{0 if seconds >= 0.1 else 1}f} ms"
+
+
+def percent(share: float) -> str:
+    """25%, 3.1%, 0.003%: a small share with the digits that tell it from nothing."""
+    if share >= 0.0995 or share == 0 or math.isnan(share):
+        return f"{share:.0%}"
+    return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
+
+
+def plural(count: int, thing: str) -> str:
+    """1 thread, 2,000 threads."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
 def size(num_bytes: float) -> str:
     """1.25 GB, 120 MB, 3.4 kB."""
     if num_bytes >= 1e9:
@@ -48,6 +65,5 @@ def age(seconds: float) -> str:
     """How long ago, in words."""
     for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+            return f"{plural(int(seconds // length), unit)} ago"
     return "just now"

@@ -1,6 +1,5 @@
 """Two runs side by side: which settings differ, which machine, and what each came to. Without torch."""
 
-from collections import deque
 from typing import Any
 
 from lapclip.config import SETTINGS
@@ -13,7 +12,6 @@ Pair = list[Any]  # of the first run and of the second
 MACHINE = (
     "chip", "num_cores", "memory_bytes", "system", "python", "torch", "lapclip", "commit", "data",
 )  # fmt: skip
-NUM_LAST = 20  # lines of steps that the loss is a mean of
 
 
 def compare(first: Run, second: Run) -> dict[str, Any]:
@@ -53,15 +51,14 @@ def results_of(run: Run) -> dict[str, Any]:
     pictures = recall["image_to_text"] if recall else {}
     seconds = done.seconds if done else step.seconds if step else 0.0
     num_pairs_seen = done.num_pairs_seen if done else step.num_pairs_seen if step else 0
-    last = deque(history.steps, maxlen=NUM_LAST)
     return {
         "state": status.state,
         "recall@1": words.get("recall@1"),
         "recall@5": words.get("recall@5"),
         "recall@10": words.get("recall@10"),
         "recall@1, picture -> words": pictures.get("recall@1"),
-        "held-out loss": history.evaluated.loss if history.evaluated else None,
-        "training loss": sum(event.loss for event in last) / len(last) if last else None,
+        "held-out loss": history.best.loss if history.best else None,
+        "training loss": history.recently("loss"),
         "steps": status.step,
         "epochs": done.epochs if done else step.epoch if step else 0.0,
         "seconds": seconds,

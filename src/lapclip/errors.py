@@ -1,7 +1,13 @@
-"""The one error meant for people."""
+"""The one error meant for people, and what makes any text fit to be shown to them."""
 
 import difflib
+import re
 from collections.abc import Iterable
+
+# Would steer a terminal or turn the direction of writing, or is no character; tabs and ends of lines stay.
+UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 
 class UserError(Exception):
@@ -18,3 +24,8 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """` Did you mean ...?` for a word that nearly is a known one, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def printable(text: str) -> str:
+    """Text that can only be read: names of files and words from them may hold anything."""
+    return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)

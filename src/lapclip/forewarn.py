@@ -1,7 +1,8 @@
-"""What should be known of the data before it is trained on, as warnings of a run."""
+"""What should be known before training begins, mostly of the data, as warnings of a run."""
 
 from collections.abc import Iterator
 
+from lapclip.battery import nothing_to_watch
 from lapclip.data.opening import Data, first_unreadable
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
@@ -10,8 +11,12 @@ from lapclip.prepare import sample_captions
 from lapclip.run import Run
 
 
-def warnings_of(data: Data, run: Run, tokenizer: Tokenizer, text_length: int, step: int) -> Iterator[Warned]:
-    """What should be known of the data before it is trained on."""
+def warnings_of(
+    data: Data, run: Run, tokenizer: Tokenizer, text_length: int, step: int, pause_below: str | None
+) -> Iterator[Warned]:
+    """What should be known before training begins."""
+    if unwatched := nothing_to_watch(pause_below, step):
+        yield unwatched
     if step and has_changed(run, data):
         yield Warned(
             step,

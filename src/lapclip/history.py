@@ -1,8 +1,10 @@
 """What a run's events come to, in bounded memory: the curves, tables and last words that every view shows."""
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Generic, TypeVar
 
 from lapclip.events import (
@@ -24,6 +26,8 @@ MOST_INSPECTIONS = 500
 MOST_EVALUATIONS = 500
 MOST_EPOCHS = 1000
 MOST_WARNINGS = 200
+NUM_RECENT = 10  # steps whose mean a person can read
+NUM_RECENT_INSPECTIONS = 5
 LONGEST_GAP = 60  # seconds between two readings of the power that are still taken together
 
 E = TypeVar("E")
@@ -67,6 +71,7 @@ class Epoch:
     """One time over the data, from the steps that were written down."""
 
     number: int  # from 1
+    step_before: int = 0  # the last one before it
     num_steps: int = 0  # that were written down
     loss: float = 0.0  # their mean
     accuracy: float = 0.0
@@ -95,6 +100,8 @@ class History:
     steps: Thinned[Step] = field(default_factory=lambda: Thinned(MOST_STEPS))
     inspections: Thinned[Inspected] = field(default_factory=lambda: Thinned(MOST_INSPECTIONS))
     evaluations: Thinned[Evaluated] = field(default_factory=lambda: Thinned(MOST_EVALUATIONS))
+    recent: deque[Step] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))  # since the last start
+    recent_inspections: deque[Inspected] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_INSPECTIONS))
     warnings: list[Warned] = field(default_factory=list)
     epochs: dict[int, Epoch] = field(default_factory=dict)
     best: Evaluated | None = None
@@ -114,10 +121,12 @@ class History:
             case Step():
                 self.paused = None
                 self.steps.add(event)
+                self.recent.append(event)
                 self.epoch_of(event.epoch).add(event)
             case Inspected():
                 self.count_energy(event)
                 self.inspections.add(event)
+                self.recent_inspections.append(event)
             case Evaluated():
                 self.evaluations.add(event)
                 if event.is_best:
@@ -146,6 +155,8 @@ class History:
         self.started = event
         self.num_starts += 1
         self.paused = self.finished = self.failed = self.last_power = None
+        self.recent.clear()
+        self.recent_inspections.clear()
         self.steps.keep(step for step in self.steps if step.step <= event.step)
         self.inspections.keep(i for i in self.inspections if i.step <= event.step)
         self.evaluations.keep(e for e in self.evaluations if e.step <= event.step)
@@ -170,10 +181,10 @@ class History:
         """The epoch that a step belongs to; of very many, every second one is let go."""
         number = number_of(epoch)
         if number not in self.epochs:
-            before = self.epochs[max(self.epochs)].seconds_at_end if self.epochs else 0.0
+            before = self.epochs[max(self.epochs)] if self.epochs else Epoch(0)
             if len(self.epochs) >= MOST_EPOCHS:
                 self.epochs = dict(list(self.epochs.items())[::2])
-            self.epochs[number] = Epoch(number, seconds_before=before)
+            self.epochs[number] = Epoch(number, before.step, seconds_before=before.seconds_at_end)
         return self.epochs[number]
 
     def count_energy(self, event: Inspected) -> None:
@@ -189,6 +200,11 @@ class History:
         here = self.epochs[max(self.epochs)]
         here.joules = (here.joules or 0.0) + joules
         self.joules = (self.joules or 0.0) + joules
+
+    def recently(self, name: str) -> float | None:
+        """The mean of a number over the last few steps; None before the first."""
+        steps = self.recent or ([self.step] if self.step else [])
+        return fmean(getattr(step, name) for step in steps) if steps else None
 
     @property
     def step(self) -> Step | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 MOST = 2**63 - 1
 BIGGEST = sys.float_info.max
+LARGE = 1e30  # what can still be added up and squared
 LATEST = 1e11  # seconds since 1970, or of training: what can still be written as a date
 SHARE, COUNT, NUMBER = (0, 1), (0, MOST), (-BIGGEST, BIGGEST)
 
@@ -18,6 +19,7 @@ RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("batch_size", "chunk", "num_train", "total_steps"), (1, MOST)),
     **dict.fromkeys(("accuracy", "progress"), SHARE),
     **dict.fromkeys(("temperature", "minutes"), (1e-12, LATEST)),
+    **dict.fromkeys(("loss", "lr", "grad_norm", "pairs_per_second"), (-LARGE, LARGE)),
 }
 BY_TYPE: dict[type, tuple[float, float]] = {bool: SHARE, int: COUNT, float: NUMBER}
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from lapclip.config import Config
 from lapclip.errors import UserError
 from lapclip.events import Warned
+from lapclip.run import Run
 from lapclip.step import Way
 
 MOST_FAULTS_SAID = 10  # each by itself, of pictures that turn out broken while training
@@ -86,3 +88,10 @@ def slept(step: int, seconds: float) -> Warned:
         hint="nothing is lost; keep the lid open or the power plugged in to go on without a break",
         kind="slept",
     )
+
+
+def keep_way(run: Run, config: Config, reasons: dict[str, str]) -> None:
+    """Writes down how the run can be trained after all, and why, for when it is resumed."""
+    run.write_config(config)
+    machine = run.load_machine()
+    run.write_machine(machine | {"reasons": machine.get("reasons", {}) | reasons})

@@ -17,23 +17,17 @@ from lapclip import lock
 from lapclip.config import Config, load_config, to_toml
 from lapclip.errors import UserError, suggest
 from lapclip.events import Event, Failed, Finished, Step, read_events, to_line
+from lapclip.intake import fits
 from lapclip.lock import Held
 
 RUNS = Path("runs")
-SECONDS_BETWEEN_STEPS = (
-    0.5  # the file keeps no more `Step` lines than that: under 5 MB an hour, however small the model
-)
+# The file keeps no more `Step` lines than one in that time: under 5 MB an hour, however small the model.
+SECONDS_BETWEEN_STEPS = 0.5
 MOST_SAID = 400  # characters of a message or a hint in the lock, whose block holds both
 # What lies in a run's folder before its `config.toml`, which is written last.
 WHILE_SET_UP = (
-    "lock",
-    "output.log",
-    "events.jsonl",
-    "checkpoints",
-    "tokenizer.json",
-    "machine.json",
-    ".*.writing",
-)
+    "lock", "output.log", "events.jsonl", "checkpoints", "tokenizer.json", "machine.json", ".*.writing",
+)  # fmt: skip
 
 
 @dataclass
@@ -78,9 +72,10 @@ class Run:
     def load_machine(self) -> dict[str, Any]:
         """What the run was prepared on, and under `reasons` why each automatic choice was made."""
         try:
-            return json.loads((self.path / "machine.json").read_text("utf-8"))
+            facts = json.loads((self.path / "machine.json").read_text("utf-8"))
         except (OSError, ValueError):
             return {}
+        return facts if isinstance(facts, dict) else {}
 
     def write_machine(self, facts: dict[str, Any]) -> None:
         write_atomically(self.path / "machine.json", json.dumps(facts, indent=2))
@@ -148,10 +143,7 @@ class Run:
         try:
             taken = lock.take(path) if handle is None else lock.adopt(handle, path)
         except lock.Taken:
-            raise UserError(
-                f"run `{self.name}` is being trained by process {self.owner() or 'another one'}",
-                hint=f"wait for it, or stop it: `lapclip runs stop {self.reference}` saves and ends it",
-            ) from None
+            raise self.is_taken() from None
         except OSError as error:
             raise cannot_write(path, error) from None
         self.handle = taken
@@ -160,6 +152,12 @@ class Run:
         except OSError as error:
             self.release()
             raise cannot_write(path, error) from None
+
+    def is_taken(self) -> UserError:
+        return UserError(
+            f"run `{self.name}` is being trained by process {self.owner() or 'another one'}",
+            hint=f"wait for it, or stop it: `lapclip runs stop {self.reference}` saves and ends it",
+        )
 
     def hand_over(self, pid: int) -> None:
         """Leaves the lock to a process that was started with it open."""
@@ -192,9 +190,8 @@ class Run:
                 raise cannot_write(self.path, error) from None
 
     def write_failure(self, problem: BaseException) -> None:
-        hint = (
-            problem.hint if isinstance(problem, UserError) else "this is a fault of lapclip; please report it"
-        )
+        fault = "this is a fault of lapclip; please report it"
+        hint = problem.hint if isinstance(problem, UserError) else fault
         event = Failed(message=str(problem) or type(problem).__name__, hint=hint)
         try:
             self.end_torn_line()
@@ -206,6 +203,12 @@ class Run:
                 lock.write(self.handle, {"said": asdict(short)})
 
 
+def bench_speed(machine: dict[str, Any]) -> float | None:
+    """Of what `load_machine` read, the pairs a second that `lapclip bench` measured; None if it did not."""
+    is_known = fits(machine, {"bench": {"pairs_per_second": (1e-6, 1e15)}})
+    return float(machine["bench"]["pairs_per_second"]) if is_known else None
+
+
 def last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
@@ -214,7 +217,8 @@ def last_byte(path: Path) -> bytes:
 
 def refuse_name(name: str) -> None:
     """Refuses what cannot be the name of a new run, before any work is done for it."""
-    if not name.strip(".") or name.startswith("-") or re.search(r"[\s/\\\0]", name):
+    is_word = name.strip(".") and name.isprintable() and not re.search(r"[\s/\\]", name)
+    if not is_word or name.startswith("-"):
         raise UserError(
             f"`{name}` cannot be the name of a run: it has a space or a slash, or is no word",
             hint="use a plain word: `--run cats`; it becomes `runs/cats`",
@@ -322,17 +326,19 @@ def find_run(name: str) -> Run:
 
 def write_atomically(path: Path, content: str) -> None:
     """A reader sees the old content or the new one, also after a crash."""
-    beside = path.with_name(
-        f".{path.name}.writing"
-    )  # one name, so that a killed writer leaves no heap behind
+    beside = path.with_name(f".{path.name}.writing")  # one name: a killed writer leaves no heap behind
     try:
-        with beside.open("w", encoding="utf-8") as file:
+        beside.unlink(missing_ok=True)
+        # Never through a link: a folder that a stranger made may have one there.
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        with open(handle, "w", encoding="utf-8") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
 
 

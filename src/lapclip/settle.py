@@ -286,7 +286,9 @@ def settle_workers(
     taken = f"preparing a batch takes {share:.0%} of a step"
     if share < LITTLE:
         return 0, taken
-    return min(math.ceil(share), max(1, machine.num_cores // 2)), f"{taken} of {step_seconds:.2g} s"
+    return min(
+        math.ceil(share), max(1, machine.num_cores // 2)
+    ), f"{taken} of {float(f'{step_seconds:.2g}'):g} s"
 
 
 def settle_looks(data: DataSummary) -> dict[str, tuple[Any, str]]:

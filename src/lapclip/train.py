@@ -46,6 +46,7 @@ from lapclip.mishaps import (
     Clock,
     diverged,
     is_finite,
+    keep_way,
     out_of_memory,
     refuse_if_too_many,
     slept,
@@ -207,7 +208,9 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                     {"device": distrust, "precision": "as the device", "compile": "as the device"},
                 )
                 yield report(Warned(now.step, f"{distrust}; training on the processor instead", REPORT))
-            for warning in warnings_of(data, run, tokenizer, model.size.text_length, now.step):
+            for warning in warnings_of(
+                data, run, tokenizer, model.size.text_length, now.step, cfg.pause_below
+            ):
                 yield report(warning)
             if has_changed(run, data):
                 now.best_step = now.best_recall = None  # measured on other pictures
@@ -343,10 +346,3 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             raise
         finally:
             batches.close()
-
-
-def keep_way(run: Run, config: Config, reasons: dict[str, str]) -> None:
-    """Writes down how the run can be trained after all, and why, for when it is resumed."""
-    run.write_config(config)
-    machine = run.load_machine()
-    run.write_machine(machine | {"reasons": machine.get("reasons", {}) | reasons})

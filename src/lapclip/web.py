@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HERE = "127.0.0.1"
 FIRST_PORT = 8765
 NUM_PORTS = 50  # tried one after the other when none was asked for
-PAGES = Path(__file__).parent / "page"
+PAGES = (Path(__file__).parent / "page").resolve()
 KINDS_OF_FILE = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -138,7 +138,10 @@ def explain_refusal(request: "Request", problem: Any) -> "Response":
 def send_file(
     folder: Path, name: str, *, pattern: str, most_bytes: int, seconds_fresh: int = 0
 ) -> "Response":
-    """A file whose name has that pattern and that lies in that folder, also after following every link."""
+    """A file whose name has that pattern and that lies in that folder, also after following every link.
+
+    The folder itself may be no link either: whoever writes into a run could point it anywhere.
+    """
     from starlette.responses import Response
 
     nothing = UserError("there is no such file", hint="look at the page again: it may have been tidied away")
@@ -147,7 +150,7 @@ def send_file(
     try:
         path = (folder / name).resolve(strict=True)
         if (
-            not path.is_relative_to(folder.resolve())
+            not path.is_relative_to(folder.parent.resolve() / folder.name)
             or not path.is_file()
             or path.stat().st_size > most_bytes
         ):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lapclip import errors
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ def new_figure(title: str, height_inches: float) -> "Figure":
 
 
 def printable(text: str) -> str:
-    """Text fit to be drawn: what moves a cursor, or is no character of XML, is replaced."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    """Text fit to be drawn, in one line."""
+    return errors.printable(" ".join(text.split()))
 
 
 def wrapped(text: str, width: int, most_lines: int = 2) -> str:

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson
 from lapclip.cli.screen import people, print_json, working
-from lapclip.errors import UserError
+from lapclip.errors import UserError, printable
 
 MOST_RUNS = 12  # that colours and dashes can tell apart
 
@@ -45,10 +45,11 @@ def report(
         sys.stdout.write(to_markdown(records))
     else:
         default = opened[0].path / "report.html" if len(opened) == 1 else Path("report.html")
-        path = write_page(records, output or default)
-        for sentence in sections_for(records)[0].words:
+        sections = sections_for(records)
+        path = write_page(records, sections, output or default)
+        for sentence in sections[0].words:
             people.print(sentence, markup=False, highlight=False, soft_wrap=not people.is_terminal)
-        sys.stdout.write(f"{path}\n")
+        sys.stdout.write(f"{printable(str(path)) if sys.stdout.isatty() else path}\n")
     return 0
 
 

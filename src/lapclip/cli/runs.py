@@ -10,9 +10,9 @@ from rich.table import Table
 
 from lapclip.amounts import age, duration, size
 from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import complain, own_name, people, print_json, working
+from lapclip.cli.screen import complain, own_name, print_json, say, working
 from lapclip.config import BUDGETS
-from lapclip.errors import UserError, suggest
+from lapclip.errors import UserError, printable, suggest
 
 if TYPE_CHECKING:
     from lapclip.run import Run
@@ -40,11 +40,7 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
         print_json({"runs": [as_record(status) for status in found]})
         return 0
     if not found:
-        people.print(
-            f"`{RUNS.absolute()}` holds no runs yet; `{own_name()} train` makes one",
-            highlight=False,
-            soft_wrap=True,
-        )
+        say(f"`{RUNS.absolute()}` holds no runs yet; `{own_name()} train` makes one")
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("run", "state", "done", "steps", "recall@1", "left", "last seen"):
@@ -61,13 +57,13 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
     out.print(table)
     for status in found:
         if status.state == "failed":
-            out.print(f"{status.name}: {status.message}", soft_wrap=True)
+            out.print(printable(f"{status.name}: {status.message}"), soft_wrap=True)
     return 0
 
 
 def row_of(status: "Status", now: float) -> list[str]:
     return [
-        status.name,
+        printable(status.name),
         status.state,
         f"{status.progress:.0%}",
         f"{status.step:,}",
@@ -106,10 +102,7 @@ def stop(name: Name, *, json: AsJson = False) -> int:
     pid = ask_to_stop(run)
     if pid is None:
         if not json:
-            people.print(
-                f"run `{run.name}` is not being trained: it is {before.state}, at step {before.step:,}",
-                highlight=False,
-            )
+            say(f"run `{run.name}` is not being trained: it is {before.state}, at step {before.step:,}")
     else:
         try:
             wait_until_free(run, pid)
@@ -148,9 +141,9 @@ def say_how_it_ended(run: "Run", status: "Status") -> None:
         what = (
             f"stopped and saved at step {status.step:,}" if status.step else "stopped before its first step"
         )
-    people.print(f"run `{run.name}` {what}", highlight=False, soft_wrap=True)
+    say(f"run `{run.name}` {what}")
     if status.state == "stopped" and (run.path / "config.toml").exists():
-        people.print(f"next:\n  {own_name()} runs resume {run.reference}", highlight=False)
+        say(f"next:\n  {own_name()} runs resume {run.reference}")
 
 
 @runs.command
@@ -174,14 +167,14 @@ def compare(first: Name, second: Name, *, json: AsJson = False) -> int:
         return 0
     out = Console(highlight=False, markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", *found["runs"]):
+    for heading in ("", *map(printable, found["runs"])):
         table.add_column(heading, overflow="fold")
     for part in ("results", "settings", "machine"):
         if part != "results":
             table.add_row("")
             table.add_row(f"{part}, what differs:" if found[part] else f"{part}: the same")
         for label, pair in found[part].items():
-            shown = [in_words(label, value) for value in pair]
+            shown = [printable(in_words(label, value)) for value in pair]
             if any(shown):
                 table.add_row(LABELS.get(label, label), *(one or "-" for one in shown))
     out.print(table)
@@ -205,14 +198,16 @@ def in_words(label: str, value: Any) -> str:
     match label, value:
         case _, None:
             return ""
+        case (("data" | "commit"), _):
+            return str(value)[:12] + ("-dirty" if str(value).endswith("-dirty") else "")
+        case _, bool() | str() | list() | dict():  # also where `machine.json` has it in place of a number
+            return str(value)
         case "seconds", _:
             return duration(value)
         case (("peak_memory_bytes" | "memory_bytes"), _):
             return size(value)
         case "joules", _:
             return f"{value / 3600:,.1f} Wh"
-        case (("data" | "commit"), _):
-            return str(value)[:12] + ("-dirty" if str(value).endswith("-dirty") else "")
         case (("steps" | "num_parameters" | "pairs_per_second"), _):
             return f"{value:,.0f}"
         case str(name), float() if name.startswith("recall"):
@@ -249,11 +244,11 @@ def remove(
         recall = "" if status.recall_1 is None else f", recall@1 {status.recall_1:.1%}"
         what = f"{run.path}: {status.state}, step {status.step:,}{recall}, {size(held)}"
         if not yes and not agrees(what):
-            people.print(f"kept {run.path}", highlight=False, soft_wrap=True)
+            say(f"kept {run.path}")
             continue
         remove(run)
         removed.append({"name": run.name, "path": str(run.path), "bytes": held})
-        people.print(f"removed {what}", highlight=False, soft_wrap=True)
+        say(f"removed {what}")
     if json:
         print_json({"removed": removed})
     return 0
@@ -263,5 +258,5 @@ def agrees(what: str) -> bool:
     """Asks whether something is to be removed; an answer needs a person."""
     if not sys.stdin.isatty():
         raise UserError(f"nobody is there to agree to the removal of {what}", hint="pass `--yes`")
-    people.print(f"remove {what}? [y/N] ", end="", highlight=False, markup=False, soft_wrap=True)
+    say(f"remove {what}? [y/N] ", end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

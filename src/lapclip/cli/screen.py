@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar, cast
 from rich.console import Console
 
 from lapclip.amounts import size
+from lapclip.errors import printable
 
 if TYPE_CHECKING:
     from lapclip.data.pack import Progress as Packing
@@ -53,7 +54,12 @@ T = TypeVar("T")
 def complain(message: str, hint: str) -> None:
     for kind, colour, text in (("error", "red", message), ("hint", "cyan", hint)):
         people.print(f"[bold {colour}]{kind}[/]: ", end="")
-        people.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(text)
+
+
+def say(text: str, end: str = "\n") -> None:
+    """One or more sentences that may name files, runs and what is in them."""
+    people.print(printable(text), end=end, markup=False, highlight=False, soft_wrap=True)
 
 
 def working(what: str) -> Any:

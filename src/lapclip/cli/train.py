@@ -151,6 +151,8 @@ def go_on(
 
     run = reserved or open_run(name)
     refuse_fixed(run, flags)
+    if reserved is None and run.owner() is not None:
+        raise run.is_taken()  # before setting up, which takes a while
     with working("setting up"):
         from lapclip.prepare import open_here, refuse_if_finished, refuse_if_other, revising
     where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson
-from lapclip.cli.screen import own_name, people, print_json
+from lapclip.cli.screen import own_name, print_json, say
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
-    from lapclip.monitor.terminal_run import Watched
+    from lapclip.monitor.watched import Watched
 
 
 def watch(
@@ -32,7 +32,7 @@ def watch(
 
     `q` leaves, and training goes on. On a pipe, plain lines now and then until the run ends.
     """
-    refuse_together(once=once, web=web, to=to is not None, json=json)
+    refuse_together(once=once and not json, web=web, to=to is not None, json=json)
     if port is not None and not web:
         raise UserError("`--port` is for the page", hint="add `--web`")
     if web:
@@ -40,9 +40,9 @@ def watch(
 
         serve_page(run, port, open)
         return 0
-    from lapclip.monitor.terminal_run import Watched, find_run
+    from lapclip.monitor.watched import Watched, run_to_watch
 
-    watched = Watched(find_run(run))
+    watched = Watched(run_to_watch(run))
     if to is not None:
         from lapclip.monitor.loggers import LOGGERS
 
@@ -79,8 +79,5 @@ def show(watched: "Watched", *, once: bool) -> int:
         code = 130
     if not watched.is_over:
         name = watched.run.reference
-        people.print(
-            f"left; `{name}` goes on training, and `{own_name()} watch {name}` shows it again",
-            highlight=False, markup=False, soft_wrap=True,
-        )  # fmt: skip
+        say(f"left; `{name}` goes on training, and `{own_name()} watch {name}` shows it again")
     return code

@@ -16,8 +16,10 @@ CHANCE_SIGMAS = 3.0  # above chance is no longer chance; at a hundredth of its r
 STUCK = 0.02  # of the loss: what halves of the window may differ by; a loss that still falls differs by more
 USUAL_LR = 1e-3  # the highest that a size is trained with by default
 NEAR_LIMIT = 0.99  # of the limit: the last steps towards it are small
+HIGH_LR, SURE_STEPS = 5e-3, 30  # so high a rate is known to collapse: fewer steps are enough to be sure
 PINNED_STEPS = 200  # some steps at the limit are usual when learning is fast
-DUPLICATE_STEPS = 50  # together: single batches vary
+PINNED_LOW_STEPS = 30  # no run that learned was at the other limit
+DUPLICATE_STEPS = 10  # together: single batches vary
 FEW_DIFFERENT = 0.6  # of a batch; drawn scenes have 1.0, the names of a hundred classes 0.57 of 128
 MIXED = 0.3  # of a batch: with more different captions than this a larger batch brings others
 HIGH_RATE = 0.1  # of the highest learning rate; below, hardly anything is learned any more
@@ -29,7 +31,8 @@ class Collapsed:
 
     def __init__(self, config: Config):
         self.config = config
-        self.steps: deque[Step] = deque(maxlen=CHANCE_STEPS)
+        self.window = SURE_STEPS if (config.train.lr or 0.0) > HIGH_LR else CHANCE_STEPS
+        self.steps: deque[Step] = deque(maxlen=self.window)
 
     def look(self, event: Event) -> Iterator[Finding]:
         if isinstance(event, Started):
@@ -37,18 +40,18 @@ class Collapsed:
         if not isinstance(event, Step) or event.progress < self.config.train.warmup:
             return
         self.steps.append(event)
-        if len(self.steps) == CHANCE_STEPS and event.progress >= CHANCE_FROM and self.is_stuck():
+        if len(self.steps) == self.window and event.progress >= CHANCE_FROM and self.is_stuck():
             yield self.in_words()
 
     def is_stuck(self) -> bool:
         batch_size, different = self.config.train.batch_size or 2, self.num_different()
         chance = 1 / different
-        num_choices = 2 * batch_size * CHANCE_STEPS
+        num_choices = 2 * batch_size * self.window
         limit = chance + CHANCE_SIGMAS * math.sqrt(chance * (1 - chance) / num_choices)
         losses = [step.loss for step in self.steps]
         if fmean(step.accuracy for step in self.steps) > limit or different < 2:
             return False
-        half = CHANCE_STEPS // 2
+        half = self.window // 2
         before, after = fmean(losses[:half]), fmean(losses[half:])
         is_flat = abs(after - before) <= STUCK * abs(before)
         return is_flat and (self.config.train.loss == "sigmoid" or after >= (1 - STUCK) * self.guessing())
@@ -96,7 +99,7 @@ class Pinned:
         scale = 1 / event.temperature
         side = "high" if scale >= NEAR_LIMIT * MAX_SCALE else "low" if scale <= 1 / NEAR_LIMIT else None
         self.since = {side: self.since.get(side, event.step)} if side else {}
-        if side and event.step - self.since[side] >= PINNED_STEPS:
+        if side and event.step - self.since[side] >= (PINNED_STEPS if side == "high" else PINNED_LOW_STEPS):
             yield self.in_words(side, event)
 
     def in_words(self, side: str, event: Step) -> Finding:

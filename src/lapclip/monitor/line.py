@@ -9,7 +9,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.amounts import duration
+from lapclip.amounts import duration, percent
+from lapclip.errors import printable
 from lapclip.events import Continued, Evaluated, Event, Paused, Started, Step, Warned
 
 SECONDS_BETWEEN_LINES = 10  # on a pipe
@@ -69,9 +70,10 @@ class Screen:
         self.speed.add(event.pairs_per_second)
         self.loss.add(event.loss)
         self.accuracy.add(event.accuracy)
+        loss = self.loss.value
         line = (
-            f"{event.progress:4.0%}  loss {self.loss.value:.3f}"
-            f"  acc {self.accuracy.value:.0%} (chance {self.chance:.0%})"
+            f"{event.progress:4.0%}  loss {loss:.{3 if loss < 10 else 1}f}"
+            f"  acc {percent(self.accuracy.value)} (chance {percent(self.chance)})"
             f"  {self.speed.value:,.0f} pairs/s  tau {event.temperature:.3f}  {duration(event.seconds_left)} left"
         )
         if self.live:
@@ -81,7 +83,8 @@ class Screen:
             self.say(f"step {event.step:,}: {line.strip()}")
 
     def say(self, sentence: str) -> None:
-        self.console.print(sentence, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
+        soft_wrap = not self.console.is_terminal
+        self.console.print(printable(sentence), markup=False, highlight=False, soft_wrap=soft_wrap)
 
 
 class Average:

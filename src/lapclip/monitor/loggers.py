@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from lapclip.errors import UserError
+from lapclip.errors import UserError, printable
 from lapclip.events import Evaluated, Event, Failed, Finished, Follower, Inspected, Started, Step, Warned
 from lapclip.run import Run, cannot_write
 
@@ -72,7 +72,7 @@ def of_inspection(event: Inspected) -> dict[str, float]:
     machine = {
         name: float(value) for name, value in event.readings.items() if isinstance(value, (int, float))
     }
-    cores = {f"core_{number}": share for number, share in enumerate(event.readings.get("cores", ()))}
+    cores = {f"core_{number}": share for number, share in enumerate(event.readings.get("cores", ()), 1)}
     return {
         **{f"share_of_step/{part}": seconds / whole for part, seconds in event.parts.items()},
         **{f"memory_bytes/{kind}": size for kind, size in kinds.items() if size is not None},
@@ -318,7 +318,7 @@ def missing(package: str, name: str, problem: ImportError) -> UserError:
 
 
 def say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)  # noqa: T201  # for people; stdout is data
+    print(printable(sentence), file=sys.stderr, flush=True)  # noqa: T201  # for people; stdout is data
 
 
 LOGGERS: dict[str, Callable[[Run], bool]] = {"tensorboard": to_tensorboard, "wandb": to_wandb}

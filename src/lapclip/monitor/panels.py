@@ -19,7 +19,7 @@ from lapclip.monitor.panels_machine import (
     warnings,
 )
 from lapclip.monitor.panels_text import Line, beside, cut, plain, spread, wrapped
-from lapclip.monitor.terminal_run import Watched
+from lapclip.monitor.watched import Watched
 
 WIDE = 150  # columns from which the machine stands beside the curves
 TALL = 30  # rows, likewise

@@ -1,11 +1,11 @@
 """The curves of a run, each with its value now and what chance would give."""
 
-import math
 from collections.abc import Callable
 
+from lapclip.amounts import percent
 from lapclip.monitor.curves import Point, bounds, curve
 from lapclip.monitor.panels_text import Line, beside, cut, spread
-from lapclip.monitor.terminal_run import Watched
+from lapclip.monitor.watched import Watched
 
 MOST_POINTS = 600  # of a curve: each costs time that training could have had
 LABEL = 6  # columns for the ends of a scale
@@ -43,7 +43,8 @@ def all_of(watched: Watched) -> list[Drawn]:
 
 def loss(watched: Watched) -> Drawn:
     points = [(float(step.step), step.loss) for step in watched.some_steps(MOST_POINTS)]
-    value = f"{watched.loss.value:.3f}" if watched.loss.count else "none yet"
+    now = watched.history.recently("loss")
+    value = f"{now:.3f}" if now is not None else "none yet"
     tested = watched.history.evaluated
     held_out = f", held-out {tested.loss:.3f}" if tested and tested.loss is not None else ""
     return [("loss ", ""), (value, "bold"), (held_out, "dim")], points, None, lambda value: f"{value:.2f}"
@@ -51,7 +52,8 @@ def loss(watched: Watched) -> Drawn:
 
 def accuracy(watched: Watched) -> Drawn:
     points = [(float(step.step), step.accuracy) for step in watched.some_steps(MOST_POINTS)]
-    value = percent(watched.accuracy.value) if watched.accuracy.count else "none yet"
+    now = watched.history.recently("accuracy")
+    value = percent(now) if now is not None else "none yet"
     return titled("in-batch accuracy", value, watched.chance), points, watched.chance, percent
 
 
@@ -69,10 +71,6 @@ def recall(watched: Watched, k: int) -> Drawn:
 def titled(name: str, value: str, chance: float | None) -> Line:
     against = f", chance {percent(chance)}" if chance is not None else ""
     return [(f"{name} ", ""), (value, "bold"), (against, "dim")]
-
-
-def percent(share: float) -> str:
-    return f"{share:.0%}" if share >= 0.0995 or share == 0 or math.isnan(share) else f"{share:.1%}"
 
 
 def panel(

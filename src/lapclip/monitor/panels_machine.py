@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from lapclip.amounts import size
+from lapclip.amounts import milliseconds, size
 from lapclip.events import Inspected
 from lapclip.monitor.curves import bar, bounds, columns, curve
 from lapclip.monitor.panels_text import Line, beside, cut, padded, width_of, wrapped
-from lapclip.monitor.terminal_run import Watched
+from lapclip.monitor.watched import Watched
 
 NAME = 11  # columns for the name of a part or a kind of memory
 MOST_POINTS = 200  # of a curve one line high
@@ -19,7 +19,15 @@ def heading(title: str, width: int) -> Line:
 
 def speed_of(watched: Watched) -> str:
     share = watched.bench_share
-    return f"{watched.speed.value:,.0f} pairs/s" + (f", {share:.0%} of bench" if share is not None else "")
+    return f"{pairs_of(watched)} pairs/s" + (f", {share:.0%} of bench" if share is not None else "")
+
+
+def pairs_of(watched: Watched) -> str:
+    return f"{watched.history.recently('pairs_per_second') or 0:,.0f}"
+
+
+def gradient_of(watched: Watched) -> str:
+    return f"{watched.history.recently('grad_norm') or 0:.3g}"
 
 
 def numbers(watched: Watched, width: int) -> Line:
@@ -30,7 +38,7 @@ def numbers(watched: Watched, width: int) -> Line:
     pieces = (
         f"tau {step.temperature:.4f}",
         f"lr {step.lr:.2e}",
-        f"gradient norm {watched.grad_norm.value:.3g}",
+        f"gradient norm {gradient_of(watched)}",
         speed_of(watched),
     )
     line: Line = [(piece, "") for piece in pieces]
@@ -45,11 +53,11 @@ def numbers_below(watched: Watched, width: int) -> list[Line]:
         return []
     steps = watched.some_steps(MOST_POINTS)
     share = watched.bench_share
-    speed = f"{watched.speed.value:,.0f}" + (f" ({share:.0%} of bench)" if share is not None else "")
+    speed = pairs_of(watched) + (f" ({share:.0%} of bench)" if share is not None else "")
     rows = [
         ("temperature tau", f"{now.temperature:.4f}", [step.temperature for step in steps]),
         ("learning rate", f"{now.lr:.2e}", [step.lr for step in steps]),
-        ("gradient norm", f"{watched.grad_norm.value:.3g}", [step.grad_norm for step in steps]),
+        ("gradient norm", gradient_of(watched), [step.grad_norm for step in steps]),
         ("pairs/s", speed, [step.pairs_per_second for step in steps]),
     ]
     lines: list[Line] = []
@@ -73,10 +81,6 @@ def parts(watched: Watched, width: int, num_columns: int) -> list[Line]:
     total = sum(seconds.values()) or 1.0
     cells = [(name, spent / total, f"{spent / total:.0%}") for name, spent in seconds.items()]
     return [heading(f"where a step's {milliseconds(total)} go", width), *grid(cells, width, num_columns, 4)]
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1000:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
 def memory(watched: Watched, width: int, num_columns: int) -> list[Line]:

@@ -4,9 +4,10 @@ A view is drawn every two seconds beside a training that needs the processor, so
 """
 
 from collections.abc import Iterable, Sequence
-from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
+
+from lapclip.errors import printable
 
 Line = list[tuple[str, str]]  # pieces of text, each with a name of STYLES
 
@@ -14,8 +15,8 @@ STYLES = {"bold": "1", "dim": "2", "accent": "36", "good": "32", "warn": "33", "
 
 
 def plain(text: str) -> str:
-    """Text from a file without what would move the cursor or ring the bell."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    """Text from a file in one line, without what would move the cursor or ring the bell."""
+    return " ".join(printable(text).split())
 
 
 def width_of(line: Line) -> int:
@@ -65,11 +66,29 @@ def wrapped(text: str, width: int, most: int, style: str = "", first: str = "") 
     """A sentence in at most so many lines, the later ones set in a little; what is left over is marked."""
     if most < 1 or width < 8:
         return []
-    indent = " " * min(2, len(first))
-    rows = wrap(first + plain(text), width, subsequent_indent=indent) or [first]
+    some = plain(text)[: width * (most + 1)]  # no more can be shown
+    rows = rows_of(some.split(" "), width, first, indent=" " * min(2, len(first)))
     if len(rows) > most:
         rows = [*rows[: most - 1], f"{rows[most - 1]} {rows[most].strip()}"]
     return [cut([(row, style)], width) for row in rows]
+
+
+def rows_of(words: Sequence[str], width: int, first: str, indent: str) -> list[str]:
+    """Words in rows, by what they take on the screen; one that is wider than a row is broken where the row ends."""
+    rows = [first]
+    for word in words:
+        gap = "" if rows[-1].endswith(" ") or not rows[-1] else " "
+        if cell_len(rows[-1] + gap + word) <= width:
+            rows[-1] += gap + word
+        elif cell_len(indent + word) <= width:
+            rows.append(indent + word)
+        else:
+            rows[-1] += gap
+            for letter in word:
+                if cell_len(rows[-1] + letter) > width:
+                    rows.append(indent)
+                rows[-1] += letter
+    return [row.rstrip() for row in rows]
 
 
 def paint(line: Line, *, colour: bool) -> str:

@@ -7,13 +7,14 @@ import sys
 import time
 import webbrowser
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lapclip.errors import UserError, suggest
 from lapclip.events import Event, Follower, Started
-from lapclip.history import History
-from lapclip.monitor.view import Standing, columns_of, now_of, points_of, short, standing_of
-from lapclip.run import Run, find_run
+from lapclip.monitor.view import columns_of, now_of, points_of
+from lapclip.monitor.watched import MOST_NEW, Watched
+from lapclip.run import RUNS, Run, find_run, is_run
 from lapclip.runs import all_runs, newest_run, status_of
 from lapclip.web import address_of, build_app, explained, listen, require_web, send_file, send_static, serve
 
@@ -28,7 +29,6 @@ MILLISECONDS_TO_RETRY = 1500
 MOST_STREAMS = 32
 MOST_RUNS_KEPT = 8  # in memory, of those that no stream shows
 LONGEST_GAP = 2 << 20  # bytes of events; whoever missed more gets everything anew
-MOST_EVENTS_SENT = 2000  # one by one
 SNAPSHOT = r"(step-\d{1,12}\.json|pictures/\d{1,12}\.jpg)"
 PLACE = r"\d{1,20}-\d{1,18}"
 
@@ -96,7 +96,7 @@ class Watching:
 
     def __init__(self, shown: Run | None):
         self.shown = shown
-        self.watched: dict[str, Watched] = {}
+        self.watched: dict[str, Told] = {}
 
     @property
     def num_streams(self) -> int:
@@ -108,12 +108,14 @@ class Watching:
         return own | {run.name: run for run in all_runs() if run.name not in own}
 
     def find(self, name: str) -> Run:
-        known = self.known()
-        if name not in known:
-            raise UserError(
-                f"there is no run `{name}`{suggest(name, known)}", hint="`/runs` lists what there is"
-            )
-        return known[name]
+        """Asked for every picture, so that the other runs are only looked at when there is none of that name."""
+        if self.shown is not None and name == self.shown.name:
+            return self.shown
+        if is_here(name):
+            return Run(RUNS / name)
+        raise UserError(
+            f"there is no run `{name}`{suggest(name, self.known())}", hint="`/runs` lists what there is"
+        )
 
     def list_runs(self) -> dict[str, Any]:
         """How every run stands, and which one to show when none is named."""
@@ -121,14 +123,14 @@ class Watching:
         rows = [row_of(run) for run in self.known().values()]
         return {"runs": rows, "shown": first.name if first else None}
 
-    def open(self, run: Run) -> "Watched":
+    def open(self, run: Run) -> "Told":
         if run.name not in self.watched:
-            self.watched[run.name] = Watched(run)
+            self.watched[run.name] = Told(run)
         watched = self.watched[run.name]
         watched.num_streams += 1
         return watched
 
-    def close(self, watched: "Watched") -> None:
+    def close(self, watched: "Told") -> None:
         """Keeps a few that nobody looks at, for whoever comes back."""
         watched.num_streams -= 1
         idle = [name for name, kept in self.watched.items() if not kept.num_streams]
@@ -136,32 +138,27 @@ class Watching:
             del self.watched[name]
 
 
-def row_of(run: Run) -> dict[str, Any]:
+def is_here(name: str) -> bool:
+    """Whether there is a run of that plain name in `runs/` here, as `all_runs` would list it."""
+    try:
+        return name == Path(name).name and not name.startswith(".") and is_run(RUNS / name)
+    except (OSError, ValueError):  # too long for a name, or none
+        return False
+
+
+def row_of(run: Run) -> dict[str, str]:
     now = status_of(run)
     recall = "" if now.recall_1 is None else f", recall@1 {now.recall_1:.1%}"
-    return {
-        "name": now.name,
-        "state": now.state,
-        "step": now.step,
-        "steps": now.steps,
-        "progress": short(now.progress),
-        "recall@1": short(now.recall_1),
-        "seconds_left": short(now.seconds_left),
-        "words": f"{now.state}, step {now.step:,}{recall}",
-    }
+    return {"name": now.name, "words": f"{now.state}, step {now.step:,}{recall}"}
 
 
-class Watched:
-    """One run, read as it is written; `version` counts what there was to tell."""
+class Told(Watched):
+    """One run, read once for all pages that show it; `version` counts what there was to tell."""
 
     def __init__(self, run: Run):
-        self.run = run
-        self.follower = Follower(run.path / "events.jsonl")
-        self.history = History()
+        super().__init__(run)
         self.version = 0
         self.news = b""  # the message that leads from the version before to this one
-        self.standing = Standing("")
-        self.machine: dict[str, Any] = {}
         self.last_look = -1.0
         self.looking = asyncio.Lock()
         self.num_streams = 0
@@ -178,23 +175,10 @@ class Watched:
             self.last_look = time.monotonic()
 
     def read_on(self) -> None:
-        restarts, is_anew = self.follower.num_restarts, self.version == 0
-        events: list[Event] = []
-        for event in self.follower.new():
-            if self.follower.num_restarts != restarts:
-                restarts, is_anew, self.history = self.follower.num_restarts, True, History()
-            self.history.add(event)
-            is_anew = is_anew or isinstance(event, Started) or len(events) > MOST_EVENTS_SENT
-            if not is_anew:
-                events.append(event)
-        if self.follower.num_restarts != restarts:
-            is_anew, self.history = True, History()  # it was emptied
-        standing = standing_of(self.history, self.run.read_lock())
-        if is_anew or events or standing != self.standing:
+        before = self.standing
+        events, is_anew = self.read()
+        if is_anew or events or self.standing != before or not self.version:
             self.version += 1
-            self.standing = standing
-            if is_anew or not self.machine:
-                self.machine = self.run.load_machine()
             self.news = self.tell_all() if is_anew else self.tell("more", columns_of(events))
 
     def since(self, place: str) -> bytes:
@@ -208,7 +192,7 @@ class Watched:
         for event in again.new() if gap else ():
             if again.offset > self.follower.offset:
                 break  # written since we looked: the next message has it
-            if isinstance(event, Started) or again.num_restarts or len(events) > MOST_EVENTS_SENT:
+            if isinstance(event, Started) or again.num_restarts or len(events) > MOST_NEW:
                 return self.tell_all()
             events.append(event)
         return self.tell("more", columns_of(events))
@@ -249,7 +233,7 @@ class Stream:
                 end.cancel()
             self.watching.close(watched)
 
-    async def tell(self, watched: "Watched", send: "Send", ends: Sequence[asyncio.Future[Any]]) -> None:
+    async def tell(self, watched: Told, send: "Send", ends: Sequence[asyncio.Future[Any]]) -> None:
         await watched.look()
         body = b"retry: %d\n\n" % MILLISECONDS_TO_RETRY + watched.since(self.place)
         version, place, last_sent = watched.version, watched.follower.place, time.monotonic()

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from lapclip.monitor.curves import ASCII
 from lapclip.monitor.panels import view
 from lapclip.monitor.panels_text import Line, paint
-from lapclip.monitor.terminal_run import Watched
+from lapclip.monitor.watched import Watched
 
 SECONDS_BETWEEN_LOOKS = 2.0
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"  # the other screen, so that the scrollback stays as it is; no cursor

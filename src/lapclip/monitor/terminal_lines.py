@@ -1,14 +1,16 @@
 """A run in plain lines, for a pipe or a log: how it stands, then what happens, until it ends."""
 
+import math
 import sys
 import time
 
-from lapclip.amounts import duration
+from lapclip.amounts import duration, percent
+from lapclip.errors import printable
 from lapclip.events import Continued, Evaluated, Event, Paused, Started, Step, Warned
 from lapclip.monitor.line import SECONDS_BETWEEN_LINES
-from lapclip.monitor.panels_curves import percent
 from lapclip.monitor.panels_machine import speed_of
-from lapclip.monitor.terminal_run import Watched
+from lapclip.monitor.panels_text import plain
+from lapclip.monitor.watched import Watched
 
 SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -17,15 +19,16 @@ def follow_in_lines(watched: Watched) -> int:
     """One line to begin with, then lines as things happen; 0 when the run ends."""
     watched.read()
     say(opening(watched))
-    last_line = watched.history.step.time if watched.history.step else 0.0
+    last_line = time.monotonic() if watched.history.step else -math.inf
     if watched.is_over and watched.history.evaluated:
         say(sentence(watched.history.evaluated))
     while not watched.is_over:
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        for event in watched.read():
+        for event in watched.read()[0]:
             if isinstance(event, Step):
-                if event.time - last_line >= SECONDS_BETWEEN_LINES:
-                    last_line = event.time
+                is_due = time.monotonic() - last_line >= SECONDS_BETWEEN_LINES
+                if is_due and event is watched.history.step:
+                    last_line = time.monotonic()
                     say(progress(watched, event))
             elif line := sentence(event):
                 say(line)
@@ -34,7 +37,7 @@ def follow_in_lines(watched: Watched) -> int:
 
 
 def say(line: str) -> None:
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
 
 
@@ -48,8 +51,8 @@ def progress(watched: Watched, step: Step) -> str:
     chance = f" (chance {percent(watched.chance)})" if watched.chance is not None else ""
     left = f", {duration(step.seconds_left)} left" if not watched.is_over else ""
     return (
-        f"step {step.step:,}: {watched.progress:.0%}, loss {watched.loss.value:.3f},"
-        f" accuracy {percent(watched.accuracy.value)}{chance}, tau {step.temperature:.3f},"
+        f"step {step.step:,}: {watched.progress:.0%}, loss {watched.history.recently('loss'):.3f},"
+        f" accuracy {percent(watched.history.recently('accuracy') or 0)}{chance}, tau {step.temperature:.3f},"
         f" {speed_of(watched)}{left}"
     )
 
@@ -67,9 +70,9 @@ def sentence(event: Event) -> str:
                 + (", best so far" if event.is_best else "")
             )
         case Warned():
-            return f"step {event.step:,}: warning: {one_line(event.message)}; hint: {one_line(event.hint)}"
+            return f"step {event.step:,}: warning: {plain(event.message)}; hint: {plain(event.hint)}"
         case Paused():
-            return f"step {event.step:,}: paused: {one_line(event.reason)}"
+            return f"step {event.step:,}: paused: {plain(event.reason)}"
         case Continued():
             return f"step {event.step:,}: training goes on"
     return ""
@@ -83,11 +86,7 @@ def ending(watched: Watched) -> str:
             end = history.finished
             return f"finished: {end.step:,} steps, {end.num_pairs_seen:,} pairs in {duration(end.seconds)}"
         case "failed" if failed := watched.standing.failed:
-            return f"failed: {one_line(failed.message)}; hint: {one_line(failed.hint)}"
+            return f"failed: {plain(failed.message)}; hint: {plain(failed.hint)}"
         case "crashed":
             return f"crashed: its process is gone; go on with `lapclip train --resume {name}`"
     return f"{watched.state}; go on with `lapclip train --resume {name}`"
-
-
-def one_line(text: str) -> str:
-    return " ".join(text.split())

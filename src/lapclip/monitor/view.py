@@ -1,55 +1,19 @@
 """A run for the page: its History as columns of points, and in words everything the panels say now. Pure."""
 
 import math
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
-from lapclip.amounts import duration, size
-from lapclip.events import (
-    KINDS_OF_MEMORY,
-    PARTS,
-    Evaluated,
-    Event,
-    Failed,
-    Finished,
-    Inspected,
-    Started,
-    Step,
-)
+from lapclip.amounts import duration, milliseconds, percent, plural, size
+from lapclip.events import Evaluated, Event, Finished, Inspected, Started, Step
 from lapclip.history import History
-from lapclip.lock import Held
-from lapclip.run import Run
-from lapclip.runs import End, said_in, state_of
+from lapclip.monitor.watched import OVER, Standing
+from lapclip.run import Run, bench_speed
 
 Columns = dict[str, list[Any]]
 
 MOST_WARNINGS = 12  # shown, the newest first
 NOT_MEASURED = "not measured"
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How a run stands, by its lock and its last events."""
-
-    state: str  # as `lapclip runs` says it
-    is_preparing: bool = False
-    failed: Failed | None = None
-
-    @property
-    def words(self) -> str:
-        if self.is_preparing:
-            return "being set up"
-        return "training" if self.state == "running" else self.state
-
-
-def standing_of(history: History, lock: Held) -> Standing:
-    state = state_of(lock, End(last=history.last, waiting=history.paused))
-    started = history.started
-    is_new = started is None or (lock.taken is not None and started.time < lock.taken)
-    failed = (said_in(lock) or history.failed) if state == "failed" else None
-    return Standing(state, is_preparing=is_new and state == "running", failed=failed)
 
 
 def points_of(history: History) -> dict[str, Columns]:
@@ -114,7 +78,7 @@ def now_of(run: Run, history: History, standing: Standing, machine: dict[str, An
         "sentence": sentence_of(run.reference, history, standing),
         "progress": short(progress),
         "progress_words": f"{int(progress * 100)}%",
-        "is_over": standing.state not in ("running", "paused"),
+        "is_over": standing.state in OVER,
         "facts": facts_of(started, machine) if started else "",
         "figures": figures_of(history, machine),
         "lines": lines_of(history, machine),
@@ -166,30 +130,21 @@ def facts_of(started: Started, machine: dict[str, Any]) -> str:
         f"{started.num_parameters / 1e6:.1f} million parameters",
         f"{started.num_train:,} pairs",
         batch,
-        f"{started.device}, {started.threads} {plural('thread', started.threads)}",
+        f"{started.device}, {plural(started.threads, 'thread')}",
         str(machine.get("chip", "")),
     ]
     return " · ".join(filter(None, words))
 
 
-def plural(word: str, count: float) -> str:
-    return word if count == 1 else f"{word}s"
-
-
 def figures_of(history: History, machine: dict[str, Any]) -> list[dict[str, str]]:
     """The few numbers to read first, each with what to hold it against."""
     lines, evaluated, best = lines_of(history, machine), history.evaluated, history.best
-    recent = history.steps.kept[-10:]
-    if not recent:
+    if history.step is None:
         return []
-
-    def recently(name: str) -> float:
-        return statistics.fmean(getattr(step, name) for step in recent)
-
-    bench = lines["pairs_per_second"]
+    bench, accuracy = lines["pairs_per_second"], history.recently("accuracy") or 0.0
     found = [
-        figure("loss", f"{recently('loss'):.3f}", validation_of(evaluated)),
-        figure("right in the batch", f"{recently('accuracy'):.0%}", against(lines["accuracy"])),
+        figure("loss", f"{history.recently('loss'):.3f}", validation_of(evaluated)),
+        figure("right in the batch", percent(accuracy), against(lines["accuracy"])),
     ]
     if evaluated:
         row = row_of_evaluation(evaluated)
@@ -199,12 +154,9 @@ def figures_of(history: History, machine: dict[str, Any]) -> list[dict[str, str]
             if (value := row[f"there_{k}"]) is not None:
                 notes = ", ".join(filter(None, [against(lines[f"recall_{k}"]), more]))
                 found.append(figure(f"recall@{k}", f"{value:.1%}", notes))
-    found.append(
-        figure(
-            "pairs a second", f"{recently('pairs_per_second'):,.0f}", f"bench {bench:,.0f}" if bench else ""
-        )
-    )
-    found.append(figure("temperature", f"{recent[-1].temperature:.4f}", "tau, learned"))
+    speed = f"{history.recently('pairs_per_second'):,.0f}"
+    found.append(figure("pairs a second", speed, f"bench {bench:,.0f}" if bench else ""))
+    found.append(figure("temperature", f"{history.step.temperature:.4f}", "tau, learned"))
     return found
 
 
@@ -217,7 +169,7 @@ def validation_of(evaluated: Evaluated | None) -> str:
 
 
 def against(chance: float | None) -> str:
-    return f"chance {chance:.1%}" if chance is not None else ""
+    return f"chance {percent(chance)}" if chance is not None else ""
 
 
 def lines_of(history: History, machine: dict[str, Any]) -> dict[str, float | None]:
@@ -229,16 +181,16 @@ def lines_of(history: History, machine: dict[str, Any]) -> dict[str, float | Non
         "recall_1": short(there.get("chance@1")),
         "recall_10": short(there.get("chance@10")),
         "negatives": short(negatives.get("chance")),
-        "pairs_per_second": short((machine.get("bench") or {}).get("pairs_per_second")),
+        "pairs_per_second": short(bench_speed(machine)),
     }
 
 
 def warnings_of(history: History) -> list[dict[str, str]]:
     """The newest first; what was said several times stands once, at its last step."""
-    newest: dict[tuple[str, str], dict[str, str]] = {}
+    newest: dict[str, dict[str, str]] = {}
     for warning in reversed(history.warnings):
         words = {"message": warning.message, "hint": warning.hint, "when": f"step {warning.step:,}"}
-        newest.setdefault((warning.kind, warning.kind or warning.message), words)
+        newest.setdefault(warning.kind or warning.message, words)
     return list(newest.values())[:MOST_WARNINGS]
 
 
@@ -248,8 +200,7 @@ def parts_of(inspected: Inspected | None) -> list[dict[str, Any]]:
         return []
     total = sum(inspected.parts.values())
     rows = []
-    for name in in_order(inspected.parts, PARTS):
-        seconds = inspected.parts[name]
+    for name, seconds in inspected.parts.items():
         share = seconds / total if total else 0.0
         rows.append(bar(name, share, f"{milliseconds(seconds)}, {share:.0%}"))
     return [*rows, bar("together", None, milliseconds(total))]
@@ -261,8 +212,7 @@ def memory_of(inspected: Inspected | None) -> list[dict[str, Any]]:
         return []
     limit = inspected.memory_limit
     rows = []
-    for name in in_order(inspected.memory, KINDS_OF_MEMORY):
-        held = inspected.memory[name]
+    for name, held in inspected.memory.items():
         share = held / limit if held is not None and limit else None
         rows.append(bar(name, share, NOT_MEASURED if held is None else size(held)))
     for name, held in (("in all, now", inspected.memory_used), ("peak", inspected.memory_peak)):
@@ -316,11 +266,3 @@ def battery_of(read: dict[str, Any]) -> str:
 
 def bar(name: str, share: float | None, words: str) -> dict[str, Any]:
     return {"name": name, "share": short(share), "words": words}
-
-
-def in_order(found: dict[str, Any], known: Sequence[str]) -> list[str]:
-    return [*(name for name in known if name in found), *(name for name in found if name not in known)]
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1000:,.1f} ms" if seconds < 0.01 else f"{seconds * 1000:,.0f} ms"

@@ -1,6 +1,6 @@
 // One run as the server tells it: columns of points, and `now`, all that is said in words.
 
-const MOST_POINTS = 4000; // of one kind; beyond, every second one goes
+const MOST_POINTS = 4000; // of one kind; beyond, the server is asked for all anew, evenly thinned to half of that or less
 const RETRY = 1500; // milliseconds
 
 export class Followed {
@@ -20,7 +20,10 @@ export class Followed {
     this.evaluations = { step: [] };
   }
 
+  /** Goes on from where it was. A hidden page does not: a browser opens only six streams at a time, whatever its tabs. */
   open() {
+    this.close();
+    if (document.hidden) return;
     const after = this.place ? `&after=${encodeURIComponent(this.place)}` : "";
     this.source = new EventSource(`/stream?run=${encodeURIComponent(this.name)}${after}`);
     this.source.addEventListener("history", (message) => { this.forget(); this.take(message); });
@@ -35,7 +38,7 @@ export class Followed {
 
   close() {
     clearTimeout(this.timer);
-    this.source.close();
+    this.source?.close();
   }
 
   take(message) {
@@ -43,11 +46,13 @@ export class Followed {
     this.place = message.lastEventId;
     this.isLost = false;
     this.now = told.now;
-    for (const kind of ["steps", "inspections", "evaluations"]) {
+    const kinds = ["steps", "inspections", "evaluations"];
+    for (const kind of kinds) {
       for (const [name, values] of Object.entries(told[kind])) (this[kind][name] ??= []).push(...values);
-      if (this[kind].step.length > MOST_POINTS) {
-        for (const name of Object.keys(this[kind])) this[kind][name] = this[kind][name].filter((_, i) => i % 2 === 0);
-      }
+    }
+    if (kinds.some((kind) => this[kind].step.length > MOST_POINTS)) {
+      this.place = "";
+      this.open();
     }
     this.changed(this);
   }

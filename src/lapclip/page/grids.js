@@ -1,5 +1,5 @@
 // Two tables of numbers as colours: gradients by layer over time, and captions against pictures.
-import { colour, find, make, table } from "./dom.js";
+import { colour, find, make, show, showText, table } from "./dom.js";
 
 const LABELS = 92; // pixels for the names of the layers
 const RAMP = ["ramp-1", "ramp-2", "ramp-3", "ramp-4"];
@@ -84,7 +84,8 @@ export function setUpGrids() {
 }
 
 export function showLayers({ inspections }) {
-  if (!inspections.norms?.length || heat?.count === inspections.norms.length) return;
+  const isKnown = heat?.norms === inspections.norms && heat?.count === inspections.norms?.length;
+  if (!inspections.norms?.length || isKnown) return;
   const names = Object.keys(inspections.norms.at(-1));
   const logs = names.map((name) => inspections.norms.map((norms) => (norms[name] > 0 ? Math.log10(norms[name]) : null)));
   const found = logs.flat().filter((log) => log !== null);
@@ -110,7 +111,7 @@ const norm = (value) => (value == null ? "none" : value.toPrecision(2));
 
 function sayLayer(row, column) {
   const name = heat.names[row];
-  find("layers-cell").textContent = `${name} at step ${heat.steps[column].toLocaleString("en")}: ${norm(heat.norms[column][name])}`;
+  showText("layers-cell", `${name} at step ${heat.steps[column].toLocaleString("en")}: ${norm(heat.norms[column][name])}`);
 }
 
 /** The similarities of one snapshot; `address` makes a picture's address of its path. */
@@ -135,10 +136,10 @@ export function showMatrix(told, address) {
 }
 
 function sayPair(row, column) {
-  const cosine = snapshot.cosine[row][column].toFixed(3);
-  find("matrix-cell").replaceChildren(
-    make("img", { src: pictures[column], alt: `picture of "${snapshot.captions[column]}"`, width: 72, height: 72 }),
+  const cosine = snapshot.cosine[row][column].toFixed(3), own = snapshot.captions[row], other = snapshot.captions[column];
+  show("matrix-cell", [cosine, own, other, pictures[column], row === column], () => [
+    make("img", { src: pictures[column], alt: `picture of "${other}"`, width: 72, height: 72 }),
     make("p", {}, make("b", {}, `cosine ${cosine}`), row === column ? " of a pair" : " of two that are no pair"),
-    make("p", {}, make("span", { class: "quiet" }, "caption "), snapshot.captions[row]),
-    make("p", {}, make("span", { class: "quiet" }, "picture of "), snapshot.captions[column]));
+    make("p", {}, make("span", { class: "quiet" }, "caption "), own),
+    make("p", {}, make("span", { class: "quiet" }, "picture of "), other)]);
 }

@@ -75,15 +75,14 @@
   }
 
   function seriesOf(line, number, chart) {
-    const dashes = { dashed: [5, 4], far: [8, 3] };
-    const stroke = colour("c" + (line.colour % 6));
+    const stroke = colour("c" + line.colour);
     return {
       label: line.label,
       stroke: line.look === "faint" ? stroke + "48" : stroke,
-      width: line.look === "faint" ? 1 : line.look === "dashed" ? 1.3 : 2,
-      dash: line.look === "dashed" ? dashes.dashed : line.colour >= 6 ? dashes.far : undefined,
+      width: line.look === "faint" ? 1 : line.look === "level" ? 1.3 : 2,
+      dash: line.dash,
       spanGaps: true,
-      points: { show: line.look === "dots" && line.x.length <= 60, size: 6, fill: stroke },
+      points: { show: line.hasDots, size: 6, fill: stroke },
       value: (plot) => shown(nearest(plot, number + 1), chart.isShare) || "–",
     };
   }
@@ -102,12 +101,13 @@
     figure.classList.add("live");
     const data = joined(chart.lines);
     const first = data[0][0], last = data[0][data[0].length - 1];
+    const isWhole = (low, high) => first === last || (low === first && high === last); // a single point is given room
     const plot = new uPlot({
       width: place.clientWidth,
       height: HEIGHT,
       padding: [18, 18, 0, 0],
       cursor: { sync: { key: "run" }, drag: { x: true, y: false } },
-      scales: { x: { time: false, range: (plot, low, high) => (low === first && high === last ? chart.span : [low, high]) }, y },
+      scales: { x: { time: false, range: (plot, low, high) => (isWhole(low, high) ? chart.span : [low, high]) }, y },
       axes: [
         { ...axis, label: chart.axis, labelSize: 18, size: 26 },
         { ...axis, size: 52, values: (plot, ticks) => ticks.map((tick) => shown(tick, chart.isShare).replace(".0%", "%")) },
@@ -116,8 +116,12 @@
         { label: chart.axis, value: (plot, x) => (x == null ? "–" : shown(x)) },
         ...chart.lines.map((line, number) => seriesOf(line, number, chart)),
       ],
+      legend: { markers: { show: false } },
       hooks: { drawClear: [(plot) => drawPhases(plot, chart)] },
     }, data, place);
+    // A piece of the line itself beside its name: colour alone does not tell it from others to everyone.
+    const names = place.querySelectorAll(".u-series th");
+    figure.querySelectorAll(".keys .key").forEach((key, number) => names[number + 1].prepend(key.cloneNode(true)));
     plots.push([plot, place]);
   }
 

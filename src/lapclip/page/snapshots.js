@@ -2,8 +2,9 @@
 import { find, make, showText } from "./dom.js";
 import { showMatrix } from "./grids.js";
 
-const read = new Map(); // by address: looking back and forth asks once
 const MOST_READ = 40;
+let read = new Map(); // by address: looking back and forth asks once
+let told = null; // the evaluations these belong to
 let run = "", files = [], chosen = 0, isFollowing = true, shownAddress = "";
 
 export function setUpSnapshots() {
@@ -14,8 +15,12 @@ export function setUpSnapshots() {
 
 export function showSnapshots({ name, evaluations }) {
   run = name;
+  // All told anew: a run that was resumed writes the same names again.
+  if (evaluations !== told) [told, read, shownAddress] = [evaluations, new Map(), ""];
+  const before = files[chosen]?.step;
   files = (evaluations.snapshot ?? []).map((file, i) => ({ file, step: evaluations.step[i] })).filter(({ file }) => file);
-  if (files.length) choose(isFollowing ? files.length - 1 : Math.min(chosen, files.length - 1));
+  find("snapshot-controls").hidden = files.length === 0;
+  if (files.length) choose(isFollowing ? files.length - 1 : files.findLastIndex(({ step }) => step <= before));
 }
 
 function choose(wanted) {
@@ -23,7 +28,6 @@ function choose(wanted) {
   isFollowing = chosen === files.length - 1;
   const slider = find("snapshot"), step = `step ${files[chosen].step.toLocaleString("en")}`;
   const words = isFollowing ? `${step}, the newest` : `${step}, ${chosen + 1} of ${files.length}`;
-  find("snapshot-controls").hidden = false;
   slider.max = files.length - 1;
   slider.value = chosen;
   slider.setAttribute("aria-valuetext", words);
@@ -37,31 +41,47 @@ function choose(wanted) {
 const addressOf = (file) => `/snapshots/${encodeURIComponent(run)}/${file.replace(/^snapshots\//, "")}`;
 
 async function load(address) {
+  const kept = read;
+  const isShown = () => shownAddress === address && read === kept;
   shownAddress = address;
   try {
-    if (!read.has(address)) {
-      const answer = await fetch(address);
-      if (!answer.ok) throw new Error((await answer.json()).error);
-      read.set(address, await answer.json());
-      if (read.size > MOST_READ) read.delete(read.keys().next().value);
-    }
-    if (shownAddress === address) draw(read.get(address));
-  } catch (problem) {
-    if (shownAddress !== address) return;
-    if (problem instanceof TypeError) shownAddress = ""; // no connection: the next news ask again
+    const snapshot = kept.get(address) ?? (await ask(address));
+    if (snapshot) kept.set(address, snapshot);
+    if (kept.size > MOST_READ) kept.delete(kept.keys().next().value);
+    if (isShown()) draw(snapshot);
+  } catch {
+    if (!isShown()) return;
+    shownAddress = ""; // the next news ask again
+    find("thinks-note").textContent = "This one is not here yet: no connection.";
+  }
+}
+
+/** A snapshot; null when it is gone or no JSON. Fails only without a connection. */
+async function ask(address) {
+  const answer = await fetch(address), text = await answer.text();
+  try {
+    return answer.ok ? JSON.parse(text) : null;
+  } catch {
+    return null;
+  }
+}
+
+function draw(snapshot) {
+  try {
+    const { queries, matrix } = snapshot;
+    const items = queries.map(drawQuery), first = queries.filter(({ rank }) => rank === 1).length;
+    showMatrix(matrix, addressOf);
+    find("queries").replaceChildren(...items);
+    find("thinks-note").textContent = `The six nearest pictures for each question, best first; `
+      + `${first} of ${queries.length} find the right one first.`;
+  } catch { // whatever the file says, the rest of the page goes on
     find("thinks-note").textContent = "This one cannot be read: of a long run only some are kept.";
   }
 }
 
-function draw({ queries, matrix }) {
-  const first = queries.filter(({ rank }) => rank === 1).length;
-  find("thinks-note").textContent = `The six nearest pictures for each question, best first; `
-    + `${first} of ${queries.length} find the right one first.`;
-  find("queries").replaceChildren(...queries.map(({ text, rank, found }) => make("li", {},
-    make("p", { class: "question" }, make("q", {}, text), make("span", { class: "rank" }, inWords(rank))),
-    make("ol", { class: "found" }, ...found.map(drawFound)))));
-  showMatrix(matrix, addressOf);
-}
+const drawQuery = ({ text, rank, found }) => make("li", {},
+  make("p", { class: "question" }, make("q", {}, text), make("span", { class: "rank" }, inWords(rank))),
+  make("ol", { class: "found" }, ...found.map(drawFound)));
 
 function drawFound({ picture, score, is_right: isRight }, i) {
   const alt = `${isRight ? "the right picture" : "another picture"}, place ${i + 1}`;

@@ -46,7 +46,7 @@ async function list() {
       show("sentence", words, sentence);
       wait = 2;
     }
-    listOthers(runs.filter((other) => other.name !== name));
+    listOthers(runs.filter((other) => other.name !== (run?.name ?? name)));
   } catch {
     if (!run) wait = 2;
   }
@@ -114,6 +114,11 @@ function mark() {
 setUpCharts(draw);
 setUpGrids();
 setUpSnapshots();
-document.addEventListener("visibilitychange", () => { if (!document.hidden) { list(); draw(); } });
+document.addEventListener("visibilitychange", () => {
+  for (const followed of [run, ...others.values()]) followed?.open(); // or ends, when hidden
+  if (document.hidden) return;
+  list();
+  draw();
+});
 document.addEventListener("themechange", mark);
 list();

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lapclip.amounts import plural
 from lapclip.errors import UserError
-from lapclip.report.compare import compared
 from lapclip.report.curves import name_of
 from lapclip.report.markdown import as_markdown
 from lapclip.report.page import SIGN, as_page
 from lapclip.report.record import Record, find, read_record
 from lapclip.report.section import Section
-from lapclip.report.sections import sections_of
+from lapclip.report.sections import compared, sections_of
 from lapclip.report.words import UNKNOWN, clean, code, count, duration, number, rate, share, shortened
 from lapclip.run import Run, write_atomically
 
@@ -19,13 +19,13 @@ NUM_BYTES_READ = 2000  # enough to know a report by
 
 def write_report(run: Run) -> Path:
     """Writes `report.html` into the run folder."""
-    return write_page([read_record(run)], run.path / "report.html")
+    records = [read_record(run)]
+    return write_page(records, sections_for(records), run.path / "report.html")
 
 
-def write_page(records: Sequence[Record], path: Path) -> Path:
+def write_page(records: Sequence[Record], sections: Sequence[Section], path: Path) -> Path:
     """Writes the report of a run, or of several side by side; a file that is no report of ours is left alone."""
     refuse_foreign(path)
-    sections = sections_for(records)
     about, tiles = ("", []) if len(records) > 1 else (about_of(records[0]), tiles_of(records[0]))
     write_atomically(path, as_page(title_of(records), about, tiles, sections))
     return path
@@ -59,7 +59,7 @@ def tiles_of(record: Record) -> list[tuple[str, str, str]]:
     recall, step, evaluated = record.recall, record.history.step, record.history.evaluated
     started = record.history.started
     validation = (
-        f"validation {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else "training"
+        f"held-out {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else "training"
     )
     tiles = [
         (
@@ -70,8 +70,8 @@ def tiles_of(record: Record) -> list[tuple[str, str, str]]:
         for k in (1, 10)
     ]
     tiles += [
-        ("loss", number(step.loss if step else None), validation),
-        ("training time", duration(record.seconds) if step else UNKNOWN, f"{count(record.steps)} steps"),
+        ("loss", number(record.history.recently("loss")), validation),
+        ("training time", duration(record.seconds) if step else UNKNOWN, plural(record.steps, "step")),
         (
             "pairs a second",
             rate(record.pairs_per_second),
@@ -83,6 +83,12 @@ def tiles_of(record: Record) -> list[tuple[str, str, str]]:
 
 def refuse_foreign(path: Path) -> None:
     """Refuses to write over what lapclip did not write."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{code(path)} is not a file", hint="name a file; `--markdown` prints on stdout")
+    if not path.absolute().parent.is_dir():
+        raise UserError(
+            f"there is no folder {code(path.parent)}", hint="make the folder first, or name another file"
+        )
     try:
         with path.open("rb") as file:
             start = file.read(NUM_BYTES_READ)

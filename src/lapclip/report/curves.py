@@ -9,7 +9,12 @@ from lapclip.report.record import Record, find
 from lapclip.report.words import clean, duration, is_number, shortened
 
 MOST_POINTS = 600  # of a line, in a page of one run
-Look = Literal["line", "faint", "dots", "dashed"]
+MOST_DOTS = 60  # beyond, they would hide the line
+Look = Literal["line", "faint", "dots", "level"]
+# What tells lines apart for those who do not see their colours: stroke and gap in turn, none for a whole line.
+DASHES = ((), (10, 4), (3, 3), (12, 3, 3, 3), (5, 7), (12, 3, 3, 3, 3, 3))
+LEVELS = ((1, 4), (5, 3, 1, 3))  # of straight lines to compare with
+NUM_COLOURS = 6
 Points = list[tuple[float, float]]
 
 
@@ -19,8 +24,23 @@ class Line:
 
     label: str
     points: Points
-    colour: int
+    number: int  # in its chart: decides colour and dashes
     look: Look = "line"
+
+    @property
+    def colour(self) -> int:
+        return self.number % NUM_COLOURS
+
+    @property
+    def dash(self) -> tuple[int, ...]:
+        """No two lines of one kind in a chart have the same, nor beyond six the same with the same colour."""
+        if self.look == "level":
+            return LEVELS[self.number % len(LEVELS)]
+        return DASHES[(self.number + self.number // NUM_COLOURS) % len(DASHES)]
+
+    @property
+    def has_dots(self) -> bool:
+        return len(self.points) == 1 or (self.look == "dots" and len(self.points) <= MOST_DOTS)
 
 
 @dataclass(frozen=True)
@@ -61,7 +81,7 @@ def charts_of(record: Record) -> list[Chart]:
     steps, evaluations = list(record.history.steps), list(record.history.evaluations)
     started = record.history.started
     bands, marks = phases(record), marks_of(record)
-    bench = find(record.machine, "bench", "pairs_per_second")
+    span = span_of(record)
 
     def of_steps(value: Callable[[Step], float]) -> Points:
         return [(s.step, value(s)) for s in steps]
@@ -77,56 +97,62 @@ def charts_of(record: Record) -> list[Chart]:
             "of the training batches, and over the held-out pairs",
             [
                 *both("training", lambda s: s.loss),
-                Line("validation", known((e.step, e.loss) for e in evaluations), 1, "dots"),
+                Line("held-out", known((e.step, e.loss) for e in evaluations), 1, "dots"),
             ],
         ),
         Chart(
             "Accuracy",
             "how often a picture's own words are the nearest of its batch, and the other way round",
-            [*both("training", lambda s: s.accuracy), level("chance", chance, steps)],
+            [*both("training", lambda s: s.accuracy), level("chance", chance, span)],
             is_share=True,
             from_zero=True,
         ),
-        recall_chart(evaluations),
+        recall_chart(evaluations, span),
         Chart(
             "Temperature",
             "tau, learned: the smaller, the more sharply it tells pairs apart",
-            [Line("tau", thin(of_steps(lambda s: s.temperature)), 2)],
+            [Line("tau", thin(of_steps(lambda s: s.temperature)), 0)],
         ),
-        Chart("Learning rate", "", [Line("lr", thin(of_steps(lambda s: s.lr)), 3)], from_zero=True),
+        Chart("Learning rate", "", [Line("lr", thin(of_steps(lambda s: s.lr)), 0)], from_zero=True),
         Chart(
             "Gradient norm",
             "before it is clipped",
             [
                 *both("mean", lambda s: s.grad_norm),
-                level("clipped above", find(record.settings, "clip_norm"), steps),
+                level("clipped above", find(record.settings, "clip_norm"), span),
             ],
             is_log=all(s.grad_norm > 0 for s in steps),
         ),
         Chart(
             "Pairs a second",
             "evaluation and saving apart",
-            [*both("mean", lambda s: s.pairs_per_second), level("measured by bench", bench, steps)],
+            [*both("mean", lambda s: s.pairs_per_second), level("measured by bench", record.bench, span)],
             from_zero=True,
         ),
     ]
-    span = (float(steps[0].step), float(record.steps)) if steps else (0.0, 1.0)
     shared = {"bands": bands, "marks": marks, "span": span}
     return [Chart(**{**vars(chart), **shared}) for chart in map(without_empty, charts) if chart.lines]
 
 
-def recall_chart(evaluations: Sequence[Evaluated]) -> Chart:
-    lines = []
-    for k, colour in ((1, 0), (10, 1)):
-        for name, look in ((f"recall@{k}", "dots"), (f"chance@{k}", "dashed")):
-            points = known((e.step, find(e.recall, "text_to_image", name)) for e in evaluations)
-            lines.append(Line(name.replace("chance@", "chance, @"), points, colour, look))  # type: ignore[arg-type]
+def span_of(record: Record) -> tuple[float, float]:
+    """From the first step to the last; also a single one needs an axis."""
+    first = next(iter(record.history.steps), None)
+    last = float(record.steps)
+    return (min(float(first.step), last - 1), last) if first else (0.0, 1.0)
+
+
+def recall_chart(evaluations: Sequence[Evaluated], span: tuple[float, float]) -> Chart:
+    lines: list[Line] = []
+    for number, k in enumerate((1, 10)):
+        points = known((e.step, find(e.recall, "text_to_image", f"recall@{k}")) for e in evaluations)
+        chance = find(evaluations[-1].recall, "text_to_image", f"chance@{k}") if evaluations else None
+        lines += [Line(f"recall@{k}", points, number, "dots"), level(f"chance, @{k}", chance, span, number)]
     return Chart("Recall", "words to picture, over the held-out pairs", lines, is_share=True, from_zero=True)
 
 
 def without_empty(chart: Chart) -> Chart:
     lines = [line for line in chart.lines if line.points]
-    is_only_level = all(line.look == "dashed" for line in lines)
+    is_only_level = all(line.look == "level" for line in lines)
     return Chart(**{**vars(chart), "lines": [] if is_only_level else lines})
 
 
@@ -134,10 +160,9 @@ def known(points: object) -> Points:
     return [(x, y) for x, y in points if is_number(y)]  # type: ignore[attr-defined]
 
 
-def level(label: str, height: float | None, steps: Sequence[Step]) -> Line:
+def level(label: str, height: float | None, span: tuple[float, float], number: int = 4) -> Line:
     """A straight line to compare with."""
-    ends = [(steps[0].step, height), (steps[-1].step, height)] if steps and height is not None else []
-    return Line(label, ends, 4, "dashed")  # type: ignore[arg-type]
+    return Line(label, [] if height is None else [(x, height) for x in span], number, "level")
 
 
 def smooth(points: Points) -> Points:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from lapclip.amounts import plural
 from lapclip.config import SETTINGS
 from lapclip.report.curves import name_of
 from lapclip.report.record import Record, find
-from lapclip.report.table import Table
+from lapclip.report.section import Table
 from lapclip.report.words import (
     UNKNOWN,
     clean,
@@ -14,6 +15,8 @@ from lapclip.report.words import (
     count,
     duration,
     energy,
+    epochs,
+    listed,
     number,
     rate,
     share,
@@ -70,8 +73,11 @@ def machine_table(record: Record) -> list[Table]:
         ),
         ("system", shown(facts.get("system"))),
         ("Python", shown(facts.get("python"))),
-        ("trained on", f"{clean(started.device)}, {count(started.threads)} threads" if started else UNKNOWN),
-        ("measured by bench", f"{rate(find(facts, 'bench', 'pairs_per_second'))} pairs/s"),
+        (
+            "trained on",
+            f"{clean(started.device)}, {plural(started.threads, 'thread')}" if started else UNKNOWN,
+        ),
+        ("measured by bench", f"{rate(record.bench)} pairs/s"),
     ]
     rows = [row for row in rows if row[1] not in (UNKNOWN, "", f"{UNKNOWN} pairs/s")]
     return [Table("Machine", ("fact", "value"), [tuple(row) for row in rows])] if rows else []
@@ -116,7 +122,6 @@ def results_table(records: Sequence[Record]) -> Table:
     rows = []
     for record in records:
         recall, step, evaluated = record.recall, record.history.step, record.history.evaluated
-        peak = record.history.finished.peak_memory_bytes if record.history.finished else None
         rows.append(
             (
                 code(name_of(record)),
@@ -127,16 +132,16 @@ def results_table(records: Sequence[Record]) -> Table:
                 number(step.loss if step else None),
                 number(evaluated.loss if evaluated else None),
                 count(record.steps),
-                f"{record.epochs:.2g}" if step else UNKNOWN,
+                epochs(record.epochs) if step else UNKNOWN,
                 duration(record.seconds),
                 rate(record.pairs_per_second),
-                size(peak),
+                size(record.peak_memory),
                 energy(record.history.joules),
                 str(len(record.history.warnings)),
             )
         )
     header = (
-        "run", "state", "recall@1", "chance", "recall@10", "last loss", "validation loss", "steps", "epochs", "time",
+        "run", "state", "recall@1", "chance", "recall@10", "last loss", "held-out loss", "steps", "epochs", "time",
         "pairs/s", "peak memory", "energy", "warnings",
     )  # fmt: skip
     return Table("Results", header, rows, "recall: words to picture, of each run's best checkpoint")
@@ -159,10 +164,11 @@ def comparison_words(records: Sequence[Record]) -> list[str]:
             "They learned from different data and searched different pictures, so recall cannot be compared."
         )
     elif len(found) > 1:
-        (best, winner), (second, follower) = sorted(found, key=lambda pair: -pair[0])[:2]
+        (best, winner), *rest = sorted(found, key=lambda pair: -pair[0])
+        second, follower = rest[0]
+        others = listed([f"with {code(name_of(record))} in {share(recall)}" for recall, record in rest])
         words.append(
-            f"{code(name_of(winner))} finds best: words find their picture first in {share(best)} of cases, with "
-            f"{code(name_of(follower))} in {share(second)}."
+            f"{code(name_of(winner))} finds best: words find their picture first in {share(best)} of cases, {others}."
             if best > second
             else f"{code(name_of(winner))} and {code(name_of(follower))} find equally well: {share(best)}."
         )

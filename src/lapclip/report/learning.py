@@ -1,26 +1,18 @@
 """How a run learned: what it finds, its table by epoch, the phases of its loss, temperature, gradients, difficulty."""
 
-from lapclip.events import Evaluated
-from lapclip.report.machinery import (
-    EXPLODED,
-    exploding,
-    first_middle_last,
-    gradients_of,
-    vanishing,
-)
+import math
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from lapclip.events import Evaluated, Inspected
 from lapclip.report.record import Record, find
-from lapclip.report.section import Section
+from lapclip.report.section import Gradients, Section, Table
 from lapclip.report.stretches import FLAT, STEEP, Stretches, phases_of, thinned
-from lapclip.report.table import Table
-from lapclip.report.words import (
-    count,
-    duration,
-    energy,
-    listed,
-    number,
-    rate,
-    share,
-)
+from lapclip.report.words import count, duration, energy, is_number, listed, number, rate, share
+
+VANISHED = 1e-3  # of the tower's median layer
+EXPLODED = 10.0  # times its usual length
+NUM_COLUMNS = 48  # of the heat map
 
 
 def found_section(record: Record) -> Section:
@@ -45,7 +37,7 @@ def stretches_section(record: Record, stretches: Stretches) -> Section:
         )
     shown = thinned(stretches.rows)
     if len(shown) < len(stretches.rows):
-        words.append(f"{len(shown)} of {len(stretches.rows)} epochs, evenly spread.")
+        words.append(f"{len(shown)} of {math.ceil(record.epochs):,} epochs, evenly spread.")
     rows = [
         (
             row.label,
@@ -177,3 +169,62 @@ def negatives_section(record: Record) -> Section:
     rows.append(row(f"last, step {count(last.step)}", last))
     header = ("evaluation", *levels, "chance")
     return Section("By difficulty", [words], tables=[Table("Accuracy by difficulty", header, rows)])
+
+
+def gradients_of(inspections: Sequence[Inspected]) -> Gradients | None:
+    seen = [i for i in inspections if i.grad_norms]
+    if not seen:
+        return None
+    layers = list(dict.fromkeys(name for i in seen for name in i.grad_norms))
+    columns = min(NUM_COLUMNS, len(seen))
+    parts = [seen[c * len(seen) // columns : (c + 1) * len(seen) // columns] for c in range(columns)]
+    norms = [[middle(i.grad_norms.get(layer) for i in part) for part in parts] for layer in layers]
+    return Gradients(layers, [part[-1].step for part in parts], norms)
+
+
+def middle(values: Iterable[object]) -> float | None:
+    known = [float(v) for v in values if is_number(v)]  # type: ignore[arg-type]
+    return found if known and math.isfinite(found := median(known)) else None
+
+
+def tower_layers(layers: Sequence[str], tower: str) -> list[str]:
+    """The blocks of a tower, without what comes before and after."""
+    return [name for name in layers if name.startswith(f"{tower}.") and name.split(".")[1].isdecimal()]
+
+
+def first_middle_last(layers: Sequence[str], tower: str) -> list[tuple[str, str]]:
+    """What to call some layers of a tower, and which they are."""
+    blocks = tower_layers(layers, tower)
+    if not blocks:
+        return []
+    chosen = [("first", blocks[0]), ("middle", blocks[len(blocks) // 2]), ("last", blocks[-1])]
+    return [(name, layer) for layer, name in {layer: f"{name} layer" for name, layer in chosen}.items()]
+
+
+def vanishing(gradients: Gradients) -> list[str]:
+    """Layers whose gradient is nothing beside those of their tower, at the end."""
+    found = []
+    for tower in ("image", "text"):
+        ends = {
+            layer: norm
+            for layer in tower_layers(gradients.layers, tower)
+            if (norm := gradients.at(layer, 1)) is not None
+        }
+        usual = median(ends.values()) if ends else 0.0
+        found += [layer for layer, norm in ends.items() if usual > 0 and norm < VANISHED * usual]
+    return found
+
+
+def exploding(record: Record) -> tuple[int, float, float] | None:
+    """The step with the longest gradient beyond the usual, its length and the usual one; the warm-up apart."""
+    warmup = find(record.settings, "warmup") or 0.0
+    steps = [s for s in record.history.steps if s.progress > warmup]
+    if len(steps) < 10:
+        return None
+    usual = median(s.grad_norm for s in steps)
+    longest = max(steps, key=lambda s: s.grad_norm)
+    return (
+        (longest.step, longest.grad_norm, usual)
+        if usual > 0 and longest.grad_norm > EXPLODED * usual
+        else None
+    )

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from lapclip.report.curves import Chart, Line
 from lapclip.report.record import Query
-from lapclip.report.section import Section
+from lapclip.report.section import Section, Table
 from lapclip.report.svg import in_words
-from lapclip.report.table import Table
 from lapclip.report.words import clean
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from lapclip.report import summary
-from lapclip.report.machinery import core_shares, data_share, memory_by_kind, parts_of_a_step, power_of
 from lapclip.report.record import Record, find
+from lapclip.report.resources import core_shares, data_share, memory_by_kind, parts_of_a_step, power_of
 from lapclip.report.stretches import phases_of, stretches_of
+from lapclip.report.suggestions import suggestions
 
 
 def as_numbers(records: Sequence[Record]) -> dict[str, Any]:
@@ -18,24 +19,23 @@ def as_numbers(records: Sequence[Record]) -> dict[str, Any]:
 
 def numbers_of(record: Record) -> dict[str, Any]:
     history, stretches = record.history, stretches_of(record)
-    step, evaluated, inspected = history.step, history.evaluated, history.inspected
+    step, evaluated = history.step, history.evaluated
     joules, recall = history.joules, find(record.recall, "text_to_image", "recall@1")
-    peak = history.finished.peak_memory_bytes if history.finished else None
     inspections = list(history.inspections)
     return {
         "name": record.name,
         "path": str(record.run.path),
         "state": record.state,
         "summary": summary.sentences(record),
-        "suggestions": summary.suggestions(record),
+        "suggestions": suggestions(record),
         "steps": record.steps,
         "epochs": record.epochs,
         "seconds": record.seconds,
         "num_pairs_seen": (history.finished or step).num_pairs_seen if history.finished or step else 0,  # type: ignore[union-attr]
         "pairs_per_second": record.pairs_per_second,
-        "peak_memory_bytes": peak or (inspected.memory_peak if inspected else None),
+        "peak_memory_bytes": record.peak_memory,
         "num_parameters": history.started.num_parameters if history.started else None,
-        "loss": step.loss if step else None,
+        "loss": history.recently("loss"),
         "validation_loss": evaluated.loss if evaluated else None,
         "recall": record.recall,
         "best_step": record.best_step,

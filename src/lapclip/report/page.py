@@ -14,9 +14,8 @@ from pathlib import Path
 
 from lapclip.report.curves import Chart
 from lapclip.report.record import Query
-from lapclip.report.section import Section
-from lapclip.report.svg import draw, draw_heat, in_words
-from lapclip.report.table import Table
+from lapclip.report.section import Section, Table
+from lapclip.report.svg import draw, draw_heat, draw_key, in_words
 from lapclip.report.words import clean, number
 
 PAGE = Path(__file__).parent.parent / "page"
@@ -118,16 +117,13 @@ def table_html(table: Table, title: str) -> str:
 
 
 def chart_html(chart: Chart) -> str:
-    keys = "".join(
-        f'<li><span class="key c{line.colour % 6} {line.look}{" far" * (line.colour >= 6)}"></span>'
-        f"{said(line.label)}</li>"
-        for line in chart.lines
-        if line.look != "faint"
-    )
+    keys = "".join(f"<li>{draw_key(line)}{said(line.label)}</li>" for line in chart.lines)
     about = f"<span>{said(chart.about)}</span>" if chart.about else ""
+    heard = said(f"{chart.title}: {in_words(chart)}")
     return (
         f'<figure class="chart"><figcaption><strong>{said(chart.title)}</strong> {about}</figcaption>'
-        f'<div class="plot"></div><div class="still">{draw(chart)}<ul class="keys">{keys}</ul></div>'
+        f'<div class="plot" role="img" aria-label="{heard}"></div>'
+        f'<div class="still">{draw(chart)}<ul class="keys">{keys}</ul></div>'
         f'<p class="ends">{said(in_words(chart))}</p></figure>'
     )
 
@@ -165,7 +161,9 @@ def embedded(charts: Sequence[Chart]) -> str:
                     "x": [short(x) for x, _ in line.points],
                     "y": [short(y) for _, y in line.points],
                     "colour": line.colour,
+                    "dash": line.dash,
                     "look": line.look,
+                    "hasDots": line.has_dots,
                 }
                 for line in chart.lines
             ],
@@ -173,7 +171,7 @@ def embedded(charts: Sequence[Chart]) -> str:
             "fromZero": chart.from_zero,
             "isLog": chart.is_log,
             "axis": chart.axis,
-            "span": chart.span,
+            "span": [short(end) for end in chart.span],
             "bands": [[band.start, band.end, band.label] for band in chart.bands],
             "marks": [[mark.at, clean(mark.label)] for mark in chart.marks],
         }

@@ -15,11 +15,13 @@ from lapclip.events import (
 )
 from lapclip.history import History, Thinned
 from lapclip.report.words import clean, is_number
-from lapclip.run import Run
+from lapclip.run import Run, bench_speed
 from lapclip.runs import status_of
 
 MOST_MARKS = 200  # starts, and pauses, that are shown
 MOST_ENERGY = 2000
+MOST_SETTINGS_BYTES = 1 << 20
+MOST_SNAPSHOT_BYTES = 8 << 20
 MOST_PICTURE_BYTES = 1 << 16  # a 96 px JPEG has a tenth of that
 MOST_QUERIES = 12
 PICTURES = {b"\xff\xd8\xff": "image/jpeg", b"\x89PN": "image/png"}  # by their first bytes
@@ -104,6 +106,18 @@ class Record:
         return last.num_pairs_seen / last.seconds if last and last.seconds > 0 else None
 
     @property
+    def bench(self) -> float | None:
+        """Pairs a second that `lapclip bench` had measured."""
+        return bench_speed(self.machine)
+
+    @property
+    def peak_memory(self) -> int | None:
+        """In bytes, of the process; of a run that has not finished, the most that was seen."""
+        if self.history.finished and self.history.finished.peak_memory_bytes:
+            return self.history.finished.peak_memory_bytes
+        return max((i.memory_peak for i in self.history.inspections), default=None)
+
+    @property
     def recall(self) -> dict[str, Any] | None:
         """Of the best checkpoint."""
         if self.history.finished and isinstance(self.history.finished.recall, dict):
@@ -147,8 +161,7 @@ def read_record(run: Run) -> Record:
                 energy.add((event.step, history.joules))
                 if history.joules != joules and before:
                     power_seconds += event.time - before.time
-    toml, settings = read_settings(run.path / "config.toml")
-    machine = run.load_machine()
+    toml, settings = read_settings(run.path)
     snapshot_step, queries = read_queries(run.path, history)
     state, failure, failure_hint = state_of(run, history)
     return Record(
@@ -156,7 +169,7 @@ def read_record(run: Run) -> Record:
         state,
         settings,
         toml,
-        machine if isinstance(machine, dict) else {},
+        run.load_machine(),
         history,
         starts,
         pauses,
@@ -180,10 +193,10 @@ def state_of(run: Run, history: History) -> tuple[str, str, str]:
     return status.state, status.message, status.hint
 
 
-def read_settings(path: Path) -> tuple[str, dict[str, Any]]:
+def read_settings(folder: Path) -> tuple[str, dict[str, Any]]:
     """The file and its settings by name; also of a version that knew other settings."""
     try:
-        text = path.read_text("utf-8")
+        text = read_own(folder / "config.toml", folder, MOST_SETTINGS_BYTES).decode("utf-8")
         tables = tomllib.loads(text)
     except (OSError, ValueError, RecursionError):
         return "", {}
@@ -197,10 +210,8 @@ def read_queries(folder: Path, history: History) -> tuple[int | None, list[Query
         if not isinstance(evaluated.snapshot, str):
             continue
         path = folder / evaluated.snapshot
-        if not is_inside(path, folder):
-            continue
         try:
-            queries = json.loads(path.read_text("utf-8"))["queries"]
+            queries = json.loads(read_own(path, folder, MOST_SNAPSHOT_BYTES))["queries"]
             return evaluated.step, [read_query(query, path.parent) for query in queries[:MOST_QUERIES]]
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             continue
@@ -220,19 +231,20 @@ def read_query(query: dict[str, Any], folder: Path) -> Query:
 
 
 def read_picture(folder: Path, name: str) -> bytes | None:
-    """A small picture of the run's own; a page that is passed on must not carry any other file."""
-    path = folder / name
     try:
-        if not is_inside(path, folder) or path.stat().st_size > MOST_PICTURE_BYTES:
-            return None
-        content = path.read_bytes()
+        content = read_own(folder / name, folder, MOST_PICTURE_BYTES)
     except (OSError, ValueError):
         return None
     return content if content[:3] in PICTURES else None
 
 
-def is_inside(path: Path, folder: Path) -> bool:
+def read_own(path: Path, folder: Path, most_bytes: int) -> bytes:
+    """A file of the run's own, however it is linked: a page that is passed on must not carry any other file."""
     try:
-        return path.resolve().is_relative_to(folder.resolve())
-    except (OSError, ValueError, RuntimeError):
-        return False
+        real = path.resolve(strict=True)
+        is_own = real.is_relative_to(folder.resolve())
+    except RuntimeError as error:  # a circle of links
+        raise OSError(str(error)) from None
+    if not is_own or not real.is_file() or real.stat().st_size > most_bytes:
+        raise OSError(f"`{path}` is no file of the run, or too large")
+    return real.read_bytes()

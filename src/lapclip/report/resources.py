@@ -1,22 +1,20 @@
-"""What a run cost: the time of a step by part, memory, cores and energy."""
+"""What a run cost: the time of a step by part, memory, cores and energy, from the closer looks at single steps."""
 
-from lapclip.report.machinery import (
-    core_shares,
-    memory_by_kind,
-    parts_of_a_step,
-    power_of,
-    readings,
-)
+from collections.abc import Iterable
+from statistics import fmean
+
+from lapclip.amounts import plural
+from lapclip.events import Inspected
 from lapclip.report.record import Record, find
-from lapclip.report.section import Section
+from lapclip.report.section import Section, Table
 from lapclip.report.stretches import Stretches, thinned
-from lapclip.report.table import Table
 from lapclip.report.words import (
     NOT_MEASURED,
     UNKNOWN,
     clean,
     duration,
     energy,
+    is_number,
     number,
     share,
     size,
@@ -30,18 +28,17 @@ def time_section(record: Record) -> Section:
     rows = [(name, share(part), duration(seconds)) for name, (part, seconds) in parts.items()]
     largest = max(parts, key=lambda name: parts[name][0])
     seen = len(record.history.inspections)
-    words = f"Of a step, {share(parts[largest][0])} is {clean(largest)}; medians over {seen} steps."
+    words = f"Of a step, {share(parts[largest][0])} is {clean(largest)}; means over {plural(seen, 'step')}."
     return Section("A step's time", [words], tables=[Table("A step's time", ("part", "share", "time"), rows)])
 
 
 def memory_section(record: Record) -> Section:
     kinds, last = memory_by_kind(record.history.inspections), record.history.inspected
-    finished = record.history.finished
     rows = [(name, NOT_MEASURED if n is None else size(n)) for name, n in kinds.items()]
+    if record.peak_memory is not None:
+        rows.append(("peak of the process", size(record.peak_memory)))
     if last is not None:
-        rows += [("peak of the process", size(last.memory_peak)), ("it may use", size(last.memory_limit))]
-    elif finished is not None and find(vars(finished), "peak_memory_bytes"):
-        rows.append(("peak of the process", size(finished.peak_memory_bytes)))
+        rows.append(("it may use", size(last.memory_limit)))
     words = [
         "The most of each kind at one moment; the process holds the program and its libraries besides."
     ] * bool(kinds)
@@ -70,7 +67,7 @@ def cores_section(record: Record) -> Section:
         words.append(f"The system slowed the processor to {min(limit):.0%} of its speed to cool it.")
     if len(swapped := readings(inspections, "swapped_bytes")) > 1 and swapped[-1] - swapped[0] > 1e6:
         words.append(f"The machine swapped {size(swapped[-1] - swapped[0])}: memory was short.")
-    rows = [(f"core {n}", share(value)) for n, value in enumerate(shares)]
+    rows = [(f"core {n}", share(value)) for n, value in enumerate(shares, 1)]
     return Section("Cores", words, tables=[Table("Cores", ("core", "busy"), rows)] if rows else [])
 
 
@@ -112,3 +109,53 @@ def energy_section(record: Record, stretches: Stretches) -> Section:
     return Section(
         "Energy", words, tables=[Table(f"Energy per {stretches.kind}", header, rows)] if rows else []
     )
+
+
+def data_share(record: Record) -> float | None:
+    """The share of training that was spent waiting for batches."""
+    started = record.history.started
+    steps = [s for s in record.history.steps if s.pairs_per_second > 0]
+    if not steps or started is None:
+        return None
+    whole = sum(started.batch_size / s.pairs_per_second for s in steps)
+    return min(1.0, sum(s.data_seconds for s in steps) / whole) if whole > 0 else None
+
+
+def parts_of_a_step(inspections: Iterable[Inspected]) -> dict[str, tuple[float, float]]:
+    """By part, the mean share of a step and the mean seconds."""
+    seen: dict[str, list[tuple[float, float]]] = {}
+    for inspected in inspections:
+        parts = {name: seconds for name, seconds in inspected.parts.items() if is_number(seconds)}
+        whole = sum(parts.values())
+        for name, seconds in parts.items() if whole > 0 else ():
+            seen.setdefault(name, []).append((seconds / whole, seconds))
+    return {name: (fmean(s for s, _ in values), fmean(s for _, s in values)) for name, values in seen.items()}
+
+
+def memory_by_kind(inspections: Iterable[Inspected]) -> dict[str, int | None]:
+    """The most bytes of each kind; None for what was not measured."""
+    most: dict[str, int | None] = {}
+    for inspected in inspections:
+        for name, num_bytes in inspected.memory.items():
+            known = num_bytes if is_number(num_bytes) else None
+            before = most.get(name)
+            most[name] = known if before is None else max(before, known or 0)
+    return most
+
+
+def readings(inspections: Iterable[Inspected], name: str) -> list[float]:
+    return [i.readings[name] for i in inspections if is_number(i.readings.get(name))]
+
+
+def core_shares(inspections: Iterable[Inspected]) -> list[float]:
+    """The mean share of time that each core was busy."""
+    seen = [i.readings.get("cores") for i in inspections]
+    lists = [cores for cores in seen if isinstance(cores, list) and cores and all(map(is_number, cores))]
+    num_cores = min(map(len, lists), default=0)
+    return [fmean(cores[number] for cores in lists) for number in range(num_cores)]
+
+
+def power_of(inspections: Iterable[Inspected]) -> str | None:
+    """What the power is the power of."""
+    said = {i.readings.get("power_of") for i in inspections if is_number(i.readings.get("power_watts"))}
+    return " and ".join(sorted(str(what) for what in said if what)) or None

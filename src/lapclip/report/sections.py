@@ -1,8 +1,18 @@
 """A report as data, in the order it is read: what the writers of HTML and Markdown are given."""
 
+from collections.abc import Sequence
+
 from lapclip.report import summary
-from lapclip.report.curves import charts_of, phases_in_words
-from lapclip.report.facts import config_text, machine_table, provenance_table, settings_table
+from lapclip.report.curves import charts_of, name_of, overlaid, phases_in_words
+from lapclip.report.facts import (
+    comparison_words,
+    config_text,
+    differing_table,
+    machine_table,
+    provenance_table,
+    results_table,
+    settings_table,
+)
 from lapclip.report.learning import (
     found_section,
     gradients_section,
@@ -13,9 +23,9 @@ from lapclip.report.learning import (
 )
 from lapclip.report.record import Record, find
 from lapclip.report.resources import cores_section, energy_section, memory_section, time_section
-from lapclip.report.section import Section
+from lapclip.report.section import Section, Table
 from lapclip.report.stretches import stretches_of
-from lapclip.report.table import Table
+from lapclip.report.suggestions import suggestions
 from lapclip.report.words import (
     clean,
     count,
@@ -28,7 +38,7 @@ def sections_of(record: Record) -> list[Section]:
     stretches = stretches_of(record)
     said = [
         Section("Summary", summary.sentences(record)),
-        Section("What to try next", points=summary.suggestions(record)),
+        Section("What to try next", points=suggestions(record)),
         found_section(record),
         Section("Curves", phases_in_words(record), charts=charts_of(record)),
         stretches_section(record, stretches),
@@ -49,6 +59,22 @@ def sections_of(record: Record) -> list[Section]:
             tables=provenance_table(record),
             text=config_text(record),
         ),
+    ]
+    return [section for section in said if section.has_content]
+
+
+def compared(records: Sequence[Record]) -> list[Section]:
+    """Several runs side by side."""
+    differing = differing_table(records)
+    said = [
+        Section("Summary", comparison_words(records), tables=[results_table(records)]),
+        Section(
+            "What differs",
+            [] if differing else ["Nothing: settings and machine are the same."],
+            tables=differing,
+        ),
+        Section("Curves", charts=overlaid(records)),
+        *(Section(name_of(record), summary.sentences(record)) for record in records),
     ]
     return [section for section in said if section.has_content]
 

@@ -1,7 +1,9 @@
 """A run in stretches, epochs or tenths, and the phases its loss went through."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 
 from lapclip.events import Step
@@ -11,6 +13,7 @@ MOST_ROWS = 40
 NUM_POINTS = 40  # the loss is cut into phases at one of these
 LEAST_POINTS = 5  # of a phase
 STEEP, FLAT = 1.5, 0.33  # times the mean fall of the run
+NOTABLE = 0.1  # of the loss: who loses that much is on no plateau
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,9 @@ def epochs(record: Record) -> list[Stretch]:
     history = record.history
     started = history.started
     rows = []
-    step_before = 0
     for number, epoch in sorted(history.epochs.items()):
         part = f", {record.epochs - number + 1:.0%} of it" if record.epochs < number - 0.005 else ""
-        pairs = (epoch.step - step_before) * (started.batch_size if started else 0)
+        pairs = (epoch.step - epoch.step_before) * (started.batch_size if started else 0)
         evaluated = epoch.evaluated
         rows.append(
             Stretch(
@@ -68,7 +70,6 @@ def epochs(record: Record) -> list[Stretch]:
                 epoch.joules,
             )
         )
-        step_before = epoch.step
     return rows
 
 
@@ -123,12 +124,14 @@ def joules_until(energy: Sequence[tuple[int, float]], step: int) -> float:
 
 
 def thinned(rows: list[Stretch]) -> list[Stretch]:
-    """Few enough for a table; the first and the last one stay."""
+    """Few enough for a table, evenly spread over the steps; the first and the last one stay."""
     if len(rows) <= MOST_ROWS:
         return rows
-    every = -(-len(rows) // MOST_ROWS)
-    kept = rows[::every]
-    return kept if kept[-1] is rows[-1] else [*kept, rows[-1]]
+    first, last = rows[0].step, rows[-1].step
+    wanted = (first + (last - first) * n / (MOST_ROWS - 1) for n in range(MOST_ROWS))
+    steps = [row.step for row in rows]
+    places = {min(bisect_left(steps, step), len(rows) - 1) for step in wanted}
+    return [rows[place] for place in sorted(places | {0, len(rows) - 1})]
 
 
 @dataclass(frozen=True)
@@ -150,15 +153,18 @@ class Phase:
 def phases_of(record: Record, kind: str) -> list[Phase]:
     """At most three lines that follow the loss best, named by how fast it falls beside the run's mean."""
     points = loss_points(list(record.history.steps), kind)
-    if len(points) < 2 * LEAST_POINTS:
-        return []
+    if len(points) < 2 * LEAST_POINTS or any(b[0] <= a[0] for a, b in pairwise(points)):
+        return []  # too few, or steps that do not go on: there is no slope
     cuts = best_cuts(points)
     fitted = [fit(points[i : j + 1]) for i, j in zip([0, *cuts], [*cuts, len(points) - 1], strict=True)]
     start, end = points[0][0], points[-1][0]
     fall = (fitted[0][2] - fitted[-1][3]) / (end - start)
     phases: list[Phase] = []
     for first, last, before, after in fitted:
-        phase = Phase(named((after - before) / (last - first), fall), first, last, before, after)
+        name = named((after - before) / (last - first), fall)
+        if name == "plateau" and before - after > NOTABLE * abs(before):
+            name = "gradual"  # slow beside the rest of the run, and still a good part of the loss
+        phase = Phase(name, first, last, before, after)
         if phases and phases[-1].name == phase.name:
             earlier = phases.pop()
             phase = Phase(phase.name, earlier.start, last, earlier.loss_before, after)
@@ -176,10 +182,10 @@ def named(slope: float, fall: float) -> str:
 
 def loss_points(steps: Sequence[Step], kind: str) -> list[tuple[float, float]]:
     """The mean loss of up to forty equal parts of the run, over epochs or tenths."""
-    if len(steps) < 2 * LEAST_POINTS:
+    last = steps[-1] if steps else None
+    if last is None or last.step <= 0:
         return []
     parts = min(NUM_POINTS, len(steps) // 2)
-    last = steps[-1]
     unit = last.epoch / last.step if kind == "epoch" else 10 / last.step
     points = []
     for part in range(parts):

@@ -1,28 +1,24 @@
-"""A run in words: what was trained on what, what it came to, what limited it and what to try next.
+"""A run in words: what was trained on what, what it came to and what limited it.
 
 Each sentence stands only where the run's data carries it.
 """
 
+import math
 from collections import Counter
+from dataclasses import dataclass
+from statistics import median
 
-from lapclip.report.machinery import data_share
+from lapclip.amounts import plural
+from lapclip.events import Evaluated
 from lapclip.report.record import Record, find
-from lapclip.report.verdict import (
-    WAITS,
-    has_training_loss_fallen,
-    is_near_chance,
-    last_quarter,
-    memory_share,
-    slowdown,
-    validation_rise,
-)
+from lapclip.report.resources import data_share
 from lapclip.report.words import (
     clean,
     code,
     count,
     duration,
+    epochs,
     listed,
-    plural,
     rate,
     share,
     shortened,
@@ -30,6 +26,11 @@ from lapclip.report.words import (
     times,
 )
 
+LEAST_EVALUATIONS = 4
+CLEARLY_RISEN = 0.03  # of the held-out loss, over its lowest
+SLOWER = 0.85  # of the speed at the start
+NEAR_LIMIT = 0.9  # of the memory it may use
+WAITS = 0.1  # share of time spent waiting for data that is worth a word
 # The warnings that say most about a result, the gravest first.
 GRAVEST = (
     "collapsed", "exploding-gradients", "vanishing-gradients", "over-fitting", "scale-pinned", "data-bound",
@@ -58,10 +59,10 @@ def what_and_how_long(record: Record) -> str:
     if last is None and not record.history.finished:
         return f"{model}{parameters}{on}{pairs}: training began, and no step was recorded."
     seen = (record.history.finished or last).num_pairs_seen  # type: ignore[union-attr]
-    epochs = seen / started.num_train if started.num_train else 0.0
+    over = seen / started.num_train if started.num_train else 0.0
     return (
         f"{model}{parameters} was trained{on}{pairs}, in batches of {count(started.batch_size)}: "
-        f"{plural(record.steps, 'step')}, {count(seen)} pairs or {epochs:.2g} times over the data, in "
+        f"{plural(record.steps, 'step')}, {count(seen)} pairs or {epochs(over)} times over the data, in "
         f"{duration(record.seconds)} of training on {code(started.device)} ({rate(record.pairs_per_second)} pairs/s)."
     )
 
@@ -117,7 +118,9 @@ def result(record: Record) -> str:
         and len(record.history.evaluations) > 1
     ):
         said += f". That is step {count(record.best_step)}, the best of {len(record.history.evaluations)} evaluations"
-    if is_near_chance(record):
+    if is_guessable(record):
+        said += ". Where guessing is right so often, that says nothing"
+    elif is_near_chance(record):
         said += ". This is hardly more than guessing"
     return said + "."
 
@@ -142,7 +145,7 @@ def validation(record: Record) -> str:
     rise = validation_rise(record)
     if rise is not None:
         said = (
-            f"The validation loss was lowest at step {count(rise.step_before)} ({rise.before:.3f}) and rose "
+            f"The held-out loss was lowest at step {count(rise.step_before)} ({rise.before:.3f}) and rose "
             f"to {rise.after:.3f}"
         )
         quarter = last_quarter(record)
@@ -152,7 +155,7 @@ def validation(record: Record) -> str:
             return f"{said} while the training loss fell: it began to learn the training pairs by heart."
         return f"{said}."
     losses = [e.loss for e in record.history.evaluations if e.loss is not None]
-    return "The validation loss did not rise." if len(losses) >= 3 else ""
+    return "The held-out loss did not rise." if len(losses) >= 3 else ""
 
 
 def limits(record: Record) -> list[str]:
@@ -170,8 +173,7 @@ def limits(record: Record) -> list[str]:
         said.append(
             f"It became slower: from {rate(slower.before)} to {rate(slower.after)} pairs/s over the same kind of step."
         )
-    bench = find(record.machine, "bench", "pairs_per_second")
-    if bench and record.pairs_per_second:
+    if (bench := record.bench) and record.pairs_per_second:
         said.append(
             f"`lapclip bench` had measured {rate(bench)} pairs/s; "
             f"it ran at {record.pairs_per_second / bench:.0%} of that."
@@ -205,44 +207,94 @@ def warnings(record: Record) -> str:
     return f"{rest}{which}: {shortened(clean(gravest.message))} (step {count(gravest.step)})."
 
 
-def suggestions(record: Record) -> list[str]:
-    """What to try next, most useful first; commands as one would type them."""
-    name = clean(record.run.reference)
-    resume, said = f"lapclip train --resume {name}", []
-    match record.state:
-        case "stopped" | "crashed":
-            said.append(f"Go on from where it stands: {code(resume)}.")
-        case "failed" if record.failure_hint:
-            hint = shortened(clean(record.failure_hint)).rstrip(".")
-            said.append(f"{hint[:1].upper()}{hint[1:]}.")
-    if is_near_chance(record):
-        source = clean(record.settings.get("source", ""))
-        said.append(
-            f"See whether the captions belong to their pictures: {code(f'lapclip data check {source}')}."
-            if source and not source.startswith("synthetic")
-            else "Give it more time, or a higher learning rate: it has hardly begun to learn."
-        )
-    rise, quarter = validation_rise(record), last_quarter(record)
-    if record.state == "finished" and quarter and quarter.direction > 0 and not rise:
-        said.append(f"Give it as long again, it was not done: {code(resume + twice(record))}.")
-    if rise and not (quarter and quarter.direction > 0):
-        said.append(
-            "Use more pairs, or show them more differently (`--crop 0.6 --flip`); "
-            "the best checkpoint is from before and is what `lapclip eval` loads."
-        )
-    waiting, workers = data_share(record), record.settings.get("workers")
-    if waiting is not None and waiting >= WAITS and isinstance(workers, int):
-        said.append(f"Prepare batches ahead with another process: `--workers {workers + 1}`.")
-    if memory_share(record) and isinstance(chunk := record.settings.get("chunk"), int) and chunk > 1:
-        said.append(f"Hold fewer pairs at once, with the same gradients: `--chunk {chunk // 2}`.")
-    if record.recall is not None and record.state in ("finished", "stopped"):
-        said.append(f"Measure it on other pictures: {code(f'lapclip eval {name} FOLDER')}.")
-    return said[:4]
+@dataclass(frozen=True)
+class Change:
+    """A number then and later, with the steps."""
+
+    step_before: int
+    before: float
+    step_after: int
+    after: float
+    noise: float = 0.0  # what chance alone may change it by
+
+    @property
+    def direction(self) -> int:
+        """1 risen, -1 fallen, 0 within the noise."""
+        difference = self.after - self.before
+        return 0 if abs(difference) <= self.noise else 1 if difference > 0 else -1
 
 
-def twice(record: Record) -> str:
-    """The flag that gives a run as much again, in the kind of budget it had."""
-    for budget in ("minutes", "epochs", "steps"):
-        if (amount := find(record.settings, budget)) is not None:
-            return f" --{budget} {2 * amount:g}" if budget != "steps" else f" --steps {2 * amount:.0f}"
-    return ""
+def recall_1(evaluated: Evaluated) -> float | None:
+    return find(evaluated.recall, "text_to_image", "recall@1")
+
+
+def last_quarter(record: Record) -> Change | None:
+    """How recall@1 changed over the last quarter of the run; two standard errors count as noise."""
+    known = [(e.step, r, e) for e in record.history.evaluations if (r := recall_1(e)) is not None]
+    if len(known) < LEAST_EVALUATIONS:
+        return None
+    step, after, evaluated = known[-1]
+    earlier = [k for k in known[:-1] if k[0] <= 0.75 * step]
+    num_captions = find(evaluated.recall, "num_captions") or 0
+    if not earlier or num_captions < 1:
+        return None
+    step_before, before, _ = earlier[-1]
+    middle = (before + after) / 2
+    noise = 2 * math.sqrt(max(middle * (1 - middle), 1 / num_captions) / num_captions)
+    return Change(step_before, before, step, after, noise)
+
+
+def validation_rise(record: Record) -> Change | None:
+    """From the lowest held-out loss to the last, if it has clearly risen."""
+    losses = [
+        (e.step, e.loss) for e in record.history.evaluations if e.loss is not None and math.isfinite(e.loss)
+    ]
+    if len(losses) < 3:
+        return None
+    low_step, low = min(losses, key=lambda pair: pair[1])
+    last_step, last = losses[-1]
+    return Change(low_step, low, last_step, last) if last > low + CLEARLY_RISEN * abs(low) else None
+
+
+def has_training_loss_fallen(record: Record, since: Change) -> bool:
+    """Whether the training loss is clearly lower at the end than around the earlier step."""
+    steps = list(record.history.steps)
+    near = max(1, since.step_after // 20)
+    then = [s.loss for s in steps if abs(s.step - since.step_before) <= near]
+    now = [s.loss for s in steps if s.step > since.step_after - 2 * near]
+    return bool(then and now) and median(now) < (1 - CLEARLY_RISEN) * median(then)
+
+
+def slowdown(record: Record) -> Change | None:
+    """Pairs a second early and late, while it looked at the same share of each picture; None when not slower."""
+    whole_from = find(record.settings, "whole_from")
+    keeps = find(record.settings, "keep_patches")
+    end = whole_from if whole_from and keeps is not None and keeps < 1 else 1.1
+    steps = [s for s in record.history.steps if s.progress < end]
+    if len(steps) < 40:
+        return None
+    fifth = len(steps) // 5
+    early, late = steps[fifth // 2 : fifth + fifth // 2], steps[-fifth:]
+    before, after = (median(s.pairs_per_second for s in part) for part in (early, late))
+    return Change(early[0].step, before, late[-1].step, after) if after < SLOWER * before else None
+
+
+def memory_share(record: Record) -> tuple[int, int] | None:
+    """Most memory used and what it may use, when these came close."""
+    last = record.history.inspected
+    if last is None or last.memory_limit <= 0 or last.memory_peak < NEAR_LIMIT * last.memory_limit:
+        return None
+    return last.memory_peak, last.memory_limit
+
+
+def is_guessable(record: Record) -> bool:
+    """Whether the pool is so small, or its captions so alike, that guessing is right as often as not."""
+    chance = find(record.recall, "text_to_image", "chance@1")
+    return chance is not None and chance >= 0.5
+
+
+def is_near_chance(record: Record) -> bool:
+    """Whether it found hardly more than guessing would."""
+    found = find(record.recall, "text_to_image", "recall@10")
+    chance = find(record.recall, "text_to_image", "chance@10")
+    return found is not None and chance is not None and found < min(0.9, 2 * chance)

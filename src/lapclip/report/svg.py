@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from lapclip.report.curves import Chart, Line, thin
-from lapclip.report.machinery import Gradients
+from lapclip.report.section import Gradients
 from lapclip.report.words import clean, number, share
 
 WIDTH, HEIGHT = 520, 230
@@ -67,12 +67,22 @@ def draw_line(line: Line, at_x, at_y, chart: Chart) -> str:  # type: ignore[no-u
     if not points:
         return ""
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    drawn = f'<path class="line c{line.colour % 6} {line.look}{" far" * (line.colour >= 6)}" d="M{path}"/>'
-    if (line.look == "dots" and len(points) <= 60) or len(points) == 1:
+    drawn = stroke(line, f"M{path}")
+    if line.has_dots:
         drawn += "".join(
-            f'<circle class="dot c{line.colour % 6}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in points
+            f'<circle class="dot c{line.colour}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in points
         )
     return drawn
+
+
+def stroke(line: Line, path: str) -> str:
+    dash = f' stroke-dasharray="{" ".join(map(str, line.dash))}"' if line.dash else ""
+    return f'<path class="line c{line.colour} {line.look}"{dash} d="{path}"/>'
+
+
+def draw_key(line: Line) -> str:
+    """A piece of the line, to stand beside its name."""
+    return f'<svg class="key" viewBox="0 0 36 6" aria-hidden="true">{stroke(line, "M0 3H36")}</svg>'
 
 
 def in_words(chart: Chart) -> str:
@@ -83,7 +93,7 @@ def in_words(chart: Chart) -> str:
         if line.look == "faint" or not line.points:
             continue
         first, last = line.points[0], line.points[-1]
-        if line.look == "dashed":
+        if line.look == "level":
             said.append(f"{line.label} {show(last[1])}")
         else:
             said.append(f"{line.label} {show(first[1])} to {show(last[1])}")

@@ -2,9 +2,9 @@
 
 import math
 import re
-import unicodedata
 
 from lapclip import amounts
+from lapclip.errors import UNPRINTABLE
 
 UNKNOWN = "-"
 NOT_MEASURED = "not measured"
@@ -12,9 +12,7 @@ NOT_MEASURED = "not measured"
 
 def clean(text: object) -> str:
     """One line without controls, signs that turn the writing direction, or halves of characters."""
-    whole = str(text).encode("utf-8", "replace").decode("utf-8")
-    kept = (" " if unicodedata.category(c) in ("Cc", "Zl", "Zp") else c for c in whole)
-    return re.sub(r"[\u202a-\u202e\u2066-\u2069]", "", "".join(kept)).strip()
+    return re.sub(r"[\t\n]", " ", UNPRINTABLE.sub(" ", str(text))).strip()
 
 
 def code(text: object) -> str:
@@ -56,11 +54,16 @@ def rate(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
 
 
+def epochs(value: float) -> str:
+    """Times over the data; a part of one to two digits."""
+    return f"{value:.2g}" if value < 1 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
 def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 1:
-        return f"{1000 * seconds:,.0f} ms"
+        return amounts.milliseconds(seconds)
     if seconds < 10:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -85,10 +88,6 @@ def energy(joules: float | None) -> str:
 def listed(things: list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return things[0] if len(things) == 1 else f"{', '.join(things[:-1])} and {things[-1]}" if things else ""
-
-
-def plural(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
 
 
 def times(number: int) -> str:

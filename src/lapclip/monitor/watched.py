@@ -1,23 +1,44 @@
-"""A run being watched: reads what is new in its folder, knows its state, and says it as one JSON object."""
+"""A run being watched, by whichever view: reads what is new in its folder, knows how it stands, and says it as JSON."""
 
 import time
 from collections import deque
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from lapclip.errors import UserError
-from lapclip.events import KINDS_OF_MEMORY, PARTS, Event, Follower, Inspected, Started, Step
+from lapclip.events import KINDS_OF_MEMORY, PARTS, Event, Failed, Follower, Inspected, Started, Step
 from lapclip.history import History
-from lapclip.monitor.line import Average
-from lapclip.monitor.view import Standing, standing_of
-from lapclip.run import RUNS, Run, is_run, open_run
-from lapclip.runs import last_change, newest_run
+from lapclip.lock import Held
+from lapclip.run import RUNS, Run, bench_speed, find_run
+from lapclip.runs import End, last_change, newest_run, said_in, state_of
 
-NUM_INSPECTIONS = 5  # whose mean is shown, of where a step's time goes
-MOST_NEW = 1000  # events that are handed on at once; the history has seen them all
+MOST_NEW = 2000  # events that are handed on at once; the history has seen them all
 SECONDS_TO_SET_UP = 10  # that a folder without a lock and without events is given
 OVER = ("finished", "stopped", "failed", "crashed")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a run stands, by its lock and its last events."""
+
+    state: str  # as `lapclip runs` says it
+    is_preparing: bool = False
+    failed: Failed | None = None
+
+    @property
+    def words(self) -> str:
+        if self.is_preparing:
+            return "being set up"
+        return "training" if self.state == "running" else self.state
+
+
+def standing_of(history: History, lock: Held) -> Standing:
+    state = state_of(lock, End(last=history.last, waiting=history.paused))
+    started = history.started
+    is_new = started is None or (lock.taken is not None and started.time < lock.taken)
+    failed = (said_in(lock) or history.failed) if state == "failed" else None
+    return Standing(state, is_preparing=is_new and state == "running", failed=failed)
 
 
 class Watched:
@@ -26,57 +47,37 @@ class Watched:
     def __init__(self, run: Run):
         self.run = run
         self.follower = Follower(run.path / "events.jsonl")
-        self.machine: dict[str, Any] = {}
-        self.forget()
-
-    def forget(self) -> None:
         self.history = History()
-        self.recent: deque[Inspected] = deque(maxlen=NUM_INSPECTIONS)
         self.standing = Standing("running", is_preparing=True)
-        self.average_anew()
+        self.machine: dict[str, Any] = {}
 
-    def average_anew(self) -> None:
-        self.loss, self.accuracy, self.speed, self.grad_norm = Average(), Average(), Average(), Average()
-        self.recent.clear()
-
-    def read(self) -> list[Event]:
-        """Takes in what is new, and returns the last of it."""
-        if not self.machine:
-            self.machine = self.run.load_machine()
+    def read(self) -> tuple[list[Event], bool]:
+        """Takes in what is new. Returns the last of it, and whether that does not just follow what was known before:
+        the run went on from an earlier step, the file is another one, or more came than is handed on.
+        """
         lock = self.run.read_lock()  # before the events: a process writes its end, then lets go of the run
-        num_restarts = self.follower.num_restarts
         new: deque[Event] = deque(maxlen=MOST_NEW)
-        for event in self.follower.new():
-            if self.follower.num_restarts != num_restarts:  # it is another file now
-                num_restarts = self.follower.num_restarts
-                self.forget()
-            self.add(event)
+        num_restarts, is_anew = self.follower.num_restarts, False
+        for count, event in enumerate(self.follower.new(), 1):
+            if self.follower.num_restarts != num_restarts:
+                num_restarts, is_anew, self.history = self.follower.num_restarts, True, History()
+            self.history.add(event)
             new.append(event)
+            is_anew = is_anew or isinstance(event, Started) or count > MOST_NEW
+        if self.follower.num_restarts != num_restarts:  # it was emptied
+            is_anew, self.history = True, History()
+        if is_anew or not self.machine:
+            self.machine = self.run.load_machine()
         self.standing = standing_of(self.history, lock)
         if self.history.last is None and self.state == "stopped" and self.is_new():
             self.standing = Standing("running", is_preparing=True)
-        return list(new)
+        return list(new), is_anew
 
     def is_new(self) -> bool:
         """Whether the folder has only just been made, and may not have got its lock yet."""
-        changed = (
-            last_change(self.run.path),
-            self.run.path.stat().st_mtime if self.run.path.exists() else 0.0,
-        )
+        path = self.run.path
+        changed = (last_change(path), path.stat().st_mtime if path.exists() else 0.0)
         return time.time() - max(changed) < SECONDS_TO_SET_UP
-
-    def add(self, event: Event) -> None:
-        self.history.add(event)
-        match event:
-            case Started():
-                self.average_anew()
-            case Step():
-                self.loss.add(event.loss)
-                self.accuracy.add(event.accuracy)
-                self.speed.add(event.pairs_per_second)
-                self.grad_norm.add(event.grad_norm)
-            case Inspected():
-                self.recent.append(event)
 
     def some_steps(self, most: int) -> list[Step]:
         """At most about so many of the steps that are kept, evenly spread, the last one with them."""
@@ -102,8 +103,8 @@ class Watched:
     @property
     def bench_share(self) -> float | None:
         """The speed as a share of what `lapclip bench` measured for this model here."""
-        best = (self.machine.get("bench") or {}).get("pairs_per_second")
-        return self.speed.value / best if best and self.speed.count else None
+        best, speed = bench_speed(self.machine), self.history.recently("pairs_per_second")
+        return speed / best if best is not None and speed is not None else None
 
     @property
     def progress(self) -> float:
@@ -123,9 +124,8 @@ class Watched:
     @property
     def parts(self) -> dict[str, float] | None:
         """Seconds of a step by part, the mean of the last few that were looked at."""
-        if not self.recent:
-            return None
-        return {part: sum(i.parts.get(part, 0.0) for i in self.recent) / len(self.recent) for part in PARTS}
+        seen = self.history.recent_inspections
+        return {part: fmean(look.parts[part] for look in seen) for part in PARTS} if seen else None
 
     def document(self) -> dict[str, Any]:
         """Everything the view shows, for programs."""
@@ -139,13 +139,13 @@ class Watched:
             "progress": self.progress,
             "seconds": step.seconds if step else 0.0,
             "seconds_left": self.seconds_left,
-            "loss": self.loss.value if self.loss.count else None,
-            "accuracy": self.accuracy.value if self.accuracy.count else None,
+            "loss": history.recently("loss"),
+            "accuracy": history.recently("accuracy"),
             "chance": self.chance,
             "temperature": step.temperature if step else None,
             "lr": step.lr if step else None,
-            "grad_norm": self.grad_norm.value if self.grad_norm.count else None,
-            "pairs_per_second": self.speed.value if self.speed.count else None,
+            "grad_norm": history.recently("grad_norm"),
+            "pairs_per_second": history.recently("pairs_per_second"),
             "bench_share": self.bench_share,
             "parts": self.parts,
             "memory": memory_of(seen) if seen else None,
@@ -162,14 +162,14 @@ def memory_of(seen: Inspected) -> dict[str, int | None]:
     return kinds | {"used": seen.memory_used, "peak": seen.memory_peak, "limit": seen.memory_limit}
 
 
-def find_run(name: str | None) -> Run:
+def run_to_watch(name: str | None) -> Run:
     """The run of that name or path, one that is being set up too; without a name, the newest here."""
-    if name is None:
-        newest = newest_run()
-        if newest is None:
-            raise UserError(
-                f"there is no run to watch: `{RUNS.absolute()}` holds none",
-                hint="begin one with `lapclip train`, or name the path of a run's folder",
-            )
-        return newest
-    return next((Run(path) for path in (Path(name), RUNS / name) if is_run(path)), None) or open_run(name)
+    if name is not None:
+        return find_run(name)
+    newest = newest_run()
+    if newest is None:
+        raise UserError(
+            f"there is no run to watch: `{RUNS.absolute()}` holds none",
+            hint="begin one with `lapclip train`, or name the path of a run's folder",
+        )
+    return newest

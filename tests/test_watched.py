@@ -1,0 +1,260 @@
+"""A run as `watch` reads and shows it: from events to lines of text, at all sizes and whatever is in its folder."""
+
+import json
+import os
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lapclip.errors import UserError
+from lapclip.events import Finished, Inspected, Paused, Started, Step, Warned, to_line
+from lapclip.monitor import server, terminal_lines
+from lapclip.monitor.panels import view
+from lapclip.monitor.panels_text import text_of, width_of
+from lapclip.monitor.view import now_of
+from lapclip.monitor.watched import Watched, run_to_watch
+from lapclip.run import Run, bench_speed, find_run, refuse_name
+
+
+def written(path: Path, *events: object) -> Watched:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.toml").touch()
+    append(path, *events)
+    watched = Watched(Run(path))
+    watched.read()
+    return watched
+
+
+def append(path: Path, *events: object) -> None:
+    with (path / "events.jsonl").open("a") as file:
+        file.writelines(map(to_line, events))  # type: ignore[arg-type]
+
+
+def started() -> Started:
+    return Started(
+        step=0, seconds=0.0, pid=1, num_parameters=999_999_999, num_train=10**9, batch_size=32768, chunk=64,
+        device="cpu", threads=16, minutes=None, total_steps=10**7,
+    )  # fmt: skip
+
+
+def step(number: int) -> Step:
+    return Step(
+        step=number, epoch=123.45, num_pairs_seen=10**11, loss=123.456, accuracy=0.0004, lr=1.23e-05,
+        temperature=0.0123, grad_norm=12345.6, pairs_per_second=123456.0, data_seconds=0.1, seconds=359999.0,
+        progress=0.5, seconds_left=359999.0,
+    )  # fmt: skip
+
+
+def inspected(number: int, **readings: object) -> Inspected:
+    parts = dict.fromkeys(("data", "transfer", "forward", "backward", "optimizer", "other"), 123.4)
+    kinds = ("parameters", "gradients", "optimizer", "activations", "data")
+    memory: dict[str, int | None] = dict.fromkeys(kinds, 123 * 10**9) | {"activations": None}
+    return Inspected(
+        step=number, parts=parts, memory=memory, memory_used=900 * 10**9, memory_peak=950 * 10**9,
+        memory_limit=999 * 10**9, grad_norms={"scale": 1.0}, readings=readings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("width", "height"), [(79, 24), (199, 50), (40, 10), (20, 5), (119, 30), (149, 34), (300, 90)]
+)
+@pytest.mark.parametrize("num_cores", [0, 2, 64])
+@pytest.mark.parametrize("num_warnings", [0, 1, 30])
+def test_no_view_is_larger_than_its_window_at_the_largest_numbers(
+    tmp_path, width, height, num_cores, num_warnings
+):
+    readings = {
+        "cores": [1.0] * num_cores, "other_cores": 15.5, "temperature": 105.0, "power_watts": 250.5,
+        "battery": 100, "is_plugged": True, "speed_limit": 0.5, "swap_used": 10**11,
+    }  # fmt: skip
+    warned = [
+        Warned(step=n, message="a long sentence " * 20, hint="do this " * 30) for n in range(num_warnings)
+    ]
+    numbers = range(10**6, 10**6 + 50)
+    watched = written(
+        tmp_path / ("n" * 60), started(), *map(step, numbers), inspected(10**6, **readings), *warned
+    )
+    for is_live in (True, False):
+        lines = view(watched, width, height, is_live=is_live)
+        assert len(lines) <= height and all(width_of(line) <= width for line in lines)
+        text = text_of(lines)
+        if width >= 79 and height >= 24:
+            for word in (
+                "loss",
+                "chance",
+                "recall@10",
+                "tau",
+                "pairs/s",
+                "backward",
+                "activations",
+                "105",
+                "250.5 W",
+            ):
+                assert word in text
+            assert ("hint: do this" in text) == (num_warnings > 0)
+
+
+def test_what_cannot_be_measured_is_said_so(tmp_path):
+    text = text_of(view(written(tmp_path / "a", started(), step(1), inspected(1)), 79, 24))
+    assert "not measured: temperature, power, battery" in text and "cores not measured" in text
+    assert "recall@1 not evaluated yet" in text
+
+
+def test_a_run_that_is_being_set_up_is_waited_for_and_an_old_folder_is_not(tmp_path):
+    new = written(tmp_path / "new")
+    assert new.state == "running" and "being set up" in text_of(view(new, 79, 24))
+    for name in (".", "config.toml", "events.jsonl"):
+        os.utime(tmp_path / "new" / name, (1e9, 1e9))
+    new.read()
+    assert new.is_over and "--resume" in text_of(view(new, 79, 24))
+
+
+def test_a_file_that_begins_anew_is_read_anew(tmp_path):
+    watched = written(tmp_path / "a", started(), step(1), step(2))
+    (tmp_path / "a" / "events.jsonl").write_text(to_line(started()) + to_line(step(7)))
+    assert watched.read()[1]
+    assert [s.step for s in watched.history.steps] == [7] and len(watched.history.recent) == 1
+    (tmp_path / "a" / "events.jsonl").write_text("")
+    assert watched.read() == ([], True) and watched.history.step is None, "and when it is emptied"
+
+
+def test_what_follows_is_told_from_what_begins_anew(tmp_path):
+    watched = written(tmp_path / "a", started(), step(1))
+    assert watched.read() == ([], False)
+    append(tmp_path / "a", step(2))
+    events, is_anew = watched.read()
+    assert [event.step for event in events] == [2] and not is_anew
+    append(tmp_path / "a", started(), step(1))
+    assert watched.read()[1], "earlier steps were taken back"
+    append(tmp_path / "a", *map(step, range(2, 3000)))
+    events, is_anew = watched.read()
+    assert is_anew and len(events) < 2998 and events[-1].step == 2999, "too many to hand on one by one"
+
+
+def test_the_large_numbers_of_a_long_run_are_those_of_its_last_steps(tmp_path):
+    losses = [replace(step(number), loss=9.0 if number <= 20_000 else 1.0) for number in range(1, 20_011)]
+    watched = written(tmp_path / "a", started(), *losses)
+    assert watched.document()["loss"] == 1.0 and "loss 1.000" in text_of(view(watched, 79, 24))
+    page = now_of(watched.run, watched.history, watched.standing, watched.machine)
+    assert page["figures"][0]["value"] == "1.000"
+    append(tmp_path / "a", replace(started(), step=20_010), replace(step(20_011), loss=3.0))
+    watched.read()
+    assert watched.document()["loss"] == 3.0, "of this process"
+
+
+NO_SPEEDS = [
+    [1], {}, {"bench": 2}, {"bench": [1]}, {"bench": None}, {"bench": {}}, {"bench": {"pairs_per_second": "fast"}},
+    {"bench": {"pairs_per_second": 0}}, {"bench": {"pairs_per_second": -1.0}}, {"bench": {"pairs_per_second": True}},
+    {"bench": {"pairs_per_second": float("nan")}}, {"bench": {"pairs_per_second": float("inf")}},
+    {"bench": {"pairs_per_second": 10**400}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("facts", NO_SPEEDS, ids=lambda facts: json.dumps(facts)[:40])
+def test_a_machine_that_was_written_by_somebody_else_breaks_no_view(tmp_path, facts):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "machine.json").write_text(json.dumps(facts))
+    watched = written(tmp_path / "a", started(), step(1))
+    assert watched.bench_share is None and "of bench" not in text_of(view(watched, 79, 24))
+    assert bench_speed(watched.machine) is None
+    page = now_of(watched.run, watched.history, watched.standing, watched.machine)
+    assert page["lines"]["pairs_per_second"] is None
+
+
+def test_the_speed_is_compared_with_what_bench_measured(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "machine.json").write_text('{"bench": {"pairs_per_second": 246912.0}}')
+    watched = written(tmp_path / "a", started(), step(1))
+    assert watched.bench_share == 0.5 and "50% of bench" in text_of(view(watched, 79, 24))
+
+
+def test_it_stays_on_the_run_it_watches(tmp_path):
+    written(tmp_path / "runs" / "first", started(), step(1))
+    watched = Watched(run_to_watch(None))
+    time.sleep(0.02)
+    written(tmp_path / "runs" / "second", started(), step(9))
+    watched.read()
+    assert watched.run.name == "first" and run_to_watch(None).name == "second"
+
+
+def test_a_name_means_the_same_run_as_in_every_other_command(tmp_path):
+    for path in (tmp_path / "a", tmp_path / "runs" / "a"):
+        path.mkdir(parents=True)
+        (path / "events.jsonl").touch()
+    assert run_to_watch("a").path == find_run("a").path == Path("runs/a")
+
+
+EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b2J\r"
+
+
+def test_a_name_cannot_steer_the_terminal(tmp_path, call):
+    written(tmp_path / "runs" / EVIL, started(), step(1), Warned(1, EVIL, EVIL))
+    for arguments in (
+        ("runs",), ("watch", EVIL), ("watch", EVIL, "--once"), ("watch", f"no-{EVIL}"), ("runs", "stop", EVIL),
+        ("runs", "compare", EVIL, EVIL), ("runs", "remove", EVIL),
+    ):  # fmt: skip
+        said = call(*arguments)
+        shown = said.stdout + said.stderr
+        assert "owned" in shown and not set("\x1b\x07\x9b\r") & set(shown), (arguments, shown)
+    with pytest.raises(UserError, match="cannot be the name"):
+        refuse_name("a\x1b[2J")
+
+
+def test_a_name_with_brackets_is_shown_as_it_is(tmp_path, call):
+    written(tmp_path / "runs" / "a[bold]", started(), step(1))
+    assert "`a[bold]` is not being trained" in call("runs", "stop", "a[bold]").stderr
+
+
+def test_lines_on_a_pipe_come_by_the_clock_of_the_reader(tmp_path, monkeypatch, capsys):
+    """The clock of the machine may be set back while a run is followed."""
+    monkeypatch.setattr(terminal_lines, "SECONDS_BETWEEN_LOOKS", 0.02)
+    monkeypatch.setattr(terminal_lines, "SECONDS_BETWEEN_LINES", 0.1)
+    watched, run = written(tmp_path / "a"), Run(tmp_path / "a")
+
+    def train() -> None:
+        with run.owned():
+            run.write(replace(started(), time=time.time() + 3600))
+            for number in range(1, 40):
+                append(run.path, replace(step(number), time=time.time() + 3600 - 60 * number))
+                time.sleep(0.02)
+            run.write(Finished("budget", 39, 0.1, 1.0, 48, 40.0, 10**9, 10**6, None, None, None))
+
+    training = threading.Thread(target=train)
+    training.start()
+    terminal_lines.follow_in_lines(watched)
+    training.join()
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.match(r"step \d+: \d+%", line)]
+    assert len(lines) >= 2
+
+
+def test_the_server_finds_a_run_without_looking_at_the_others(tmp_path, monkeypatch):
+    written(tmp_path / "runs" / "a", started())
+    written(tmp_path / "runs" / ".hidden", started())
+    written(tmp_path / "outside", started())
+    watching = server.Watching(None)
+    for name in ("", ".", "..", ".hidden", "../outside", str(tmp_path / "outside"), "n" * 5000, "nul\0", "b"):
+        with pytest.raises(UserError, match="there is no run"):
+            watching.find(name)
+    assert server.Watching(Run(tmp_path / "outside")).find("outside").path == tmp_path / "outside"
+    monkeypatch.setattr(server, "all_runs", lambda: pytest.fail("they were listed"))
+    assert watching.find("a").path == Path("runs/a")
+
+
+def test_a_run_without_inspections_opens(tmp_path):
+    for width, height in ((79, 24), (199, 50)):
+        text = text_of(view(written(tmp_path / f"run-{width}", started(), step(1)), width, height))
+        assert (
+            "memory by kind: not measured yet" in text and "a step's time by part: not measured yet" in text
+        )
+
+
+def test_a_pause_says_why(tmp_path):
+    (tmp_path / "a").mkdir()
+    with Run(tmp_path / "a").owned():
+        watched = written(tmp_path / "a", started(), step(1), Paused(step=1, reason="the battery is at 19%"))
+        assert watched.state == "paused"
+        assert "paused: the battery is at 19%" in text_of(view(watched, 79, 24))
