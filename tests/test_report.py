@@ -15,6 +15,7 @@ from conftest import SMALL, lapclip
 from PIL import Image
 
 from lapclip.config import load_config, to_toml
+from lapclip.errors import UserError
 from lapclip.events import (
     KINDS_OF_MEMORY,
     PARTS,
@@ -658,3 +659,60 @@ def test_the_page_of_many_hours_is_hardly_larger_than_that_of_one():
 
 def test_a_line_of_text_is_one_line_whatever_is_in_it():
     assert clean("a\nb\r\x00c\u2028d\ud800") == "a b  c d"
+
+
+def at_chance(number) -> Evaluated:
+    found = recall(0.002)
+    found["text_to_image"] = found["text_to_image"] | {"recall@10": 0.02}
+    return Evaluated(number, found, is_best=True, elapsed_seconds=0.1)
+
+
+def test_what_was_warned_of_is_what_to_try_next():
+    warned = Warned(9, "nothing is learned", "start again with a lower one: `--lr 0.001`", kind="collapsed")
+    run = told([started(), step(5), step(9), warned, at_chance(10)], lr=1.0)
+    said = to_markdown([read_record(run)])
+    assert "Start again with a lower one: `--lr 0.001`" in said
+    assert "higher learning rate" not in said and "more time" not in said
+
+
+def test_a_high_rate_that_learned_nothing_is_not_advised_to_be_higher():
+    low = to_markdown([read_record(told([started(), step(5), at_chance(5)], "low", lr=1e-3))])
+    high = to_markdown([read_record(told([started(), step(5), at_chance(5)], "high", lr=1.0))])
+    assert "Give it more time" in low and "lower learning rate" not in low
+    assert "Try a lower learning rate" in high and "Give it more time" not in high
+
+
+def test_a_pool_in_which_guessing_is_right_says_nothing():
+    found = recall(1.0)
+    for way in ("text_to_image", "image_to_text"):
+        found[way] = found[way] | {f"chance@{k}": 1.0 for k in (1, 5, 10)}
+    event = Evaluated(5, found, is_best=True, elapsed_seconds=0.1)
+    said = to_markdown([read_record(told([started(), step(5), event]))])
+    assert "Where guessing is right so often, that says nothing" in said
+
+
+def test_a_loss_that_falls_by_half_is_on_no_plateau():
+    falling = [step(n, loss=8.0 - 0.3 * n if n < 20 else 2.0 - 0.0125 * (n - 20)) for n in range(1, 101)]
+    names = [phase.name for phase in phases_of(read_record(told([started(), *falling])), "tenth")]
+    assert names[0] == "steep" and "plateau" not in names
+    flat = [step(n, loss=8.0 - 0.3 * n if n < 20 else 2.0) for n in range(1, 101)]
+    names = [phase.name for phase in phases_of(read_record(told([started(), *flat], "flat")), "tenth")]
+    assert names[-1] == "plateau"
+
+
+def test_every_run_that_is_compared_is_named():
+    records = [
+        read_record(told([started(), step(5), evaluated(5, share_found)], name))
+        for name, share_found in (("one", 0.1), ("two", 0.3), ("three", 0.2))
+    ]
+    said = sections_for(records)[0].words[0]
+    assert said.startswith("`two` finds best") and "`three` in 20.0%" in said and "`one` in 10.0%" in said
+
+
+@pytest.mark.parametrize(
+    ("place", "said"), [("/dev/null", "is not a file"), ("none/x.html", "there is no folder `none`")]
+)
+def test_a_page_goes_only_where_a_file_can_be(run, place, said):
+    record = read_record(run)
+    with pytest.raises(UserError, match=said):
+        write_page([record], sections_for([record]), Path(place))
