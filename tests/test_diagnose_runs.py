@@ -101,6 +101,7 @@ def test_nothing_learned_is_seen_with_the_sigmoid_loss_too():
 @pytest.mark.parametrize(("scale", "advice"), [(100.0, "`--batch-size 16`"), (1.0, "`--lr 3e-06`")])
 def test_a_temperature_at_its_limit_is_said(monkeypatch, scale, advice):
     monkeypatch.setattr(learning, "PINNED_STEPS", 20)
+    monkeypatch.setattr(learning, "PINNED_LOW_STEPS", 20)
     # Getting there takes hours: the scale of a real checkpoint is put at its limit, and the run goes on from it.
     run = prepare(load_config(flags=SMALL | EVALUATE_LATER | {"steps": 60, "lr": 1e-5}), "run")
     for event in train(run.load_config(), run):

@@ -236,7 +236,7 @@ def test_what_is_compiling_or_swapping_has_not_slept():
     assert not has_slept(elapsed=3, busy=0.1, usual=0.01), "a hiccup"
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_minutes_are_training_time_also_when_the_process_is_put_to_sleep(tmp_path):
     settings = {**SMALL, "minutes": 0.05, "run": "slept", "eval_every": "1000", "num_validation": 16}
     del settings["steps"]

@@ -12,12 +12,13 @@ import pytest
 
 from lapclip.errors import UserError
 from lapclip.events import Finished, Inspected, Paused, Started, Step, Warned, to_line
+from lapclip.intake import bench_speed
 from lapclip.monitor import server, terminal_lines
 from lapclip.monitor.panels import view
 from lapclip.monitor.panels_text import text_of, width_of
 from lapclip.monitor.view import now_of
 from lapclip.monitor.watched import Watched, run_to_watch
-from lapclip.run import Run, bench_speed, find_run, refuse_name
+from lapclip.run import Run, find_run, refuse_name
 
 
 def written(path: Path, *events: object) -> Watched:

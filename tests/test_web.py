@@ -338,7 +338,7 @@ def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new(server, li
         assert (kind, told["steps"]["step"]) == ("more", [4, 5])
         assert told["inspections"]["norms"] == [{"image.0": 1.0, "text.0": 2.0}]
         assert told["evaluations"]["snapshot"] == ["snapshots/step-000005.json"]
-        assert told["now"]["figures"][0] == {"name": "loss", "value": "2.000", "note": "validation 2.100"}
+        assert told["now"]["figures"][0] == {"name": "loss", "value": "2.000", "note": "held-out 2.100"}
 
 
 def test_a_stream_that_comes_back_misses_nothing_and_repeats_nothing(server, live):
@@ -422,7 +422,7 @@ def test_a_process_that_dies_without_a_word_is_noticed(server, live):
     try:
         assert holder.stdout.readline() == b"ready\n"
         with Stream(server, live.name) as stream:
-            assert stream.next()[1]["now"]["state_words"] == "training"
+            assert stream.next()[1]["now"]["state_words"] == "running"
             holder.kill()
             kind, told = stream.next()
             assert (kind, told["now"]["state"], told["steps"]) == ("more", "crashed", {})
@@ -501,7 +501,7 @@ def test_a_run_stands_as_its_lock_and_its_last_words_say():
     begun = History().extend([started(time=START), step(1)])
     held = Held(pid=7, taken=START - 1, is_held=True)
     assert standing_of(History(), held).words == "being set up"
-    assert standing_of(begun, held).words == "training"
+    assert standing_of(begun, held).words == "running"
     assert standing_of(begun, Held(pid=7, taken=START + 100, is_held=True)).words == "being set up", (
         "once more"
     )

@@ -28,7 +28,7 @@ MOST_EPOCHS = 1000
 MOST_WARNINGS = 200
 NUM_RECENT = 10  # steps whose mean a person can read
 NUM_RECENT_INSPECTIONS = 5
-LONGEST_GAP = 60  # seconds between two readings of the power that are still taken together
+LONGEST_GAP = 300  # seconds between two readings of the power that are still taken together
 
 E = TypeVar("E")
 
@@ -200,6 +200,14 @@ class History:
         here = self.epochs[max(self.epochs)]
         here.joules = (here.joules or 0.0) + joules
         self.joules = (self.joules or 0.0) + joules
+
+    @property
+    def chance(self) -> float | None:
+        """Of the accuracy in a batch; equal captions count once, since each of them is right."""
+        if self.started is None:
+            return None
+        known = [step.num_different for step in self.recent if step.num_different]
+        return 1 / (fmean(known) if known else self.started.batch_size)
 
     def recently(self, name: str) -> float | None:
         """The mean of a number over the last few steps; None before the first."""

@@ -127,3 +127,9 @@ def readings(value: Any) -> dict[str, Any]:
     cores = value.get("cores")
     known = {name: inner for name, inner in clean(value).items() if fits(inner, READINGS.get(name, NUMBER))}
     return ({"cores": cores} if cores and fits(cores, [SHARE] * len(cores)) else {}) | known
+
+
+def bench_speed(machine: dict[str, Any]) -> float | None:
+    """Of what `load_machine` read, the pairs a second that `lapclip bench` measured; None if it did not."""
+    is_known = fits(machine, {"bench": {"pairs_per_second": (1e-6, 1e15)}})
+    return float(machine["bench"]["pairs_per_second"]) if is_known else None

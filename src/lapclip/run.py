@@ -17,10 +17,10 @@ from lapclip import lock
 from lapclip.config import Config, load_config, to_toml
 from lapclip.errors import UserError, suggest
 from lapclip.events import Event, Failed, Finished, Step, read_events, to_line
-from lapclip.intake import fits
 from lapclip.lock import Held
 
 RUNS = Path("runs")
+LONGEST_NAME = 100  # bytes
 # The file keeps no more `Step` lines than one in that time: under 5 MB an hour, however small the model.
 SECONDS_BETWEEN_STEPS = 0.5
 MOST_SAID = 400  # characters of a message or a hint in the lock, whose block holds both
@@ -203,12 +203,6 @@ class Run:
                 lock.write(self.handle, {"said": asdict(short)})
 
 
-def bench_speed(machine: dict[str, Any]) -> float | None:
-    """Of what `load_machine` read, the pairs a second that `lapclip bench` measured; None if it did not."""
-    is_known = fits(machine, {"bench": {"pairs_per_second": (1e-6, 1e15)}})
-    return float(machine["bench"]["pairs_per_second"]) if is_known else None
-
-
 def last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
@@ -218,9 +212,10 @@ def last_byte(path: Path) -> bytes:
 def refuse_name(name: str) -> None:
     """Refuses what cannot be the name of a new run, before any work is done for it."""
     is_word = name.strip(".") and name.isprintable() and not re.search(r"[\s/\\]", name)
-    if not is_word or name.startswith("-"):
+    if not is_word or name.startswith("-") or len(name.encode()) > LONGEST_NAME:
+        what = "is too long" if len(name.encode()) > LONGEST_NAME else "has a space or a slash, or is no word"
         raise UserError(
-            f"`{name}` cannot be the name of a run: it has a space or a slash, or is no word",
+            f"`{name[:LONGEST_NAME]}` cannot be the name of a run: it {what}",
             hint="use a plain word: `--run cats`; it becomes `runs/cats`",
         )
     if (RUNS / name).exists() and not is_leftover(RUNS / name):

@@ -55,6 +55,7 @@ class Status:
     updated: float | None  # time of its last event
     started: float | None  # time of its first event
     seconds: float  # of training
+    is_preparing: bool  # running, and not yet training
 
     @property
     def is_alive(self) -> bool:
@@ -116,7 +117,13 @@ def status_of(run: Run) -> Status:
         updated=max((e.time for e in (end.last, said_in(lock)) if e is not None), default=None),
         started=first_time(run.path / "events.jsonl"),
         seconds=end.seconds,
+        is_preparing=state == "running" and not has_begun(lock, end),
     )
+
+
+def has_begun(lock: Held, end: "End") -> bool:
+    """Whether the process that holds a run has said a word yet."""
+    return end.last is not None and (lock.taken is None or end.last.time >= lock.taken)
 
 
 @dataclass

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 runs = App(name="runs", help="List the runs in this folder; stop, resume, compare or remove them.")
 Name = Annotated[str, Parameter(help="a run, by name or path")]
 SECONDS_BETWEEN_LOOKS = 0.1
+PATIENCE_SECONDS = 10.0  # before it is said what is waited for
 
 
 @runs.default
@@ -64,7 +65,7 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
 def row_of(status: "Status", now: float) -> list[str]:
     return [
         printable(status.name),
-        status.state,
+        "being set up" if status.is_preparing else status.state,
         f"{status.progress:.0%}",
         f"{status.step:,}",
         "" if status.recall_1 is None else f"{status.recall_1:.1%}",
@@ -92,7 +93,7 @@ def as_record(status: "Status") -> dict[str, Any]:
 
 
 @runs.command
-def stop(name: Name, *, json: AsJson = False) -> int:
+def stop(name: Name, /, *, json: AsJson = False) -> int:
     """Have a run save and end, and wait until it has. `resume` goes on from there."""
     from lapclip.run import find_run
     from lapclip.runs import ask_to_stop, status_of
@@ -121,9 +122,16 @@ def stop(name: Name, *, json: AsJson = False) -> int:
 
 
 def wait_until_free(run: "Run", pid: int) -> None:
+    began, has_said = time.monotonic(), False
     with working(f"run `{run.name}` saves and ends"):
         while run.owner() == pid:
             time.sleep(SECONDS_BETWEEN_LOOKS)
+            if not has_said and time.monotonic() - began > PATIENCE_SECONDS:
+                has_said = True
+                say(
+                    f"run `{run.name}` has been asked to stop and ends after the step it is in, which takes long; "
+                    f"Ctrl-C leaves it to it, and `kill -INT {pid}` ends it at once, from its last checkpoint"
+                )
 
 
 def say_how_it_ended(run: "Run", status: "Status") -> None:
@@ -156,7 +164,7 @@ def resume(name: Name, *, json: AsJson = False, flags: dict[str, Any]) -> int:
 
 
 @runs.command
-def compare(first: Name, second: Name, *, json: AsJson = False) -> int:
+def compare(first: Name, second: Name, /, *, json: AsJson = False) -> int:
     """Show two runs side by side: the settings and machines that differ, and the results."""
     from lapclip.comparison import compare
     from lapclip.run import find_run

@@ -70,6 +70,8 @@ class Screen:
         self.speed.add(event.pairs_per_second)
         self.loss.add(event.loss)
         self.accuracy.add(event.accuracy)
+        if event.num_different:  # equal captions are all right
+            self.chance = 1 / event.num_different
         loss = self.loss.value
         line = (
             f"{event.progress:4.0%}  loss {loss:.{3 if loss < 10 else 1}f}"

@@ -130,5 +130,5 @@ def what_now(watched: Watched, width: int) -> list[Line]:
     if watched.state == "finished":
         return wrapped(f"its budget is used up; look closer with `lapclip eval {name}`", width, 2)
     if watched.standing.is_preparing:
-        return wrapped("the run is being set up and has not reported anything yet", width, 2)
+        return wrapped("it is being set up; what is shown here is from before, if anything", width, 2)
     return wrapped("no step is done yet", width, 1) if history.step is None else []

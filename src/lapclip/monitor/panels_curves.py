@@ -65,7 +65,12 @@ def recall(watched: Watched, k: int) -> Drawn:
     now = found[-1][1]
     points = [(float(step), shares[f"recall@{k}"]) for step, shares in found]
     chance = now[f"chance@{k}"]
-    return titled(f"recall@{k}", percent(now[f"recall@{k}"]), chance), points, chance, percent
+    best = watched.history.best
+    most = best.recall["text_to_image"][f"recall@{k}"] if best else None
+    value = percent(now[f"recall@{k}"])
+    if best is not None and most is not None and best.step != found[-1][0]:
+        value += f" (best {percent(most)})"
+    return titled(f"recall@{k}", value, chance), points, chance, percent
 
 
 def titled(name: str, value: str, chance: float | None) -> Line:

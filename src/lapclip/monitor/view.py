@@ -7,8 +7,9 @@ from typing import Any
 from lapclip.amounts import duration, milliseconds, percent, plural, size
 from lapclip.events import Evaluated, Event, Finished, Inspected, Started, Step
 from lapclip.history import History
+from lapclip.intake import bench_speed
 from lapclip.monitor.watched import OVER, Standing
-from lapclip.run import Run, bench_speed
+from lapclip.run import Run
 
 Columns = dict[str, list[Any]]
 
@@ -165,7 +166,7 @@ def figure(name: str, value: str, note: str) -> dict[str, str]:
 
 
 def validation_of(evaluated: Evaluated | None) -> str:
-    return f"validation {evaluated.loss:.3f}" if evaluated and evaluated.loss is not None else ""
+    return f"held-out {evaluated.loss:.3f}" if evaluated and evaluated.loss is not None else ""
 
 
 def against(chance: float | None) -> str:
@@ -177,7 +178,7 @@ def lines_of(history: History, machine: dict[str, Any]) -> dict[str, float | Non
     recall = history.evaluated.recall if history.evaluated else {}
     there, negatives = recall.get("text_to_image", {}), recall.get("negatives") or {}
     return {
-        "accuracy": short(1 / history.started.batch_size) if history.started else None,
+        "accuracy": short(history.chance) if history.chance else None,
         "recall_1": short(there.get("chance@1")),
         "recall_10": short(there.get("chance@10")),
         "negatives": short(negatives.get("chance")),

@@ -9,8 +9,9 @@ from typing import Any
 from lapclip.errors import UserError
 from lapclip.events import KINDS_OF_MEMORY, PARTS, Event, Failed, Follower, Inspected, Started, Step
 from lapclip.history import History
+from lapclip.intake import bench_speed
 from lapclip.lock import Held
-from lapclip.run import RUNS, Run, bench_speed, find_run
+from lapclip.run import RUNS, Run, find_run
 from lapclip.runs import End, last_change, newest_run, said_in, state_of
 
 MOST_NEW = 2000  # events that are handed on at once; the history has seen them all
@@ -30,7 +31,7 @@ class Standing:
     def words(self) -> str:
         if self.is_preparing:
             return "being set up"
-        return "training" if self.state == "running" else self.state
+        return self.state
 
 
 def standing_of(history: History, lock: Held) -> Standing:
@@ -97,8 +98,7 @@ class Watched:
     @property
     def chance(self) -> float | None:
         """Of the in-batch accuracy."""
-        started = self.history.started
-        return 1 / started.batch_size if started else None
+        return self.history.chance
 
     @property
     def bench_share(self) -> float | None:

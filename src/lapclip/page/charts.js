@@ -9,7 +9,7 @@ const tiny = (value) => String(Number(value.toPrecision(2)));
 const steps = (column, label, more) => ({ from: "steps", column, label, ...more });
 const looks = (column, label, more) => ({ from: "evaluations", column, label, hasPoints: true, ...more });
 const CHARTS = [
-  { title: "Loss", say: plain, lines: [steps("loss", "training", { isNoisy: true }), looks("loss", "validation")] },
+  { title: "Loss", say: plain, lines: [steps("loss", "training", { isNoisy: true }), looks("loss", "held-out")] },
   { title: "Right in the batch", say: share, fromZero: true, against: ["accuracy", "chance"],
     lines: [steps("accuracy", "training", { isNoisy: true })] },
   { title: "Pairs a second", say: whole, fromZero: true, against: ["pairs_per_second", "bench"],
@@ -189,14 +189,12 @@ class Chart {
 
 const clean = (ys, isLog) => (isLog ? ys.map((y) => (y > 0 ? y : null)) : ys);
 
-/** A mean over about the last ten values; the raw line is drawn faintly behind it. */
+/** A mean over ten neighbours, at the end over the last ten, as in the figures above; the raw line is faint behind. */
 function smooth(ys) {
-  let mean = null, count = 0;
-  return ys.map((y) => {
+  return ys.map((y, i) => {
     if (y == null) return null;
-    count += 1;
-    mean = mean === null ? y : mean + (y - mean) / Math.min(count, 10);
-    return mean;
+    const near = ys.slice(Math.max(0, Math.min(i - 5, ys.length - 10)), i + 6).filter((other) => other != null);
+    return near.reduce((sum, other) => sum + other, 0) / near.length;
   });
 }
 

@@ -79,7 +79,6 @@ class Chart:
 def charts_of(record: Record) -> list[Chart]:
     """Every curve of one run; those without data are left out."""
     steps, evaluations = list(record.history.steps), list(record.history.evaluations)
-    started = record.history.started
     bands, marks = phases(record), marks_of(record)
     span = span_of(record)
 
@@ -90,7 +89,7 @@ def charts_of(record: Record) -> list[Chart]:
         points = of_steps(value)
         return [Line("each step", thin(points), 0, "faint"), Line(label, thin(smooth(points)), 0)]
 
-    chance = 1 / started.batch_size if started and started.batch_size else None
+    chance = record.history.chance
     charts = [
         Chart(
             "Loss",

@@ -53,8 +53,7 @@ def stretches_section(record: Record, stretches: Stretches) -> Section:
     ]
     header = (stretches.kind, "loss", "accuracy", "tau", "recall@1", "time", "pairs/s", "energy")
     title = "By epoch" if stretches.kind == "epoch" else "By tenth of the run"
-    started = record.history.started
-    chance = f"chance of accuracy {share(1 / started.batch_size)}" if started and started.batch_size else ""
+    chance = f"chance of accuracy {share(record.history.chance)}" if record.history.chance else ""
     recall_chance = find(record.recall, "text_to_image", "chance@1")
     note = f"{chance}, of recall@1 {share(recall_chance)}" if chance and recall_chance is not None else chance
     return Section(title, words, tables=[Table(title, header, rows, note)])

@@ -14,8 +14,9 @@ from lapclip.events import (
     Started,
 )
 from lapclip.history import History, Thinned
+from lapclip.intake import bench_speed
 from lapclip.report.words import clean, is_number
-from lapclip.run import Run, bench_speed
+from lapclip.run import Run
 from lapclip.runs import status_of
 
 MOST_MARKS = 200  # starts, and pauses, that are shown

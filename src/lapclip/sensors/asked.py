@@ -10,7 +10,7 @@ from typing import IO, Any
 PAUSE_SECONDS = 10.0  # between two questions to one program
 PAUSE_AFTER_FAILURE_SECONDS = 60.0
 PATIENCE_SECONDS = 5.0  # then it is killed
-OLD_SECONDS = 60.0  # an answer older than this says nothing about now
+OLD_SECONDS = 300.0  # an answer older than this says nothing about now; steps may take minutes
 
 
 def always() -> bool:
@@ -69,7 +69,7 @@ class Asked:
             if now - self.started > PATIENCE_SECONDS:
                 process.kill()
             return
-        self.process, self.answer, self.answered = None, {}, now
+        self.process, self.answer, self.answered = None, {}, self.started
         if code == 0 and self.output:
             self.output.seek(0)
             self.answer = self.parse(self.output.read().decode(errors="replace"))
