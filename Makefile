@@ -12,7 +12,7 @@ train:
 
 test:
 	@$(PYTHON) tools/bootstrap.py dev
-	@.venv/bin/python -m pytest -n 3 --dist worksteal -m "not prove" $(ARGS)
+	@.venv/bin/python -m pytest -n 2 --dist worksteal -m "not prove" $(ARGS)
 
 # Before each commit: style, types and the fast tests.
 check:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,28 @@ def call(capfd, monkeypatch):
         return subprocess.CompletedProcess(arguments, code, said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """A bench that measures for a moment only."""
+    from lapclip import prepare
+    from lapclip.bench import overview, sections, steps
+    from lapclip.bench.ops import time_ops
+    from lapclip.bench.rates import bandwidth_gbs, gemm_gflops
+    from lapclip.bench.sizes import study_sizes
+    from lapclip.measure import race
+
+    monkeypatch.setattr(steps, "RACE_SECONDS", 0.3)
+    monkeypatch.setattr(steps, "PATIENCE", 0.02)
+    monkeypatch.setattr(prepare, "NUM_CAPTIONS_READ", 300)  # of what lapclip draws, for the tokenizer
+    monkeypatch.setattr(race, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(overview, "gemm_gflops", partial(gemm_gflops, sizes=(64,), budget_seconds=0.02))
+    monkeypatch.setattr(
+        overview, "bandwidth_gbs", partial(bandwidth_gbs, most_bytes=1 << 20, budget_seconds=0.02)
+    )
+    monkeypatch.setattr(sections, "time_ops", partial(time_ops, sizes=(8,)))
+    monkeypatch.setattr(sections, "study_sizes", partial(study_sizes, names=("nano",)))
 
 
 def command(*arguments: str) -> list[str]:

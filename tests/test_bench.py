@@ -5,43 +5,24 @@ import os
 import signal
 import subprocess
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 from conftest import command, environment
 
-from lapclip import prepare
-from lapclip.bench import overview, sections, sizes, steps
-from lapclip.bench.ops import time_ops
-from lapclip.bench.rates import bandwidth_gbs, gemm_gflops
+from lapclip.bench import overview, sections, sizes
 from lapclip.bench.sizes import SizeResult, estimate, predicted_speed_up, speed_up, study_sizes
 from lapclip.bench.tables import sizes_table
 from lapclip.config import load_config
 from lapclip.data.opening import finished
 from lapclip.device import DEVICES, present_devices, processor
 from lapclip.machine import cache_folder, read_machine
-from lapclip.measure import race
 from lapclip.measure.cache import folder_for
 from lapclip.model.clip import count_parameters, shape_of
 
 NANO = ("--size", "nano", "--image-size", "16", "--batch-size", "8", "--threads", "1")
 CANDIDATE = {"device", "precision", "threads", "chunk", "compile", "pairs_per_second", "spread", "rejected"}
 CONTRACT = {"machine", "gemm_gflops", "bandwidth_gbs", "candidates", "choice", "reasons", "seconds"}
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(steps, "RACE_SECONDS", 0.3)
-    monkeypatch.setattr(steps, "PATIENCE", 0.02)
-    monkeypatch.setattr(prepare, "NUM_CAPTIONS_READ", 300)  # of what lapclip draws, for the tokenizer
-    monkeypatch.setattr(race, "BLOCK_SECONDS", 0.01)
-    monkeypatch.setattr(overview, "gemm_gflops", partial(gemm_gflops, sizes=(64,), budget_seconds=0.02))
-    monkeypatch.setattr(
-        overview, "bandwidth_gbs", partial(bandwidth_gbs, most_bytes=1 << 20, budget_seconds=0.02)
-    )
-    monkeypatch.setattr(sections, "time_ops", partial(time_ops, sizes=(8,)))
-    monkeypatch.setattr(sections, "study_sizes", partial(study_sizes, names=("nano",)))
 
 
 @pytest.fixture

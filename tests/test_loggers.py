@@ -43,7 +43,7 @@ FOLLOW = (
 def trained(tmp_path_factory):
     """A run of a few seconds, long enough to be inspected."""
     folder = tmp_path_factory.mktemp("trained")
-    settings = SMALL | {"num_validation": 64, "minutes": 0.1, "eval_every": "2s", "run": "a"}
+    settings = SMALL | {"num_validation": 64, "minutes": 0.06, "eval_every": "1s", "run": "a"}
     del settings["steps"]
     done = lapclip("train", *as_flags(settings), cwd=folder)
     assert done.returncode == 0, done.stderr
