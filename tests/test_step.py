@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from lapclip.config import ModelConfig
 from lapclip.data.batches import Batch, load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
 from lapclip.device import DEVICES, Device
 from lapclip.loss import LOSSES
-from lapclip.model.clip import CLIP, SIZES
+from lapclip.model.clip import CLIP, SIZES, build_model
 from lapclip.model.towers import Shape
 from lapclip.step import (
     choose_patches,
@@ -150,3 +151,22 @@ def test_an_accelerator_meets_few_text_lengths_and_finds_the_same_numbers():
     torch.testing.assert_close(
         model.embed_texts(long.tokens_BT, long.ends_B), model.embed_texts(short.tokens_BT, short.ends_B)
     )
+
+
+def test_a_step_on_several_threads_gives_the_same_gradients_each_time():
+    """Which rows of the positions are looked up differs from picture to picture, and so does who adds them up."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        model = build_model(ModelConfig(size="nano"), vocab_size=50, has_bias=False)
+        images = torch.randint(0, 255, (64, 3, 64, 64), dtype=torch.uint8)
+        num_patches = model.image.num_patches
+        keep = choose_patches(0, seed=0, batch_size=64, num_patches=num_patches, share=0.5)
+        found = set()
+        for _ in range(20):
+            model.zero_grad()
+            (model.embed_images(images, keep) * torch.linspace(-1, 1, 64)[:, None]).sum().backward()
+            found.add(model.image.positions.grad.numpy().tobytes())
+        assert len(found) == 1
+    finally:
+        torch.set_num_threads(before)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lapclip.model.blocks import Block
@@ -88,7 +89,8 @@ class ImageTower(nn.Module):
         positions = self.positions[1:].expand(len(images), -1, -1)
         if keep_BK is not None:
             patches = patches.gather(1, keep_BK[..., None].expand(-1, -1, patches.shape[-1]))
-            positions = self.positions[1:][keep_BK]
+            # Not by indexing, whose gradient several threads add up in any order: a run could not be repeated.
+            positions = F.embedding(keep_BK, self.positions[1:])
         if patches.dtype == torch.uint8:
             patches = (patches / 255 - self.mean) / self.std
         x_BPD = self.embed(patches) + positions
