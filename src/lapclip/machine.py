@@ -1,11 +1,13 @@
 """What this machine is, read without torch: cores, caches, memory, operating system."""
 
 import contextlib
+import multiprocessing
 import os
 import platform
 import resource
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,20 +101,24 @@ def memory_now() -> tuple[int, int]:
 
     Now without mapped files, such as a pack, whose pages the system takes back whenever it needs them.
     """
-    held, children = psutil.Process().memory_info(), children_bytes()
+    held = psutil.Process().memory_info()
+    workers = (
+        child.pid for child in multiprocessing.active_children()
+    )  # without a look at every process there is
+    children = held_by(psutil.Process(pid) for pid in workers if pid is not None and psutil.pid_exists(pid))
     return held.rss - getattr(held, "shared", 0) + children, own_peak_bytes() + children
 
 
 def peak_memory_bytes() -> int:
     """Most memory this process has held, and what its children hold now."""
-    return own_peak_bytes() + children_bytes()
+    return own_peak_bytes() + held_by(psutil.Process().children(recursive=True))
 
 
-def children_bytes() -> int:
+def held_by(processes: Iterable[psutil.Process]) -> int:
     held = 0
-    for child in psutil.Process().children(recursive=True):
+    for process in processes:
         with contextlib.suppress(psutil.Error):  # it may end while we look
-            held += child.memory_info().rss
+            held += process.memory_info().rss
     return held
 
 
