@@ -147,7 +147,7 @@ print(count)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_kill_at_any_point_of_a_save_leaves_a_loadable_run():
     """Killed with SIGKILL at the first, second, third ... thing a save does to the disk, until one save survives."""
     program = KILLED.format(tests=str(Path(__file__).parent))

@@ -155,7 +155,7 @@ def test_a_run_without_events_and_without_a_process_is_said(monkeypatch):
         to_tensorboard(made_up())
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 def test_a_run_is_followed_while_it_trains_and_to_its_end():
     """Points are on the board while the run goes on, and when it has ended nothing is missing."""
     settings = SMALL | {"steps": 100_000, "run": "live"}
