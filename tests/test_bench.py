@@ -205,7 +205,9 @@ def test_sizes_are_measured_while_they_fit_and_estimated_beyond(bench):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [NANO, ("--sizes",)], ids=["steps", "sizes"])
+@pytest.mark.parametrize(
+    "arguments", [NANO, pytest.param(("--sizes",), marks=pytest.mark.prove)], ids=["steps", "sizes"]
+)
 def test_ctrl_c_ends_it_with_a_sentence(arguments, tmp_path):
     process = subprocess.Popen(
         command("bench", *arguments),

@@ -281,7 +281,7 @@ def test_any_caption_can_be_trained_on(tmp_path, call):
 FLICKR = ROOT.parent / "shared" / "data" / "flickr8k"
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.skipif(not FLICKR.exists(), reason="needs the Flickr8k photos")
 def test_the_doctor_sees_flickr8k_whole(check):
     report = check(FLICKR)

@@ -369,12 +369,12 @@ def test_a_reader_lives_within_a_limit_on_memory(file):
     assert done.stdout == "[1]\n", done.stderr
 
 
-def test_fifteen_megabytes_of_events_are_read_in_little_memory_and_time(file):
+def test_five_megabytes_of_events_are_read_in_little_memory_and_time(file):
     portion = lines(range(5000))
     with file.open("wb") as out:
-        for _ in range((15 << 20) // len(portion)):
+        for _ in range((5 << 20) // len(portion)):
             out.write(portion)
-    num_lines = 5000 * ((15 << 20) // len(portion))
+    num_lines = 5000 * ((5 << 20) // len(portion))
     count = 0
 
     def read() -> None:

@@ -228,7 +228,7 @@ print(json.dumps({"straight": straight, "losses": losses, "said": said, "chunk":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.prove
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process")
 def test_a_processor_that_really_runs_out_goes_on_to_the_same_losses():
     done = subprocess.run(

@@ -76,9 +76,9 @@ def test_another_seed_is_another_run(with_train):
 def test_a_hundred_steps_beat_chance_by_far(small_config):
     config = replace(
         small_config,
-        data=replace(small_config.data, source="synthetic:5000", num_validation=256),
+        data=replace(small_config.data, source="synthetic:3000", num_validation=256),
         model=replace(small_config.model, image_size=32),
-        train=replace(small_config.train, steps=100, batch_size=64, eval_every="100"),
+        train=replace(small_config.train, steps=100, batch_size=32, eval_every="100"),
     )
     _, events = trained(config)
     words = events[-1].recall["text_to_image"]
