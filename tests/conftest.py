@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,6 +134,14 @@ def quick(monkeypatch):
     )
     monkeypatch.setattr(sections, "time_ops", partial(time_ops, sizes=(8,)))
     monkeypatch.setattr(sections, "study_sizes", partial(study_sizes, names=("nano",)))
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Until something has happened in another process."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
 
 
 def command(*arguments: str) -> list[str]:

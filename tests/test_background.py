@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, as_flags, command, environment, lapclip
+from conftest import SMALL, as_flags, command, environment, lapclip, wait_for
 
 from lapclip.background import as_arguments, start_training
 from lapclip.cli import app, run_command
@@ -43,13 +43,6 @@ def started():
     for pid in begun:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def wait_for_step(run: Run, step: int) -> None:

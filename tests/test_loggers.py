@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, as_flags, command, environment, lapclip
+from conftest import SMALL, as_flags, command, environment, lapclip, wait_for
 
 from lapclip.errors import UserError
 from lapclip.events import (
@@ -175,13 +175,6 @@ def test_a_run_is_followed_while_it_trains_and_to_its_end():
         training.wait()
     assert follower.wait(timeout=20) == 0, "it ends with the run, by itself"
     assert points(read_board(run.path)) == points_of_events(run.path)
-
-
-def wait_for(condition, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never happened"
-        time.sleep(0.2)
 
 
 def has(run: Run, kind: type) -> bool:

@@ -254,20 +254,16 @@ def overlaid(records: Sequence[Record]) -> list[Chart]:
 
     charts = [
         Chart("Loss", "of the training batches", lines_of(lambda s: s.loss)),
-        Chart("Validation loss", "over the held-out pairs", evaluated(lambda e: e.loss)),
-        Chart(
-            "Recall@1",
-            "words to picture, over the held-out pairs",
-            evaluated(lambda e: find(e.recall, "text_to_image", "recall@1")),
-            is_share=True,
-            from_zero=True,
-        ),
-        Chart(
-            "Recall@10",
-            "words to picture, over the held-out pairs",
-            evaluated(lambda e: find(e.recall, "text_to_image", "recall@10")),
-            is_share=True,
-            from_zero=True,
+        Chart("Held-out loss", "over the held-out pairs", evaluated(lambda e: e.loss)),
+        *(
+            Chart(
+                f"Recall@{k}",
+                "words to picture, over the held-out pairs",
+                evaluated(lambda e, k=k: find(e.recall, "text_to_image", f"recall@{k}")),  # type: ignore[misc]
+                is_share=True,
+                from_zero=True,
+            )
+            for k in (1, 10)
         ),
         Chart("Accuracy", "in the batch", lines_of(lambda s: s.accuracy), is_share=True, from_zero=True),
         Chart("Temperature", "tau", lines_of(lambda s: s.temperature)),
