@@ -24,16 +24,17 @@ LAYERS = [
         "battery", "awake", "diagnose", "web", "device",
     },
     {"data", "model", "loss", "optim", "augment", "closeup"},
-    {"step", "checkpoint", "feed"},
-    {"embedder", "measure", "recover", "negatives", "mishaps", "inspection"},
-    {"evaluate", "settle"},
-    {"tryout", "trust", "snapshot"},
-    {"prepare"},
+    {"step", "checkpoint", "feed", "pretrained"},
+    {"embedder", "measure", "recover", "negatives", "resample", "mishaps", "inspection"},
+    {"evaluate", "zero_shot", "settle"},
+    {"tryout", "trust", "snapshot", "mistakes"},
+    {"prepare", "appraise"},
     {"checkup", "forewarn"},
     {"train"},
     {"runs"},
     {"background", "comparison"},
-    {"bench", "monitor", "report"},
+    {"bench", "monitor", "report", "search"},
+    {"serve"},
     {"cli", "__init__"},
     {"__main__"},
 ]  # fmt: skip
@@ -44,7 +45,7 @@ ORDER_IN_LAYER_1 = [
 ]  # fmt: skip
 WITHOUT_TORCH = {
     "errors", "amounts", "config", "intake", "events", "history", "lock", "run", "cores", "machine", "provenance", "plot", "sensors",
-    "battery", "awake", "diagnose", "web", "negatives", "runs", "background", "comparison", "monitor", "report", "data",
+    "battery", "awake", "diagnose", "web", "negatives", "resample", "runs", "background", "comparison", "monitor", "report", "data", "search",
 }  # fmt: skip
 
 
@@ -90,7 +91,7 @@ def test_the_parts_without_torch_do_not_import_it(own):
 
 
 def test_what_shows_a_run_reaches_nothing_that_has_torch():
-    allowed = WITHOUT_TORCH - {"data", "negatives", "diagnose", "monitor", "report"}
+    allowed = WITHOUT_TORCH - {"data", "negatives", "resample", "diagnose", "monitor", "report", "search"}
     for own in ("monitor", "report", "runs", "background", "comparison"):
         for path in (p for p in FILES if part(p) == own):
             ours = {name.split(".")[1] for name in imports(path) if name.startswith("lapclip.")}

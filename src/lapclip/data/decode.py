@@ -3,31 +3,19 @@
 The only place where a stranger's picture is decoded: few formats, limited pixels, and every fault becomes a sentence.
 """
 
-import contextlib
 import hashlib
 import io
 import math
 import re
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
+from lapclip.data.formats import FORMATS, formats, undisturbed, what_it_is
+
 # What a record notes about a picture, one bit each.
 TRAITS = ("grey", "cmyk", "sixteen_bit", "alpha", "palette", "rotated", "animated")
-FORMATS = (
-    "JPEG",
-    "MPO",
-    "PNG",
-    "WEBP",
-    "GIF",
-    "TIFF",
-    "BMP",
-    "HEIF",
-    "AVIF",
-)  # nothing that runs a program, such as EPS
 MOST_PIXELS = 2**27  # after a JPEG was scaled while decoding
 MOST_BYTES = 640 * 10**6  # held while decoding one picture, in each of several processes on a laptop
 MOST_SCANS = 100  # of a JPEG, each a pass over all of it; a progressive one has about ten
@@ -100,8 +88,7 @@ def decode(data: bytes, size: int, content: bytes | None = None) -> Decoded:
 
 def open_square(data: bytes, size: int, record: np.ndarray) -> Image.Image:
     """The middle square of a picture, RGB and upright; fills in what the record says of the original."""
-    with warnings.catch_warnings(), own_limit():
-        warnings.simplefilter("ignore")  # about metadata
+    with undisturbed():
         picture = Image.open(io.BytesIO(data), formats=formats(data))
         width, height = picture.size
         if picture.format in ("JPEG", "MPO"):
@@ -198,37 +185,6 @@ def upright(square: Image.Image, turned: int) -> Image.Image:
     return square if method is None else square.transpose(method)
 
 
-@contextlib.contextmanager
-def own_limit() -> Iterator[None]:
-    """Instead of Pillow's limit of pixels, which refuses large photos that are scaled while decoding."""
-    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-    try:
-        yield
-    finally:
-        Image.MAX_IMAGE_PIXELS = before
-
-
-def formats(data: bytes) -> list[str]:
-    """What a picture that begins so may be opened as."""
-    if data[4:8] == b"ftyp":
-        register_heif()
-    Image.preinit()
-    if not set(FORMATS) - {"HEIF"} <= Image.OPEN.keys():
-        Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]
-
-
-def register_heif() -> None:
-    """Phones' HEIC, when the extra is installed."""
-    if "HEIF" in Image.OPEN:
-        return
-    try:
-        import pillow_heif
-    except ImportError:
-        return
-    pillow_heif.register_heif_opener()
-
-
 def traits(picture: Image.Image, turned: int) -> list[str]:
     mode = picture.mode
     return [
@@ -317,14 +273,6 @@ def difference_hash(square: Image.Image) -> np.uint64:
     grey = np.asarray(square.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
     bits = np.packbits(grey[:, 1:] < grey[:, :-1])
     return bits.view("<u8")[0]
-
-
-def what_it_is(data: bytes) -> str:
-    if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"):
-        return "is a HEIC picture, which needs `pip install 'lapclip[heic]'`"
-    if b"\0" not in data[:1024]:
-        return "is text, not a picture"
-    return "is not a picture in a known format"
 
 
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture is a broken one
