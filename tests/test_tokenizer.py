@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
-from lapclip.data.tokenizer import END, PAD, START, UNKNOWN, load_tokenizer, train_tokenizer
+from lapclip.data.tokenizer import END, PAD, START, UNKNOWN, Tokenizer, load_tokenizer, train_tokenizer
 from lapclip.errors import UserError
 
 CAPTIONS = [
@@ -81,3 +82,21 @@ def test_a_broken_file_is_named(content):
     Path("tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=r"tokenizer\.json"):
         load_tokenizer(Path("tokenizer.json"))
+
+
+def test_other_peoples_vocabularies_have_their_own_start_end_and_padding():
+    theirs = Tokenizer(tokenizers.Tokenizer.from_str(BPE.to_json()), start=7, end=9, pad=9)
+    ours, ends = BPE.encode(["a cat", "a small red cat"], 40)
+    tokens, their_ends = theirs.encode(["a cat", "a small red cat"], 40)
+    assert (tokens == np.select([ours == START, ours == END, ours == PAD], [7, 9, 9], ours)).all()
+    assert (their_ends == ends).all() and theirs.highest_id == BPE.vocab_size - 1
+
+
+def test_a_file_that_asks_to_cut_and_pad_is_not_obeyed():
+    """That is done by rows, as long as the model reads."""
+    pipeline = tokenizers.Tokenizer.from_str(BPE.to_json())
+    pipeline.enable_truncation(3)
+    pipeline.enable_padding(length=30)
+    Path("tokenizer.json").write_text(pipeline.to_str(), "utf-8")
+    texts = ["a cat", "two large blue dogs on the left"]
+    assert (load_tokenizer(Path("tokenizer.json")).encode(texts, 50)[0] == BPE.encode(texts, 50)[0]).all()

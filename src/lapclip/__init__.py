@@ -1,6 +1,7 @@
 """Train your own CLIP on the laptop you have, and search your pictures with it.
 
-`lapclip.load("my-run")` gives an `Embedder`; it is imported when first used, so that `import lapclip` costs nothing.
+`lapclip.load("my-run")` gives an `Embedder`, which embeds, compares and classifies pictures and words. It is imported
+when first used, so that `import lapclip` costs nothing.
 To train from Python: `lapclip.prepare.prepare` makes a run, `lapclip.train.train` goes through it.
 """
 
@@ -9,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lapclip.config import Config, load_config
-    from lapclip.embedder import Embedder, load
+    from lapclip.embedder import TEMPLATES, Embedder, load
     from lapclip.errors import UserError
 
 __version__ = "0.1.0"
-__all__ = ["Config", "Embedder", "UserError", "load", "load_config"]
+__all__ = ["TEMPLATES", "Config", "Embedder", "UserError", "load", "load_config"]
 
 HOMES = {
     "Config": "config",
     "load_config": "config",
     "Embedder": "embedder",
+    "TEMPLATES": "embedder",
     "load": "embedder",
     "UserError": "errors",
 }
@@ -27,4 +29,12 @@ HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module `lapclip` has no attribute `{name}`")
+    if HOMES[name] == "embedder":
+        importlib.import_module(
+            "lapclip.machine"
+        ).wait_calmly()  # it has an effect before torch is imported only
     return getattr(importlib.import_module(f"lapclip.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

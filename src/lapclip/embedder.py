@@ -1,54 +1,232 @@
-"""A trained model with its tokenizer and transform: pictures and words in, unit rows out. What users hold."""
+"""A trained model with its tokenizer and transform: pictures and words in, unit rows out. What users hold.
 
-from collections.abc import Callable, Sequence
+Shapes: N pictures, M texts, L labels, E embedding.
+"""
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import asdict
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from lapclip.checkpoint import best, load_weights
+from lapclip.checkpoint import MODEL, best, load_weights
 from lapclip.config import DeviceName
-from lapclip.data.decode import Unreadable, decode, rgb_square
-from lapclip.data.files import read_file
+from lapclip.data.catalogue import shortened
+from lapclip.data.given import squares
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
-from lapclip.device import Device, device_named, no_memory_left, ran_out_of_memory
-from lapclip.errors import UserError
+from lapclip.device import DEVICES, Device, device_named, no_memory_left, ran_out_of_memory
+from lapclip.errors import UserError, printable, suggest
 from lapclip.loss import NEEDS_BIAS
 from lapclip.model.clip import CLIP, build_model
-from lapclip.run import open_run
+from lapclip.pretrained import folder as own
+from lapclip.pretrained import hugging_face
+from lapclip.pretrained.weights import Pretrained
+from lapclip.run import RUNS, Run, is_run, open_run
 
-Picture = str | Path | Image.Image
+Picture = str | Path | Image.Image | np.ndarray | Tensor
+Rows = np.ndarray  # float32 [n, E], embedded already
 T = TypeVar("T")
+Some = TypeVar("Some", np.ndarray, list[str])
+
+# Where a label goes into words that people write under pictures; the mean over several is steadier than any one.
+TEMPLATES = ("a photo of a {}", "a photo of the {}", "a picture of a {}", "a {}", "{}")
+MANY = {"pictures": 300, "texts": 3000}  # more than these take long enough for a bar
 
 
 class Embedder:
     """Embeds pictures and texts with one model, some at a time, so that memory does not grow with their number."""
 
-    def __init__(self, model: CLIP, tokenizer: Tokenizer, device: Device, chunk: int = 64):
+    def __init__(
+        self,
+        model: CLIP,
+        tokenizer: Tokenizer,
+        device: Device,
+        chunk: int = 64,
+        *,
+        name: str = "model",
+        weights: Path | None = None,  # a file that holds the model's weights as they are
+        has_bar: bool = False,  # where several are at work a bar would be in their way
+    ):
         self.model, self.tokenizer, self.device, self.chunk = model, tokenizer, device, chunk
+        self.name, self.weights, self.has_bar = name, weights, has_bar
+        self.turn: AbstractContextManager[Any] = threading.Lock() if device.is_accelerator else nullcontext()
 
-    def images(self, pictures: Sequence[Picture]) -> np.ndarray:
-        """Float32 unit rows, one a picture, given as paths or PIL images."""
-        refuse_one(pictures)
-        return self.embed(pictures, self.embed_pixels)
+    def __repr__(self) -> str:
+        what = f"{self.image_size} px pictures and texts as {self.width} numbers each"
+        return f"<Embedder `{printable(self.name)}`: {what}>"
 
-    def texts(self, texts: Sequence[str]) -> np.ndarray:
-        """Float32 unit rows, one a text."""
-        refuse_one(texts)
-        return self.embed(texts, self.embed_words)
+    @property
+    def image_size(self) -> int:
+        """Pixels of each side that the model looks at."""
+        return self.model.size.image_size
+
+    @property
+    def width(self) -> int:
+        """Numbers in an embedding."""
+        return self.model.size.embedding
+
+    @property
+    def scale(self) -> float:
+        """How much a difference of cosines counts: 1 / temperature."""
+        return self.model.scale().item()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits of weights, tokenizer and shape: models with equal ones embed equally."""
+        tokenizer = self.tokenizer
+        about = [asdict(self.model.size), tokenizer.start, tokenizer.end, tokenizer.to_json()]
+        state = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            state.update(f"{name} {list(tensor.shape)}".encode())
+            state.update(tensor.detach().cpu().contiguous().numpy())
+        return state.hexdigest()[:16]
+
+    def images(
+        self, pictures: Sequence[Picture] | np.ndarray | Tensor, *, progress: bool | None = None
+    ) -> Rows:
+        """Float32 unit rows, one a picture: paths, PIL images, arrays or tensors of any size, or a batch of them.
+
+        With many, files are decoded in threads while the model works. `progress` decides whether there is a bar;
+        without it there is one for many, on a terminal or in a notebook.
+        """
+        refuse_what_is_no_list(pictures)
+        with closing(squares(pictures, self.image_size)) as squares_N:
+            return self.in_chunks(
+                squares_N, len(pictures), lambda some: self.pixels(np.stack(some)), "pictures", progress
+            )
+
+    def texts(self, texts: Sequence[str] | np.ndarray, *, progress: bool | None = None) -> Rows:
+        """Float32 unit rows, one a text; what is longer than the model reads is cut."""
+        refuse_what_is_no_text(texts)
+        return self.in_chunks(
+            iter(texts), len(texts), lambda some: self.embed(some, self.embed_words), "texts", progress
+        )
+
+    def pixels(self, pixels: np.ndarray) -> Rows:
+        """Float32 unit rows of pictures that are bytes [n, 3, S, S] already, S being `image_size`."""
+        wanted = (3, self.image_size, self.image_size)
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != wanted:
+            raise UserError(
+                f"pixels are {pixels.dtype} {list(pixels.shape)}, not bytes [n, {', '.join(map(str, wanted))}]",
+                hint="use `images`, which takes pictures of any size",
+            )
+        return self.embed(pixels, self.embed_pixels)
+
+    def similarity(
+        self, images: Sequence[Picture] | np.ndarray | Tensor, texts: Sequence[str] | Rows
+    ) -> np.ndarray:
+        """Cosines [images, texts]; rows that are embedded already may be given for either."""
+        image_NE = images if self.is_rows(images) else self.images(images)
+        text_ME = texts if self.is_rows(texts) else self.texts(texts)
+        image_NE, text_ME = (np.asarray(rows, dtype=np.float32) for rows in (image_NE, text_ME))
+        return image_NE @ text_ME.T
+
+    def label_rows(self, labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Rows:
+        """Unit rows [labels, E]: each label in every template, the mean of them, at unit length again."""
+        refuse_what_is_no_text(labels)
+        refuse_what_is_no_text(templates)
+        without = [template for template in templates if "{}" not in template]
+        if without or not len(templates):
+            what = f"the template `{printable(without[0])}`" if without else "a list of no templates"
+            raise UserError(f"{what} has no place for a label", hint="write `{}` where the label goes")
+        words = [template.replace("{}", label) for label in labels for template in templates]
+        row_LTE = self.texts(words).reshape(len(labels), len(templates), self.width)
+        mean_LE = row_LTE.mean(axis=1)
+        return mean_LE / np.linalg.norm(mean_LE, axis=1, keepdims=True).clip(1e-12)
+
+    def classify(
+        self,
+        images: Sequence[Picture] | np.ndarray | Tensor,
+        labels: Sequence[str],
+        templates: Sequence[str] = TEMPLATES,
+    ) -> np.ndarray:
+        """Probabilities [images, labels], each row summing to one: which of these labels fits a picture best."""
+        label_LE = self.label_rows(labels, templates)
+        if not len(label_LE):
+            raise UserError("there are no labels to choose from", hint="name at least one")
+        scaled_NL = self.scale * self.similarity(images, label_LE).astype(np.float64)
+        power_NL = np.exp(scaled_NL - scaled_NL.max(axis=1, keepdims=True))
+        return (power_NL / power_NL.sum(axis=1, keepdims=True)).astype(np.float32)
+
+    @contextmanager
+    def side_by_side(self) -> Iterator[int]:
+        """While several threads embed at once, each on a core of its own: how many of them there should be.
+
+        Two threads with a batch each are faster than two that share one: they need not wait for each other.
+        """
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield before
+        finally:
+            torch.set_num_threads(before)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes a model folder that `load` reads: whole or not at all, sharing the run's weights on the disk."""
+        own.write_model_folder(
+            Path(folder),
+            self.name,
+            self.model,
+            self.tokenizer,
+            fingerprint=self.fingerprint,
+            weights=self.weights,
+        )
+        return Path(folder)
+
+    def is_rows(self, given: object) -> bool:
+        """Whether these are embeddings; one grey picture, which an array [H, W] could be, is no list anyway."""
+        if not (
+            isinstance(given, np.ndarray | Tensor)
+            and given.ndim == 2
+            and np.issubdtype(np.asarray(given).dtype, np.floating)
+        ):
+            return False
+        if given.shape[1] != self.width:
+            raise UserError(
+                f"these rows have {given.shape[1]} numbers each, and those of this model {self.width}",
+                hint="embed with this model what you compare with it",
+            )
+        return True
+
+    def in_chunks(
+        self,
+        things: Iterator[T],
+        total: int,
+        embed_some: Callable[[list[T]], Rows],
+        what: str,
+        progress: bool | None,
+    ) -> Rows:
+        rows = np.empty((total, self.width), dtype=np.float32)
+        done = 0
+        is_shown = progress if progress is not None else self.has_bar and total > MANY[what]
+        chunks = iter(lambda: list(islice(things, self.chunk)), [])
+        with closing(with_bar(chunks, what, total, is_shown, always=progress is True)) as shown:
+            for some in shown:
+                rows[done : done + len(some)] = embed_some(some)
+                done += len(some)
+        return rows
 
     @torch.inference_mode()
-    def embed(self, things: Sequence[T], embed_some: Callable[[Sequence[T]], Tensor]) -> np.ndarray:
+    def embed(self, things: Some, embed_some: Callable[[Some], Tensor]) -> Rows:
         """Some at a time, and fewer from the moment that memory runs out."""
-        rows = np.empty((len(things), self.model.size.embedding), dtype=np.float32)
+        rows = np.empty((len(things), self.width), dtype=np.float32)
         done = 0
         while done < len(things):
             some = things[done : done + self.chunk]
             try:
-                rows[done : done + len(some)] = embed_some(some).cpu().numpy()
+                with self.turn:
+                    rows[done : done + len(some)] = embed_some(some).cpu().numpy()
                 done += len(some)
             except (RuntimeError, MemoryError) as error:
                 if not ran_out_of_memory(error):
@@ -58,50 +236,124 @@ class Embedder:
                 self.chunk = (self.chunk + 1) // 2
         return rows
 
-    def embed_pixels(self, pictures: Sequence[Picture]) -> Tensor:
-        pixels = np.stack([to_pixels(picture, self.model.size.image_size) for picture in pictures])
-        return self.model.embed_images(self.device.move(torch.from_numpy(pixels)))
+    def embed_pixels(self, pixels: np.ndarray) -> Tensor:
+        return self.model.embed_images(self.device.move(torch.from_numpy(np.ascontiguousarray(pixels))))
 
     def embed_words(self, texts: Sequence[str]) -> Tensor:
-        tokens, ends = self.tokenizer.encode(list(texts), self.model.size.text_length)
+        # Half a letter, as names of files and JSON can hold, is no text to a tokenizer.
+        whole = [text.encode("utf-8", "replace").decode() for text in texts]
+        tokens, ends = self.tokenizer.encode(whole, self.model.size.text_length)
         return self.model.embed_texts(*(self.device.move(torch.from_numpy(a)) for a in (tokens, ends)))
 
 
-def refuse_one(several: object) -> None:
-    if isinstance(several, str | Path | Image.Image):
+def refuse_what_is_no_list(several: Any) -> None:
+    is_one_picture = isinstance(several, np.ndarray | Tensor) and several.ndim in (0, 2, 3)
+    if isinstance(several, str | bytes | os.PathLike | Image.Image) or is_one_picture:
+        raise UserError("a list is wanted, and this is one thing", hint="put it into brackets: `[...]`")
+    if isinstance(several, Mapping) or not (hasattr(several, "__len__") and hasattr(several, "__getitem__")):
         raise UserError(
-            "a list is wanted, and this is one thing",
-            hint="put it into brackets: `[...]`",
+            f"a list is wanted, and this is a `{type(several).__name__}`", hint="make it one: `list(...)`"
         )
 
 
-def to_pixels(picture: Picture, image_size: int) -> np.ndarray:
-    """Bytes [3, H, W]: turned upright, the middle square, at the model's size; a file as a pack would decode it."""
-    if isinstance(picture, Image.Image):
-        return np.asarray(rgb_square(picture, image_size)).transpose(2, 0, 1)
-    try:
-        return decode(read_file(str(picture)), image_size).pixels
-    except (Unreadable, OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(
-            f"cannot read `{picture}` as a picture: {why}", hint="leave it out, or convert it to JPEG"
-        ) from None
+def refuse_what_is_no_text(several: Any) -> None:
+    refuse_what_is_no_list(several)
+    for number, text in enumerate(several):
+        if not isinstance(text, str):
+            raise UserError(
+                f"text {number} is given as `{type(text).__name__}`, not as a string",
+                hint="give strings only",
+            )
+
+
+def with_bar(
+    chunks: Iterable[list[T]], what: str, total: int, is_shown: bool, always: bool
+) -> Generator[list[T], None, None]:
+    """The chunks, with a bar on stderr that counts what is done, where somebody can see it."""
+    if not is_shown or not (always or threading.current_thread() is threading.main_thread()):
+        yield from chunks
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    moves = console.is_terminal or console.is_jupyter  # else only the end of it is said, to those who insist
+    columns = (TextColumn(f"embedding {what}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=moves, disable=not (moves or always)) as bar:
+        task = bar.add_task("", total=total)
+        for some in chunks:
+            yield some
+            bar.update(task, advance=len(some))
 
 
 def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
-    """The best model of a run, by its name or path."""
-    run = open_run(str(path))
-    checkpoint = best(run.checkpoints)
+    """The best model of a run, by its name or path; or a checkpoint, a model folder, a CLIP folder of Hugging Face."""
+    if device not in ("auto", *DEVICES):
+        known = ", ".join(f"`{name}`" for name in ("auto", *DEVICES))
+        raise UserError(f"there is no device `{device}`", hint=f"choose one of {known}")
+    place = device_named(device)
+    try:
+        found = find_model(Path(path))
+    except OSError as error:  # a name that is too long, a folder that may not be looked into
+        why = (error.strerror or str(error)).lower()
+        raise UserError(
+            f"cannot look into `{shortened(str(path))}`: {why}", hint="name a folder that you may read"
+        ) from None
+    model = place.place(found.model).eval()
+    return Embedder(model, found.tokenizer, place, name=found.name, weights=found.weights, has_bar=True)
+
+
+def find_model(path: Path) -> Pretrained:
+    if is_run(path) or is_run(RUNS / path):
+        run = open_run(str(path))
+        return load_checkpoint(run, None, run.name)
+    if (path / own.DESCRIPTION).is_file():
+        return own.load_model_folder(path)
+    if (path / hugging_face.DESCRIPTION).is_file():
+        return hugging_face.load_hugging_face_folder(path)
+    run_above = path.absolute().parent.parent
+    if (path / MODEL).is_file() and (run_above / "config.toml").is_file():
+        return load_checkpoint(Run(run_above), path, f"{run_above.name} {path.absolute().name}")
+    raise nothing_there(path)
+
+
+def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
+    """A checkpoint of a run, or its best one, with the run's settings and tokenizer."""
+    config = run.load_config()
+    tokenizer = load_tokenizer(run.tokenizer_file)
+    has_bias = config.train.loss in NEEDS_BIAS
+    model = build_model(config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias)
+    # As late as possible: a run that is being trained removes old ones.
+    checkpoint = checkpoint or best(run.checkpoints)
     if checkpoint is None:
         raise UserError(
             f"run `{run.name}` has no checkpoint yet",
             hint=f"go on with it: `lapclip train --resume {run.reference}`",
         )
-    config = run.load_config()
-    tokenizer = load_tokenizer(run.tokenizer_file)
-    place = device_named(device)
-    model = build_model(
-        config.model, vocab_size=tokenizer.vocab_size, has_bias=config.train.loss in NEEDS_BIAS
-    )
     load_weights(checkpoint, model)
-    return Embedder(place.place(model).eval(), tokenizer, place)
+    return Pretrained(name, model, tokenizer, weights=checkpoint / MODEL)
+
+
+def nothing_there(path: Path) -> UserError:
+    """What could be loaded instead: the runs here, and what lies beside the path."""
+    if path.is_file():
+        return UserError(
+            f"`{path}` is a file, and a model is a folder", hint=f"name its folder: `{path.parent}`"
+        )
+    markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, MODEL)
+    near = [path.parent, RUNS] if path.parent.is_dir() else [RUNS]
+    found = {
+        child.name if around == RUNS else str(child): child.stat().st_mtime
+        for around in near
+        for child in (around.iterdir() if around.is_dir() else ())
+        if any((child / marker).is_file() for marker in markers)
+    }
+    known = sorted(found, key=lambda name: -found[name])
+    more = f" and {len(known) - 5} more" if len(known) > 5 else ""
+    here = f"; there are {', '.join(f'`{k}`' for k in known[:5])}{more}" if known else "; there is none here"
+    shown = shortened(str(path))
+    what = f"`{shown}` holds no model" if path.is_dir() else f"there is no model `{shown}`"
+    return UserError(
+        f"{what}{suggest(str(path), known) or here}",
+        hint="name a run, a checkpoint of one, a model folder, or a CLIP folder of Hugging Face",
+    )

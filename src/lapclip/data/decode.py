@@ -67,23 +67,26 @@ def digest(*parts: bytes) -> bytes:
 
 def decode(data: bytes, size: int, content: bytes | None = None) -> Decoded:
     """The middle square of a picture, upright, at a size; Unreadable when it is none. `content` is its digest."""
+    square, record = read_square(data, size)
+    record["content"], record["num_bytes"] = np.void(content or digest(data)), len(data)
+    record["thumb"] = np.asarray(square.resize((THUMB, THUMB), Image.Resampling.BOX))
+    record["dhash"] = difference_hash(square)
+    return Decoded(np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1)), record)
+
+
+def read_square(data: bytes, size: int) -> tuple[Image.Image, np.ndarray]:
+    """The middle square, RGB and upright, with a record of how the original was; Unreadable when it is none."""
     if not data:
         raise Unreadable("is empty")
     record = np.zeros((), RECORD)
-    record["content"], record["num_bytes"] = np.void(content or digest(data)), len(data)
     try:
-        square = open_square(data, size, record)
-        thumb = square.resize((THUMB, THUMB), Image.Resampling.BOX)
-        record["thumb"] = np.asarray(thumb)
-        record["dhash"] = difference_hash(square)
-        pixels = np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1))
+        return open_square(data, size, record), record
     except Unreadable:
         raise
     except UnidentifiedImageError:
         raise Unreadable(what_it_is(data)) from None
     except Exception as error:  # a broken file can raise nearly anything: OSError, SyntaxError, struct.error
         raise Unreadable(f"cannot be decoded: {error}") from None
-    return Decoded(pixels, record)
 
 
 def open_square(data: bytes, size: int, record: np.ndarray) -> Image.Image:

@@ -1,6 +1,7 @@
 """Captions in, token ids out: a byte-level BPE trained on the captions at hand, or the documents' 33 characters.
 
-Both are `tokenizers` pipelines in one `tokenizer.json`, lower-cased, with the same four special symbols.
+Both are `tokenizers` pipelines in one `tokenizer.json`, lower-cased, with the same four special symbols. Any other
+pipeline, such as OpenAI's, works too: it says which of its ids start, end and pad a row.
 """
 
 from array import array
@@ -13,26 +14,36 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from lapclip.errors import UserError
+from lapclip.data.files import open_regular
+from lapclip.errors import UserError, printable
 
 PAD, START, END, UNKNOWN = range(4)
 SPECIAL = ["<pad>", "<start>", "<end>", "<unknown>"]
 NUM_CHARACTERS = 33  # with the special symbols
+MOST_BYTES = 64 * 2**20  # of a file; vocabularies of 250,000 tokens take about 20 MB
 
 
 class Tokenizer:
     """Turns captions into rows of ids: start, the caption, end, padding."""
 
-    def __init__(self, pipeline: tokenizers.Tokenizer):
+    def __init__(self, pipeline: tokenizers.Tokenizer, *, start: int = START, end: int = END, pad: int = PAD):
         self.pipeline = pipeline
+        self.start, self.end, self.pad = start, end, pad
         self.known: dict[str, Sequence[int]] = {}
         self.pipeline.encode_special_tokens = (
             True  # `<end>` in a caption is plain text: only `encode` ends a row
         )
+        self.pipeline.no_padding()  # that and cutting is done here; other people's files may ask for both
+        self.pipeline.no_truncation()
 
     @property
     def vocab_size(self) -> int:
         return self.pipeline.get_vocab_size()
+
+    @property
+    def highest_id(self) -> int:
+        """Other people's vocabularies may leave ids out."""
+        return max(self.pipeline.get_vocab(with_added_tokens=True).values(), default=0)
 
     def encode(self, captions: list[str], text_length: int) -> tuple[np.ndarray, np.ndarray]:
         """Ids [B, T] and the place of each end token [B]; T is the longest caption, in steps of eight.
@@ -40,9 +51,9 @@ class Tokenizer:
         In steps of eight so that an accelerator meets few different shapes. A caption that is too long is cut
         before its end token.
         """
-        rows = [[START, *ids[: text_length - 2], END] for ids in self.ids(captions)]
+        rows = [[self.start, *ids[: text_length - 2], self.end] for ids in self.ids(captions)]
         longest = min(text_length, -(-max(map(len, rows)) // 8) * 8)
-        tokens = np.full((len(rows), longest), PAD, dtype=np.int64)
+        tokens = np.full((len(rows), longest), self.pad, dtype=np.int64)
         for row, ids in zip(tokens, rows, strict=True):
             row[: len(ids)] = ids
         return tokens, np.array([len(ids) - 1 for ids in rows], dtype=np.int64)
@@ -74,14 +85,22 @@ def batched(captions: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
-        pipeline = tokenizers.Tokenizer.from_str(path.read_text("utf-8"))
+        with open_regular(path) as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError("is far too long")
+        pipeline = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
     except OSError as error:
         raise UserError(
             f"cannot read `{path}`: {error.strerror}",
             hint="a run folder needs its `tokenizer.json`; copy it whole",
         ) from None
-    except Exception as error:  # the library raises bare Exception for every broken file
-        raise UserError(f"`{path}` is not a tokenizer: {error}", hint="copy the run folder again") from None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exception, and its panics are not even that
+        raise UserError(
+            f"`{path}` is not a tokenizer: {printable(str(error)[:200])}", hint="copy the folder again, whole"
+        ) from None
     return Tokenizer(pipeline)
 
 

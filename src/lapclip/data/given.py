@@ -1,0 +1,104 @@
+"""Pictures as people hand them over in Python: a path, a PIL image, an array or a tensor in; a square of bytes out.
+
+A model is trained and evaluated on pictures out of packs, which are a little larger than it looks at. Whatever it is
+shown later goes the same way, by that size, so that it sees what it knows.
+"""
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from lapclip.data.ahead import in_order
+from lapclip.data.decode import Decoded, Unreadable, orientation, read_square, rgb_square, upright
+from lapclip.data.files import read_file
+from lapclip.data.pack import size_for
+from lapclip.errors import UserError, printable
+
+FEW = 8  # pictures, for which no threads are started
+TOLERANCE = 1e-4  # beyond 0 and 1, as interpolation leaves it
+
+
+def squares(pictures: Any, size: int) -> Generator[np.ndarray, None, None]:
+    """Each picture as bytes [3, size, size]; many files are decoded ahead in threads, for nobody else holds them."""
+
+    def square(numbered: tuple[int, Any]) -> np.ndarray:
+        return square_of(numbered[1], size, called=f"picture {numbered[0]}")
+
+    if len(pictures) > FEW and all(isinstance(picture, str | os.PathLike) for picture in pictures):
+        yield from in_order(square, enumerate(pictures))  # which is closed with this
+    else:
+        yield from map(square, enumerate(pictures))
+
+
+def square_of(picture: Any, size: int, called: str) -> np.ndarray:
+    """Bytes [3, size, size]: upright, the middle square; a file as a pack would decode it. `called` is for errors."""
+    try:
+        if isinstance(picture, str | os.PathLike):
+            called = f"`{printable(os.fsdecode(picture))}`"
+            return decode_as_trained(read_file(os.fsdecode(picture)), size).pixels
+        if hasattr(picture, "detach"):  # a tensor, whose library is not imported for this
+            picture = channels_last(picture, called)
+        image = array_image(picture, called) if isinstance(picture, np.ndarray) else picture
+        if not isinstance(image, Image.Image):
+            raise UserError(
+                f"{called} is given as `{type(image).__name__}`, which is no picture",
+                hint="give a path, a PIL image, an array [height, width, 3] or a tensor [3, height, width]",
+            )
+        if 0 in image.size:
+            raise Unreadable("has no pixels")
+        stored = upright(rgb_square(image, size_for(size)), orientation(image))
+        return np.asarray(rgb_square(stored, size)).transpose(2, 0, 1)
+    except (Unreadable, OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(
+            f"cannot read {called} as a picture: {printable(why)}",
+            hint="leave it out, or convert it to JPEG",
+        ) from None
+
+
+def decode_as_trained(data: bytes, size: int) -> Decoded:
+    """What a model that looks at `size` pixels is to be shown of a picture; its record holds no thumbnail."""
+    stored, record = read_square(data, size_for(size))
+    return Decoded(np.ascontiguousarray(np.asarray(rgb_square(stored, size)).transpose(2, 0, 1)), record)
+
+
+def array_image(array: np.ndarray, called: str) -> Image.Image:
+    """An array [H, W], or [H, W, C] with C of 1, 3 or 4, of bytes or of floats from 0 to 1, as an image."""
+    if array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (3, 4)):
+        raise UserError(
+            f"{called} is an array of shape {list(array.shape)}, not [height, width, 3]",
+            hint="put the channels last: `numpy.moveaxis(array, 0, -1)`",
+        )
+    if 0 in array.shape:
+        raise Unreadable("has no pixels")
+    if np.issubdtype(array.dtype, np.floating):
+        lowest, highest = float(array.min()), float(array.max())
+        if not (lowest >= -TOLERANCE and highest <= 1 + TOLERANCE):  # so for NaN too
+            raise UserError(
+                f"{called} has numbers from {lowest:.4g} to {highest:.4g}, and floats must be from 0 to 1",
+                hint="scale it: `array / 255`, or undo its normalisation",
+            )
+        array = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
+    if array.dtype != np.uint8:
+        raise UserError(
+            f"{called} is an array of {array.dtype}, neither bytes nor floats from 0 to 1",
+            hint="convert it: `array.astype(numpy.uint8)`",
+        )
+    return Image.fromarray(np.ascontiguousarray(array))
+
+
+def channels_last(tensor: Any, called: str) -> np.ndarray:
+    """A tensor [C, H, W] or [H, W] as the array that a picture is."""
+    plain = tensor.detach().cpu()
+    if plain.ndim == 3 and plain.shape[0] not in (1, 3, 4):
+        raise UserError(
+            f"{called} is a tensor of shape {list(plain.shape)}, not [3, height, width]",
+            hint="put the channels first: `tensor.permute(2, 0, 1)`",
+        )
+    plain = plain.float() if plain.is_floating_point() else plain
+    return (plain.permute(1, 2, 0) if plain.ndim == 3 else plain).numpy()

@@ -1,0 +1,381 @@
+"""What users hold: pictures in any form give the rows that training saw, and everything else gives a sentence."""
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, SMALL, environment, picture_folder
+from PIL import Image
+
+import lapclip as library
+from lapclip.checkpoint import all_checkpoints
+from lapclip.config import load_config
+from lapclip.data.opening import finished, open_source
+from lapclip.embedder import TEMPLATES, Embedder, load
+from lapclip.errors import UserError
+from lapclip.evaluate import embed_pool
+from lapclip.prepare import prepare
+from lapclip.train import train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUM_PICTURES = 40
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    """A folder with photos, and a run trained on them."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        patch.setenv("LAPCLIP_CACHE", str(home / "cache"))
+        picture_folder(home / "photos", NUM_PICTURES, side=90)
+        run = prepare(load_config(flags=SMALL | {"source": "photos", "save_every": "3"}), "mine")
+        list(train(run.load_config(), run))
+    return home
+
+
+@pytest.fixture(autouse=True)
+def at_home(home, monkeypatch):
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("LAPCLIP_CACHE", str(home / "cache"))
+
+
+@pytest.fixture(scope="module")
+def model(home) -> Embedder:
+    return load(home / "runs" / "mine")
+
+
+@pytest.fixture(scope="module")
+def files(home) -> list[Path]:
+    return sorted((home / "photos").glob("*.jpg"))
+
+
+@pytest.fixture(scope="module")
+def rows(model, files) -> np.ndarray:
+    return model.images(files)
+
+
+def lossless(path: Path, picture: Image.Image, **options) -> Path:
+    picture.save(path, **options)
+    return path
+
+
+# The same numbers, whatever they are asked in.
+
+
+def test_files_give_the_rows_that_evaluation_sees(model, rows, files):
+    data = finished(open_source(load_config(Path("runs/mine/config.toml")).data, model.image_size))
+    number_of = {file.with_suffix(".txt").read_text(): number for number, file in enumerate(files)}
+    pools = [embed_pool(model, side, NUM_PICTURES) for side in (data.training, data.held_out)]
+    assert sum(len(pool.captions) for pool in pools) == NUM_PICTURES
+    for pool in pools:
+        numbers = [number_of[caption] for caption in pool.captions]
+        np.testing.assert_allclose(pool.image_NE[pool.image_of_caption], rows[numbers], atol=1e-5)
+
+
+def test_rows_have_length_one_and_depend_on_neither_chunk_nor_order(model, files, rows):
+    words = ["a red cat", "", "number " * 50, "two"]
+    texts = model.texts(words)
+    assert rows.shape == (NUM_PICTURES, model.width) and rows.dtype == texts.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(np.vstack([rows, texts]), axis=1), 1, rtol=1e-5)
+    other = Embedder(model.model, model.tokenizer, model.device, chunk=7)
+    np.testing.assert_allclose(other.images(files[::-1])[::-1], rows, atol=1e-5)
+    np.testing.assert_allclose(other.images(files[3:5]), rows[3:5], atol=1e-5)
+    np.testing.assert_allclose(other.texts(words[::-1])[::-1], texts, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", [90, 11])  # larger than a pack keeps it, and smaller than the model looks at
+def test_a_picture_in_any_form_gives_the_same_row(model, files, side):
+    picture = Image.open(files[0]).resize((side + 5, side))
+    path = lossless(Path("picture.png"), picture)
+    array = np.asarray(picture)
+    tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
+    forms = [str(path), path, picture, array, array / 255, (array / 255).astype(np.float16), tensor, tensor / 255,
+             (tensor / 255).double().requires_grad_()]  # fmt: skip
+    rows = model.images(forms)
+    for form, row in zip(forms, rows, strict=True):
+        np.testing.assert_allclose(row, rows[0], atol=1e-5, err_msg=str(type(form)))
+    for batch in (np.stack([array, array]), torch.stack([tensor, tensor]), (path, path)):
+        np.testing.assert_allclose(model.images(batch), rows[:2], atol=1e-5)
+
+
+def test_grey_and_transparent_pictures_are_seen_as_a_viewer_shows_them(model):
+    grey = np.random.default_rng(0).integers(0, 256, (50, 70), dtype=np.uint8)
+    colour = np.repeat(grey[..., None], 3, axis=2)
+    half = np.concatenate([colour, np.full((50, 70, 1), 0, np.uint8)], axis=2)
+    forms = [colour, grey, grey[..., None], torch.from_numpy(grey), torch.from_numpy(grey)[None]]
+    rows = model.images(forms)
+    np.testing.assert_allclose(rows, np.repeat(rows[:1], len(forms), axis=0), atol=1e-5)
+    white = model.images([half, np.full((50, 70, 3), 255, np.uint8)])
+    np.testing.assert_allclose(white[0], white[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("turned", range(1, 9))
+def test_pictures_are_turned_upright(model, files, turned):
+    picture = Image.open(files[0])
+    seen = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+            5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+            8: Image.Transpose.ROTATE_90}.get(turned)  # fmt: skip
+    exif = Image.Exif()
+    exif[0x0112] = turned
+    path = lossless(Path(f"turned-{turned}.png"), picture, exif=exif)
+    by_path, opened, upright = model.images(
+        [path, Image.open(path), picture if seen is None else picture.transpose(seen)]
+    )
+    # To turn before or after resizing rounds a little differently; not to turn would be far away.
+    np.testing.assert_allclose(by_path, upright, atol=5e-3)
+    np.testing.assert_allclose(opened, upright, atol=5e-3)
+    if seen is not None:
+        assert abs(upright - model.images([picture])).max() > 2e-2
+
+
+def test_pixels_are_what_images_come_to(model, files, rows):
+    from lapclip.data.given import decode_as_trained
+
+    pixels = np.stack([decode_as_trained(file.read_bytes(), model.image_size).pixels for file in files[:5]])
+    np.testing.assert_allclose(model.pixels(pixels), rows[:5], atol=1e-5)
+    assert model.pixels(pixels[:0]).shape == (0, model.width)
+    for wrong in (pixels.astype(np.float32), pixels[:, :, :-1], pixels[0]):
+        with pytest.raises(UserError, match="bytes"):
+            model.pixels(wrong)
+
+
+def test_nothing_gives_no_rows(model):
+    for nothing in ([], (), np.zeros((0, 4, 4, 3), np.uint8)):
+        assert model.images(nothing).shape == (0, model.width)
+    assert model.texts([]).shape == (0, model.width)
+    assert model.similarity([], []).shape == (0, 0)
+    assert model.classify([], ["cat"]).shape == (0, 1)
+
+
+# What is built on rows.
+
+
+def test_similarity_is_the_cosine_and_takes_rows_too(model, files, rows):
+    words = ["red", "a dog"]
+    cosines = model.similarity(files, words)
+    np.testing.assert_allclose(cosines, rows @ model.texts(words).T, atol=1e-5)
+    np.testing.assert_allclose(model.similarity(rows, model.texts(words)), cosines, atol=1e-5)
+    np.testing.assert_allclose(model.similarity(torch.from_numpy(rows), words), cosines, atol=1e-5)
+    with pytest.raises(UserError, match="one thing"):
+        model.similarity(rows, "red")
+    with pytest.raises(UserError, match="5 numbers each"):
+        model.similarity(rows[:, :5], words)
+
+
+def test_labels_are_the_mean_over_templates_and_probabilities_a_softmax(model, files, rows):
+    labels = ["cat", "{0} {name}", "dog"]
+    mean = np.mean([model.texts([t.replace("{}", label) for label in labels]) for t in TEMPLATES], axis=0)
+    expected = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+    np.testing.assert_allclose(model.label_rows(labels), expected, atol=1e-5)
+    chances = model.classify(files, labels)
+    scaled = torch.from_numpy(rows @ expected.T * model.model.log_scale.exp().item())
+    np.testing.assert_allclose(chances, scaled.softmax(1).numpy(), atol=1e-4)
+    np.testing.assert_allclose(chances.sum(axis=1), 1, rtol=1e-5)
+    one = model.classify(rows, labels, templates=["{}"])
+    np.testing.assert_allclose(model.label_rows(labels, ["{}"]), model.texts(labels), atol=1e-5)
+    assert not np.allclose(one, chances)
+
+
+@pytest.mark.parametrize(
+    ("labels", "templates", "said"),
+    [("cat", TEMPLATES, "one thing"), ([], TEMPLATES, "no labels"), (["cat"], ["a photo"], "`a photo` has no place"),
+     (["cat"], [], "no templates"), (["cat"], "{}", "one thing"), ([3], TEMPLATES, "text 0 is given as `int`")],
+)  # fmt: skip
+def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said):
+    with pytest.raises(UserError, match=said):
+        model.classify(rows, labels, templates)
+
+
+# What is refused.
+
+GREY = np.zeros((4, 5), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("pictures", "said"),
+    [
+        ("photos/00.jpg", "this is one thing"),
+        (Path("photos/00.jpg"), "this is one thing"),
+        (Image.new("RGB", (4, 4)), "this is one thing"),
+        (GREY, "this is one thing"),
+        (np.array(0.5), "this is one thing"),
+        (torch.zeros(3, 4, 4), "this is one thing"),
+        ((name for name in ["a"]), "this is a `generator`"),
+        ({"a": "b"}, "this is a `dict`"),
+        ({"a"}, "this is a `set`"),
+        (["nowhere.png"], "`nowhere.png`.*: No such file"),
+        (["photos"], "`photos` as a picture"),
+        (["photos/00.txt"], "is text"),
+        (["a\0b"], "null"),
+        ([b"bytes"], "picture 0 is given as `bytes`"),
+        ([Image.new("L", (4, 4)), None], "picture 1 is given as `NoneType`"),
+        ([Image.new("RGB", (0, 4))], "no pixels"),
+        ([np.zeros((0, 4, 3), np.uint8)], "no pixels"),
+        ([np.zeros((3, 40, 50), np.uint8)], r"\[3, 40, 50\], not \[height, width, 3\]"),
+        ([torch.zeros(40, 50, 3)], r"\[40, 50, 3\], not \[3, height, width\]"),
+        ([np.full((4, 4, 3), 200.0)], "from 200 to 200"),
+        ([np.full((4, 4, 3), -1.0)], "from -1 to -1"),
+        ([np.full((4, 4, 3), np.nan)], "nan"),
+        ([torch.full((3, 4, 4), 2.0)], "from 2 to 2"),
+        ([np.zeros((4, 4, 3), np.int64)], "array of int64"),
+        ([np.zeros((4, 4, 3), np.uint16)], "array of uint16"),
+    ],
+)
+def test_what_is_no_list_of_pictures_is_said(model, pictures, said):
+    with pytest.raises(UserError, match=said):
+        model.images(pictures)
+
+
+def test_an_unreadable_file_among_many_is_named_and_ends_the_threads(model, files):
+    import threading
+
+    Path("broken.jpg").write_bytes(files[0].read_bytes()[:300])
+    with pytest.raises(UserError, match=r"`broken\.jpg`"):
+        model.images([*files, "broken.jpg", *files])
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
+
+
+def test_half_a_letter_does_not_stop_a_text(model):
+    assert (model.texts(["caf\udce9", "\ud800"]) == model.texts(["caf?", "?"])).all()
+
+
+def test_texts_must_be_texts(model):
+    for wrong, said in (
+        ("one", "one thing"),
+        (["a", None], "text 1 is given as `NoneType`"),
+        (iter("a"), "a list"),
+    ):
+        with pytest.raises(UserError, match=said):
+            model.texts(wrong)
+
+
+# Loading and saving.
+
+
+def test_a_saved_model_is_the_same_to_the_bit_and_shares_its_weights(model, files, rows, tmp_path):
+    folder = model.save(tmp_path / "new" / "model")
+    assert sorted(path.name for path in folder.parent.iterdir()) == ["model"], "nothing is left beside it"
+    again = load(folder)
+    assert (again.name, again.fingerprint) == ("mine", model.fingerprint)
+    assert re.fullmatch("[0-9a-f]{16}", again.fingerprint)
+    assert (again.images(files) == rows).all() and (
+        again.texts(["a", "b c"]) == model.texts(["a", "b c"])
+    ).all()
+    assert os.path.samefile(folder / "model.safetensors", model.weights)
+    model.save(folder)  # again: nothing to do
+    assert load(again.save(tmp_path / "copy of a copy")).fingerprint == model.fingerprint
+
+
+def test_weights_that_changed_since_they_were_read_are_written_not_linked(model, tmp_path):
+    changed = load("mine")
+    with torch.no_grad():
+        changed.model.project_image.weight[0, 0] += 1
+    assert changed.fingerprint != model.fingerprint
+    folder = changed.save(tmp_path / "changed")
+    assert not os.path.samefile(folder / "model.safetensors", model.weights)
+    assert load(folder).fingerprint == changed.fingerprint
+    changed.weights = tmp_path / "gone"
+    assert load(changed.save(tmp_path / "again")).fingerprint == changed.fingerprint
+    with pytest.raises(UserError, match="holds another model"):
+        model.save(folder)
+
+
+def test_saving_overwrites_nothing(model, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "novel.txt").write_text("once")
+    (tmp_path / "file").write_text("upon a time")
+    for name in ("mine", "file"):
+        with pytest.raises(UserError, match="exists already"):
+            model.save(tmp_path / name)
+    with pytest.raises(UserError, match="cannot write"):
+        model.save(tmp_path / "file" / "inside")
+    for name in ("", ".", "/", "a\0b"):
+        with pytest.raises(UserError, match="no name"):
+            model.save(name)
+    assert sorted(os.listdir(tmp_path)) == ["file", "mine"] and os.listdir(tmp_path / "mine") == ["novel.txt"]
+    (tmp_path / "empty").mkdir()
+    assert load(model.save(tmp_path / "empty")).fingerprint == model.fingerprint
+
+
+def test_a_checkpoint_is_loaded_with_its_runs_settings(model, rows, files):
+    first, *_, last = all_checkpoints(Path("runs/mine/checkpoints"))
+    one, other = load(first), load(str(last.absolute()))
+    assert one.name == f"mine {first.name}" and one.fingerprint != other.fingerprint
+    assert model.fingerprint in (one.fingerprint, other.fingerprint)
+    assert not np.allclose(one.images(files), other.images(files), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("mime", "there is no model `mime`; did you mean `mine`"),
+        ("quite-else", "there are .*`mine`"),
+        ("runs/mine/checkpoints/step-000009", "did you mean `runs/mine/checkpoints/step-00000"),
+        ("photos", "`photos` holds no model"),
+        ("runs/mine/config.toml", "is a file, and a model is a folder"),
+        ("x" * 1000, "cannot look into"),
+        ("a\0b", "there is no model"),
+    ],
+)
+def test_a_wrong_path_says_what_there_is(path, said):
+    with pytest.raises(UserError, match=said):
+        load(path)
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(UserError, match="no device `gpu`"):
+        load("mine", device="gpu")
+
+
+# Around it.
+
+
+def test_what_the_library_offers_is_there_and_costs_nothing_before_it_is_used():
+    assert library.load is load and set(library.__all__) <= set(dir(library))
+    assert [getattr(library, name) for name in library.__all__]
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = library.nothing
+    program = (
+        "import sys, lapclip; lapclip.__version__; assert not {'torch', 'numpy', 'psutil'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment())
+
+
+def test_a_bar_is_shown_only_where_it_is_wanted(model, files, capfd):
+    model.images(files[:2])
+    model.images(files * 9)  # many, but on a pipe
+    assert capfd.readouterr() == ("", "")
+    model.images(files[:2], progress=True)
+    said = capfd.readouterr()
+    assert said.out == "" and "embedding pictures" in said.err and "2/2" in said.err
+
+
+def test_the_example_runs(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["ask_a_model.py"])
+    runpy.run_path(str(ROOT / "examples" / "ask_a_model.py"))
+    said = capsys.readouterr().out
+    assert "mine looks at 16 pixels" in said and "most alike: " in said and "a red circle: " in said
+    assert len(re.findall(r"\(\d+%\)", said)) == 6
+    monkeypatch.setattr(sys, "argv", ["ask_a_model.py", "runs/mine", "photos"])
+    runpy.run_path(str(ROOT / "examples" / "ask_a_model.py"))
+    assert f"{NUM_PICTURES} pictures embedded" in capsys.readouterr().out
+
+
+def test_the_guide_runs(tmp_path, home, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("photos", "runs"):
+        (tmp_path / name).symlink_to(home / name)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "guide-python.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 4
+    names: dict = {}
+    for block in blocks:
+        exec(block, names)
+    assert "best: photos/" in capsys.readouterr().out
