@@ -1,11 +1,13 @@
 """Recall as it is defined, with chance beside it."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from lapclip.evaluate import Pool, chance, recall, retrieval, wilson_interval
+from lapclip.data.opening import finished
+from lapclip.evaluate import Links, Pool, belong_together, chance, ranking, recall, retrieval, witnesses
 
 
 def names(number: int) -> list[str]:
@@ -89,14 +91,6 @@ def test_a_pool_smaller_than_k_is_always_found():
     assert retrieval(pool(4, 1), 12)["text_to_image"]["recall@10"] == 1.0
 
 
-def test_the_interval_holds_the_truth_about_19_times_in_20():
-    random = np.random.default_rng(0)
-    for truth in (0.02, 0.3, 0.97):
-        intervals = [wilson_interval(int(random.binomial(200, truth)), 200) for _ in range(1000)]
-        assert 0.90 < np.mean([low <= truth <= high for low, high in intervals]) < 0.99
-    assert wilson_interval(0, 50)[0] == 0 and wilson_interval(0, 50)[1] > 0.05
-
-
 def test_the_caption_of_one_picture_may_find_an_equal_one():
     known = unit(np.random.default_rng(0).normal(size=(12, 16)))
     twice = replace(
@@ -104,3 +98,106 @@ def test_the_caption_of_one_picture_may_find_an_equal_one():
     )
     assert retrieval(twice, 12)["text_to_image"]["recall@1"] == 1
     assert retrieval(replace(twice, groups=np.arange(24)), 12)["text_to_image"]["recall@1"] == 0
+
+
+def tied_pool(seed: int) -> Pool:
+    """Pictures with one to seven captions; few different cosines, all exact, so that many are equal."""
+    random = np.random.default_rng(seed)
+    num_images = int(random.integers(2, 14))
+    image_of_caption = np.repeat(np.arange(num_images), random.integers(1, 8, num_images))
+    image = random.integers(-1, 2, (num_images, 4)).astype(np.float32)
+    text = image[image_of_caption] + random.integers(-1, 2, (len(image_of_caption), 4)).astype(np.float32)
+    captions = [f"{random.choice(['A', 'a', 'b'])} {random.integers(num_images)}" for _ in text]
+    groups = random.integers(num_images, size=num_images)
+    return Pool(image, text, image_of_caption, captions, np.arange(num_images), groups)
+
+
+def ranks_by_hand(pool: Pool, published: bool) -> tuple[list[int], list[int]]:
+    """Naively: sorts the answers of each query, wrong ones before right ones where they are equally near."""
+    num_captions, num_images = len(pool.captions), len(pool.indices)
+
+    def belong(m: int, n: int) -> bool:
+        if published:
+            return bool(pool.image_of_caption[m] == n)
+        return any(
+            pool.captions[other].casefold() == pool.captions[m].casefold()
+            and pool.groups[pool.image_of_caption[other]] == pool.groups[n]
+            for other in range(num_captions)
+        )
+
+    def near(m: int, n: int) -> float:
+        return sum(float(a) * float(b) for a, b in zip(pool.text_ME[m], pool.image_NE[n], strict=True))
+
+    def first_right(answers: list[tuple[float, bool]]) -> int:
+        ordered = sorted(answers, key=lambda answer: (-answer[0], answer[1]))
+        return next(place for place, (_, is_right) in enumerate(ordered, 1) if is_right)
+
+    table = [[(near(m, n), belong(m, n)) for n in range(num_images)] for m in range(num_captions)]
+    by_words = [first_right(row) for row in table]
+    return by_words, [first_right([row[n] for row in table]) for n in range(num_images)]
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["shared", "published"])
+def test_ranks_are_those_counted_by_hand_however_few_queries_are_compared_at_once(published):
+    num_ties = 0
+    for seed in range(60):
+        held = tied_pool(seed)
+        links = Links.of_captions(held, published)
+        by_hand = ranks_by_hand(held, published)
+        for most_cells in (1, 40, 10**6):
+            there = finished(ranking(held.text_ME, held.image_NE, links, most_cells=most_cells))
+            back = finished(ranking(held.image_NE, held.text_ME, links.reverse(), most_cells=most_cells))
+            assert (there.rank_Q.tolist(), back.rank_Q.tolist()) == by_hand
+            assert there.num_answers == len(held.indices) and back.num_answers == len(held.captions)
+        num_ties += int((there.right_Q == there.wrong_Q).sum())
+        assert np.array_equal(links.rows(np.arange(len(held.captions))).T, links.reverse().rows(held.indices))
+    assert num_ties > 100, "pools in which equals are frequent"
+
+
+def test_training_counts_as_the_shared_protocol_does():
+    for seed in range(10):
+        held = tied_pool(seed)
+        result, (by_words, by_picture) = retrieval(held, 4), ranks_by_hand(held, published=False)
+        for way, ranks in (("text_to_image", by_words), ("image_to_text", by_picture)):
+            assert result[way]["median_rank"] == np.median(ranks)
+            for k in (1, 5, 10):
+                assert result[way][f"recall@{k}"] == pytest.approx(np.mean([rank <= k for rank in ranks]))
+
+
+def test_embeddings_that_are_no_numbers_are_ranked_last():
+    held = replace(pool(20, 2), text_ME=np.full((40, 16), np.nan))
+    there = finished(ranking(held.text_ME, held.image_NE, Links.of_captions(held)))
+    assert (there.rank_Q == 20).all()
+
+
+def test_a_part_of_a_pool_keeps_each_caption_with_its_picture():
+    held = tied_pool(3)
+    pictures = np.arange(1, len(held.indices), 2)
+    some = held.part(pictures)
+    assert some.indices.tolist() == pictures.tolist()
+    kept = [m for m, image in enumerate(held.image_of_caption) if image in pictures]
+    assert some.captions == [held.captions[m] for m in kept]
+    assert np.array_equal(some.indices[some.image_of_caption], held.image_of_caption[kept])
+    assert np.array_equal(some.text_ME, held.text_ME[kept])
+    assert np.array_equal(some.image_NE, held.image_NE[pictures])
+    assert belong_together(some).shape == (len(kept), len(pictures))
+
+
+def test_pictures_are_one_witness_when_they_are_equal_or_share_words_also_through_others():
+    captions = ["A dog", "a cat", "a DOG", "a bird", "a bird", "a fish", "a tree"]
+    held = Pool(
+        np.zeros((6, 2)), np.zeros((7, 2)), np.array([0, 0, 1, 1, 2, 3, 4]), captions,
+        np.arange(6), groups=np.array([0, 1, 2, 3, 4, 4]),
+    )  # fmt: skip
+    assert witnesses(held, share_captions=True).tolist() == [0, 0, 0, 1, 2, 2]
+    assert witnesses(held, share_captions=False).tolist() == [0, 1, 2, 3, 4, 4]
+
+
+def test_one_long_caption_does_not_make_all_others_as_wide():
+    held = pool(2000, 1)
+    held = replace(held, captions=["x" * 10_000, *held.captions[1:]])
+    tracemalloc.start()
+    Links.of_captions(held)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000  # as an array of texts 80 MB

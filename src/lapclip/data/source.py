@@ -11,7 +11,7 @@ from PIL import Image
 
 from lapclip.data.catalogue import Reader
 from lapclip.data.decode import Unreadable, decode
-from lapclip.data.view import VALIDATION, View
+from lapclip.data.view import ALL, TRAIN, View
 
 BUFFER_BYTES = 48 * 2**20  # of encoded pictures that a streamed source shuffles among
 
@@ -82,9 +82,9 @@ class Viewed(Source):
 
     @cached_property
     def pictures(self) -> np.ndarray:
-        """Those of this side; held-out ones in a random order, so that the first ones are a fair sample."""
-        pictures = np.flatnonzero(self.view.sides == self.side)
-        if self.side == VALIDATION:
+        """Those of this side; not to train on, in a random order, so that the first ones are a fair sample."""
+        pictures = np.flatnonzero((self.view.sides == self.side) | (self.side == ALL))
+        if self.side != TRAIN:
             pictures = pictures[np.argsort(self.view.ranks[pictures], kind="stable")]
         return pictures
 

@@ -18,6 +18,7 @@ from lapclip.data.catalogue import Catalogue
 from lapclip.data.decode import digest
 
 TRAIN, VALIDATION, UNUSED = 0, 1, 2
+ALL = -1  # no picture's own side: whoever asks for it gets every picture
 VERSION = 1
 SECONDS_KEPT = 86_400
 

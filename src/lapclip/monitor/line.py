@@ -1,6 +1,7 @@
 """A run in one line while it trains, and in a short table at its end; on a pipe, plain lines now and then."""
 
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -101,29 +102,33 @@ class Average:
         self.value += (value - self.value) / min(self.count, 10)
 
 
-def recall_table(recall: dict[str, Any]) -> Table:
-    """Recall both ways, beside chance."""
+def recall_table(recall: Mapping[str, Any], pictures: str = "held-out pictures") -> Table:
+    """Recall both ways with its intervals, as far as they were measured, beside chance."""
     table = Table(
-        title=f"{recall['num_images']:,} held-out pictures, {recall['num_captions']:,} captions",
+        title=f"{recall['num_images']:,} {pictures}, {recall['num_captions']:,} captions",
         title_justify="left",
         box=box.SIMPLE,
     )
-    for heading in ("", "recall@1", "@5", "@10", "@10, 95% sure", "median rank"):
+    for heading in ("", "recall@1", "@5", "@10", "median rank"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     chances = []
     for direction, words in (("text_to_image", "words -> picture"), ("image_to_text", "picture -> words")):
         found = recall[direction]
-        low, high = found["interval@10"]
         shares = [f"{found[f'recall@{k}']:.1%}" for k in (1, 5, 10)]
-        table.add_row(words, *shares, f"{low:.0%} to {high:.0%}", f"{found['median_rank']:g}")
+        table.add_row(words, *shares, f"{found['median_rank']:g}")
+        table.add_row("  95% sure", *(between(found.get(f"interval@{k}")) for k in (1, 5, 10)), style="dim")
         chances.append([f"{found[f'chance@{k}']:.1%}" for k in (1, 5, 10)])
     table.add_row("chance", *chances[0])
     if chances[1] != chances[0]:
         table.add_row("chance, -> words", *chances[1])
-    batches = recall["in_batch"]
-    table.caption = (
-        f"in batches of {batches['batch_size']}, {batches['accuracy']:.1%} are matched rightly"
-        f" (chance {batches['chance']:.1%})"
-    )
-    table.caption_justify = "left"
+    if batches := recall.get("in_batch"):
+        table.caption = (
+            f"in batches of {batches['batch_size']}, {batches['accuracy']:.1%} are matched rightly"
+            f" (chance {batches['chance']:.1%})"
+        )
+        table.caption_justify = "left"
     return table
+
+
+def between(interval: Sequence[float] | None) -> str:
+    return f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""

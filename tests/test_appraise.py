@@ -1,0 +1,248 @@
+"""All numbers of a model together: whole pools and fixed ones, both protocols, two models, classes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lapclip.appraise import appraise, parted
+from lapclip.config import DataConfig
+from lapclip.data.decode import Unreadable
+from lapclip.data.measured import Measured, to_measure
+from lapclip.data.opening import finished, open_source
+from lapclip.data.source import Source
+from lapclip.errors import UserError
+from lapclip.evaluate import embed_pool, retrieval
+
+COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
+
+
+@dataclass(frozen=True)
+class Numbered(Source):
+    """Pictures that show their number, and captions that say it."""
+
+    num_pairs: int = 60
+    unreadable: tuple[int, ...] = ()
+
+    def picture(self, index: int, size: int) -> Image.Image:
+        if index in self.unreadable:
+            raise Unreadable("is broken")
+        return Image.new("RGB", (size, size), (index // 256, index % 256, 0))
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        return tuple(f"number {index} wording {turn}" for turn in range(1 + index % 4))
+
+
+class Known:
+    """A model whose embeddings are known: it reads the numbers, and errs by some noise."""
+
+    chunk, image_size, width = 16, 8, 12
+
+    def __init__(self, noise: float, seed: int = 0):
+        self.name, self.noise, self.seed = f"noise {noise}", noise, seed
+
+    def row(self, number: int, kind: int) -> np.ndarray:
+        truth = np.random.default_rng([7, number]).normal(size=self.width)
+        return truth + self.noise * np.random.default_rng([self.seed, number, kind]).normal(size=self.width)
+
+    def images(self, pictures) -> np.ndarray:
+        seen = [picture.getpixel((0, 0)) for picture in pictures]
+        return unit([self.row(256 * red + green, 0) for red, green, _ in seen], self.width)
+
+    def texts(self, texts) -> np.ndarray:
+        said = [text.split() for text in texts]
+        return unit([self.row(int(words[1]), 1 + int(words[3])) for words in said], self.width)
+
+
+class OfColours:
+    """A model that knows the words for colours, and nothing else."""
+
+    name, chunk, image_size, width = "colours", 4, 16, 3
+
+    def images(self, pictures) -> np.ndarray:
+        return unit([np.asarray(p, dtype=float).mean(axis=(0, 1)) + 1 for p in pictures], 3)
+
+    def texts(self, texts) -> np.ndarray:
+        return unit(
+            [sum((np.array(COLOURS.get(w, (1, 1, 1))) for w in t.split()), start=np.zeros(3)) for t in texts],
+            3,
+        )
+
+    def label_rows(self, labels, templates) -> np.ndarray:
+        return unit(
+            [self.texts([t.replace("{}", label) for t in templates]).mean(axis=0) for label in labels], 3
+        )
+
+
+def unit(rows, width: int) -> np.ndarray:
+    rows = np.array(rows, dtype=np.float32).reshape(-1, width)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def numbered(**options) -> Measured:
+    source = Numbered(**options)
+    return Measured(source, [None] * source.num_pairs, (), ())
+
+
+def measure(embedder, measured=None, **options) -> dict:
+    return finished(appraise(embedder, measured or numbered(), batch_size=12, **options))
+
+
+@pytest.fixture
+def colour_folder(tmp_path):
+    for number, name in enumerate(COLOURS):
+        (tmp_path / "colours" / name).mkdir(parents=True)
+        for shade in range(5):
+            tint = np.clip(np.array(COLOURS[name]) - 25 * shade + 3 * number, 0, 255).astype(np.uint8)
+            noise = np.random.default_rng([number, shade]).integers(0, 30, (24, 24, 3), dtype=np.uint8)
+            Image.fromarray(np.where(tint > 40, tint - noise, noise)).save(
+                tmp_path / "colours" / name / f"{shade}.png"
+            )
+    return tmp_path / "colours"
+
+
+def test_a_whole_pool_is_measured_as_in_training():
+    result, expected = measure(Known(0.7)), retrieval(embed_pool(Known(0.7), Numbered(), 60), 12)
+    assert result["in_batch"] == expected["in_batch"] and result["negatives"] == expected["negatives"]
+    assert (result["num_images"], result["num_captions"]) == (60, 150)
+    assert result["pool"] == {"size": 60, "num_pools": 1} and result["model"] == "noise 0.7"
+    for way in ("text_to_image", "image_to_text"):
+        for key, value in expected[way].items():
+            if not key.startswith("interval"):
+                assert result[way][key] == pytest.approx(value), key
+        for k in (1, 5, 10):
+            low, high = result[way][f"interval@{k}"]
+            assert 0 <= low <= result[way][f"recall@{k}"] <= high <= 1 and low < high
+    assert 0.1 < result["text_to_image"]["recall@1"] < 0.9
+
+
+def test_some_pictures_can_be_measured():
+    assert measure(Known(0.7), num_images=13)["num_images"] == 13
+
+
+def test_pools_of_a_fixed_size_are_disjoint_and_always_the_same():
+    pools = parted(103, 20)
+    assert [len(pool) for pool in pools] == [20] * 5
+    assert len(set(np.concatenate(pools).tolist())) == 100
+    assert all(np.array_equal(one, other) for one, other in zip(pools, parted(103, 20), strict=True))
+    assert not np.array_equal(pools[0], np.arange(20)), "drawn by chance"
+
+
+def test_recall_in_fixed_pools_is_the_mean_over_pools():
+    result = measure(Known(0.7), pool_size=25)
+    assert result["pool"] == {"size": 25, "num_pools": 2} and result["num_images"] == 50
+    whole = embed_pool(Known(0.7), Numbered(), 60)
+    own = [retrieval(whole.part(pictures), 12) for pictures in parted(60, 25)]
+    for way in ("text_to_image", "image_to_text"):
+        for key in ("recall@1", "recall@5", "recall@10", "median_rank", "chance@1", "chance@5", "chance@10"):
+            assert result[way][key] == pytest.approx(np.mean([pool[way][key] for pool in own]))
+    assert result["text_to_image"]["chance@10"] == pytest.approx(10 / 25)
+    assert result["text_to_image"]["recall@1"] > measure(Known(0.7))["text_to_image"]["recall@1"]
+    assert all(mistake["rank"] <= 25 for mistake in result["mistakes"])
+
+
+def test_a_pool_cannot_be_larger_than_what_there_is():
+    with pytest.raises(UserError, match="a pool of 61 pictures is asked for, and there are 60"):
+        measure(Known(0.7), pool_size=61)
+
+
+def test_as_published_equal_captions_of_other_pictures_are_wrong(colour_folder):
+    measured = to_measure(
+        finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), held_out=False
+    )
+    shared, published = (measure(OfColours(), measured, published=way) for way in (False, True))
+    assert shared["protocol"] == "shared" and published["protocol"] == "published"
+    assert shared["text_to_image"]["recall@1"] == 1 > published["text_to_image"]["recall@1"]
+    assert shared["text_to_image"]["chance@1"] == pytest.approx(5 / 20)
+    assert published["text_to_image"]["chance@1"] == pytest.approx(1 / 20)
+
+
+def test_pictures_of_class_folders_are_told_apart_by_the_names_of_the_classes(colour_folder):
+    measured = to_measure(
+        finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), held_out=False
+    )
+    result = measure(OfColours(), measured, templates=("a {} picture", "{}"), against=OfColours())
+    assert result["zero_shot"]["top1"] == 1 and result["zero_shot"]["num_images"] == 20
+    assert result["zero_shot"]["confusion"]["labels"] == sorted(COLOURS)
+    assert result["zero_shot"]["confusion"]["counts"] == (5 * np.eye(4, dtype=int)).tolist()
+    assert result["zero_shot"]["templates"] == ["a {} picture", "{}"]
+    assert result["against"]["zero_shot"]["top1"] == {"difference": 0, "interval": [0, 0], "p_value": 1}
+    assert "zero_shot" not in measure(Known(0.5))
+
+
+def test_a_template_needs_a_place_for_the_label():
+    for templates in (["a photo of a {}", "a photo of a"], []):
+        with pytest.raises(UserError, match="label"):
+            measure(Known(0.5), templates=templates)
+
+
+def test_equal_models_do_not_differ():
+    result = measure(Known(0.7), against=Known(0.7))["against"]
+    assert result["model"] == "noise 0.7"
+    for way in ("text_to_image", "image_to_text"):
+        for k in (1, 5, 10):
+            assert result[way][f"recall@{k}"] == {"difference": 0, "interval": [0, 0], "p_value": 1}
+
+
+@pytest.mark.parametrize("pool_size", [None, 25])
+def test_a_better_model_is_told_from_a_worse_one(pool_size):
+    good, bad = (Known(noise, seed) for noise, seed in ((0.4, 1), (1.2, 2)))
+    result, other = (measure(m, pool_size=pool_size)["text_to_image"] for m in (good, bad))
+    against = measure(good, against=bad, pool_size=pool_size)["against"]["text_to_image"]
+    back = measure(bad, against=good, pool_size=pool_size)["against"]["text_to_image"]
+    for k in (1, 5, 10):
+        told, key = against[f"recall@{k}"], f"recall@{k}"
+        assert told["difference"] == pytest.approx(result[key] - other[key])
+        assert told["difference"] == pytest.approx(-back[key]["difference"])
+        assert 0 < told["interval"][0] < told["difference"] < told["interval"][1]
+        assert told["p_value"] == back[key]["p_value"] < 0.01
+
+
+def test_mistakes_name_the_pictures():
+    result = measure(Known(0.9), num_mistakes=6)["mistakes"]
+    assert len(result) == 6
+    assert [mistake["rank"] for mistake in result] == sorted((m["rank"] for m in result), reverse=True)
+    for mistake in result:
+        assert mistake["caption"].split()[1] == str(mistake["index"])
+        assert mistake["picture"] == f"picture {mistake['index']}"
+        assert mistake["found"] and mistake["found"][0]["score"] >= mistake["score"]
+
+
+def test_pictures_that_cannot_be_read_are_named_and_left_out():
+    result = measure(Known(0.5), numbered(unreadable=(3, 40)), against=Known(0.8))
+    assert result["num_images"] == 58 and result["unreadable"] == ["picture 3", "picture 40"]
+    with pytest.raises(UserError, match="none of 5 held-out pictures can be read"):
+        measure(Known(0.5), numbered(num_pairs=5, unreadable=(0, 1, 2, 3, 4)))
+
+
+def test_broken_weights_are_called_so():
+    for models in ((Known(np.nan), Known(0.5)), (Known(0.5), Known(np.nan))):
+        with pytest.raises(UserError, match="the weights of `noise nan` are broken"):
+            measure(models[0], against=models[1])
+
+
+@dataclass(frozen=True)
+class OneCaptionForTen(Numbered):
+    def captions(self, index: int) -> tuple[str, ...]:
+        return (f"number {index // 10} wording 0",)
+
+
+@pytest.mark.parametrize("pool_size", [None, 30])
+def test_pictures_that_share_a_caption_are_one_witness(pool_size):
+    """Ten pictures called the same ask the same question: six questions are asked, not sixty."""
+    shared = Measured(OneCaptionForTen(), [None] * 60, (), ())
+    result = measure(Known(0.1, 1), shared, against=Known(3.0, 2), pool_size=pool_size)
+    told = result["against"]["text_to_image"]["recall@1"]
+    assert told["p_value"] >= 2 / 2**6 - 0.01, "what flips of six signs can tell"
+    low, high = result["text_to_image"]["interval@1"]
+    assert high - low > 0.3
+
+
+def test_it_says_how_far_it_is_and_can_be_left():
+    work = appraise(Known(0.5), numbered(), batch_size=12)
+    seen = [next(work) for _ in range(5)]
+    assert [(now.done, now.total, now.what) for now in seen] == [
+        (done, 60, "embedding pictures") for done in (0, 16, 32, 48)
+    ] + [(0, 150, "embedding captions")]
+    work.close()

@@ -1,0 +1,244 @@
+"""`lapclip eval`: what it prints, writes and refuses, on models that were really trained."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import SMALL, picture_folder, wait_for
+from PIL import Image
+
+from lapclip.config import load_config
+from lapclip.run import Run
+
+HOSTILE = "cat\u202e[bold]x"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run, another one that differs in its weights, photos, and a folder of classes."""
+    from lapclip.prepare import prepare
+    from lapclip.train import train
+
+    before, cache = Path.cwd(), os.environ.get("LAPCLIP_CACHE")
+    folder = tmp_path_factory.mktemp("trained")
+    os.chdir(folder)
+    os.environ["LAPCLIP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    try:
+        run = prepare(load_config(flags=SMALL), "mine")
+        for _ in train(run.load_config(), run):
+            pass
+    finally:
+        os.chdir(before)
+        os.environ.pop("LAPCLIP_CACHE") if cache is None else os.environ.update(LAPCLIP_CACHE=cache)
+    shutil.copytree(folder / "runs/mine", folder / "runs/other", symlinks=True)
+    for weights in (folder / "runs/other").rglob("model.safetensors"):
+        disturb(weights)
+    picture_folder(folder / "photos", 40)
+    for label, colour in (("cat", 0), ("dog", 255), (HOSTILE, 128)):
+        (folder / "animals" / label).mkdir(parents=True)
+        for number in range(4):
+            pixels = np.full((24, 24, 3), colour, dtype=np.uint8)
+            pixels[: 6 + number] = 40 * number
+            Image.fromarray(pixels).save(folder / "animals" / label / f"{number}.png")
+    return folder
+
+
+def disturb(weights: Path) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    random = np.random.default_rng(0)
+    tensors = {
+        name: (values + 0.1 * random.standard_normal(values.shape)).astype(values.dtype)
+        for name, values in load_file(weights).items()
+    }
+    save_file(tensors, weights)
+
+
+@pytest.fixture(autouse=True)
+def here(trained, tmp_path, one_thread):
+    """All of it, at hand in the test's own folder; a test that changes a file puts another in its place."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True, symlinks=True, copy_function=os.link)
+
+
+def test_its_own_held_out_pairs_give_what_training_gave(call):
+    done = call("eval", "mine", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    recall = list(Run(Path("runs/mine")).events())[-1].recall
+    assert result["num_images"] == 16 and result["held_out"] and result["model"] == "mine"
+    for way in ("text_to_image", "image_to_text"):
+        for k in (1, 5, 10):
+            assert result[way][f"recall@{k}"] == pytest.approx(recall[way][f"recall@{k}"])
+            low, high = result[way][f"interval@{k}"]
+            assert 0 <= low <= result[way][f"recall@{k}"] <= high <= 1
+    assert result["pool"] == {"size": 16, "num_pools": 1} and result["protocol"] == "shared"
+
+
+def test_a_person_reads_all_of_it_within_80_columns(call):
+    done = call("eval", "mine", "--against", "other", "--mistakes", "3")
+    assert done.returncode == 0, done.stderr
+    for expected in (
+        "words -> picture",
+        "95% sure",
+        "chance",
+        "among 16 pictures",
+        "`mine`",
+        "`other`",
+        "p = ",
+    ):
+        assert expected in done.stdout, expected
+    assert done.stdout.count("first: picture") == 3 and "picture -> words @10 " in done.stdout
+    table = done.stdout[: done.stdout.index("Each is looked for")]
+    assert (
+        max(map(len, table.splitlines())) <= 80 and "\u2026" not in done.stdout and "\x1b" not in done.stdout
+    )
+    assert "next: " in done.stderr
+
+
+def test_folders_of_classes_are_named_without_training(call):
+    done = call("eval", "mine", "animals", "--json", "--template", "one {}", "--template", "{} there")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["num_images"] == 12 and not result["held_out"], "all of another source, not a share of it"
+    zero_shot = result["zero_shot"]
+    assert zero_shot["num_classes"] == 3 and zero_shot["templates"] == ["one {}", "{} there"]
+    assert sum(map(sum, zero_shot["confusion"]["counts"])) == 12
+    assert "`--template` changes nothing" in call("eval", "mine", "--template", "{}").stderr
+    shown = call("eval", "mine", "animals")
+    assert "among 3 (chance 33.3%" in shown.stdout and "taken most for" in shown.stdout
+    assert "\u202e" not in shown.stdout and "[bold]x" in shown.stdout
+
+
+def test_the_source_it_was_trained_on_is_measured_by_what_was_held_out(call):
+    elsewhere = json.loads(call("eval", "mine", "photos", "--json").stdout)
+    assert elsewhere["num_images"] == 40 and not elsewhere["held_out"]
+    trained_on("mine", str(Path("photos").absolute()))
+    own = json.loads(call("eval", "mine", "--json").stdout)
+    named = call("eval", "mine", "photos", "--json")
+    assert "only what was held out" in named.stderr
+    assert 0 < own["num_images"] < 40 and json.loads(named.stdout)["mistakes"] == own["mistakes"]
+
+
+def trained_on(run: str, source: str, share: float = 0.05) -> None:
+    """Makes a run believe that it was trained on something else."""
+    settings = Path("runs", run, "config.toml")
+    changed = settings.read_text().replace(f'"{SMALL["source"]}"', f'"{source}"')
+    changed = changed.replace("validation_share = 0.05", f"validation_share = {share}")
+    settings.unlink()
+    settings.write_text(changed)
+
+
+def test_what_either_model_was_trained_on_is_never_measured(call):
+    photos = Path("photos").absolute()
+    trained_on("other", f"{photos} + synthetic", share=0.4)
+    compared = json.loads(call("eval", "mine", "photos", "--against", "other", "--json").stdout)
+    assert compared["held_out"] and compared["num_images"] < 40, "trained on as a part of a mixture"
+    trained_on("mine", str(photos), share=0.1)
+    own = json.loads(call("eval", "mine", "--json").stdout)
+    for arguments in (["mine", "--against", "other"], ["other", "photos", "--against", "mine"]):
+        assert json.loads(call("eval", *arguments, "--json").stdout)["num_images"] == own["num_images"]
+
+
+def test_a_model_of_its_own_agrees_with_its_run_and_needs_a_source(call):
+    from lapclip.embedder import load
+
+    checkpoint = next(Path("runs/mine/checkpoints").glob("step-*"))
+    load("mine").save(Path("model"))
+    refused = call("eval", "model")
+    assert (
+        refused.returncode == 1
+        and "without a source" in refused.stderr
+        and "eval model SOURCE" in refused.stderr
+    )
+    results = [json.loads(call("eval", name, "photos", "--json").stdout) for name in ("mine", "model")]
+    assert results[0]["text_to_image"] == results[1]["text_to_image"]
+    assert json.loads(call("eval", str(checkpoint), "--json").stdout)["held_out"], "its run's own source"
+
+
+def test_the_same_model_twice_is_no_different(call):
+    result = json.loads(call("eval", "mine", "--against", "runs/mine", "--json").stdout)
+    for way in ("text_to_image", "image_to_text"):
+        for test in result["against"][way].values():
+            assert test == {"difference": 0.0, "interval": [0.0, 0.0], "p_value": 1.0}
+
+
+def test_pools_are_as_large_as_asked(call):
+    result = json.loads(call("eval", "mine", "animals", "--pool-size", "5", "--published", "--json").stdout)
+    assert result["pool"] == {"size": 5, "num_pools": 2} and result["num_images"] == 10
+    assert result["protocol"] == "published"
+    assert result["text_to_image"]["chance@1"] == pytest.approx(1 / 5)
+
+
+def test_the_page_and_the_sheet_are_written_where_it_says(call):
+    done = call("eval", "mine", "--html", "--sheet", "m.png", "--mistakes", "2", "--json")
+    result = json.loads(done.stdout)
+    assert result["page"] == "runs/mine/evaluation.html" and result["sheet"] == "m.png"
+    page = Path(result["page"]).read_text()
+    assert page.count('class="query"') == 2 == len(result["mistakes"])
+    assert page.count("data:image/jpeg") == sum(1 + len(m["found"]) for m in result["mistakes"])
+    with Image.open("m.png") as sheet:
+        assert sheet.format == "PNG" and sheet.height > 2 * 128
+    again = call("eval", "mine", "--html", "here.html", "--sheet", "none.png", "--mistakes", "0")
+    assert "no mistakes to draw" in again.stderr and not Path("none.png").exists() and again.stdout
+    assert again.returncode == 0 and "the page: here.html" in again.stderr
+
+
+def test_a_damaged_picture_is_named_and_left_out(call):
+    Path("animals/cat/0.png").unlink()
+    Path("animals/cat/0.png").write_bytes(b"no picture")
+    result = json.loads(call("eval", "mine", "animals", "--json").stdout)
+    assert result["num_images"] == 11 and [Path(name).name for name in result["unreadable"]] == ["0.png"]
+    assert "cannot be read" in call("eval", "mine", "animals").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["mine", "--template", "a photo"], "has no `{}`", "--template 'a photo of a {}'"),
+        (["mine", "animals", "--pool-size", "50"], "more than the 12 pictures", "at most 12"),
+        (
+            ["mine", "animals", "--pool-size", "50", "--num-validation", "90"],
+            "more than the 12",
+            "at most 12",
+        ),
+        (["mine", "--pool-size", "1"], "`--pool-size` is 1", "1000"),
+        (["mine", "--mistakes", "-1"], "`--mistakes` is -1", "0 to 1000"),
+        (["mine", "--num-validation", "0"], "`--num-validation`", "512"),
+        (["mine", "--sheet", "m.jpg"], "`m.jpg`", "mistakes.png"),
+        (["mine", "--sheet", "none/m.png"], "none/m.png", "a folder that is there"),
+        (["mine", "--html", "animals"], "does not end in `.html`", "stands before `--html`"),
+        (["mine", "--html", "foreign.html"], "is no report of lapclip", "--html FILE.html"),
+        (["mine", "--html", "none/page.html"], "no folder `none`", "--html FILE.html"),
+        (["animals"], "`animals` holds no model", "lapclip eval RUN animals"),
+        (["mien"], "did you mean `mine`", "name a run"),
+        (["mine", "--against", "none"], "there is no run `none`", "name a run"),
+        (["mine", "none.csv"], "none.csv", ""),
+    ],
+)
+def test_mistakes_are_answered_with_a_way_out(call, arguments, message, hint):
+    Path("foreign.html").write_text("<p>mine</p>")
+    done = call("eval", *arguments)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert message in done.stderr and hint in done.stderr and done.stderr.count("hint: ") == 1
+    assert Path("foreign.html").read_text() == "<p>mine</p>"
+
+
+def test_ctrl_c_ends_it_with_a_sentence_and_writes_nothing(call):
+    """At the first moment from which it is answered by a sentence of ours."""
+    usual = signal.getsignal(signal.SIGINT)
+
+    def interrupt():
+        wait_for(lambda: signal.getsignal(signal.SIGINT) is not usual)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    done = call("eval", "mine", "--num-validation", "512", "--html", "page.html")
+    thread.join()
+    assert (done.returncode, done.stdout) == (130, "") and not Path("page.html").exists()
+    assert "stopped while evaluating" in done.stderr and "the same command begins again" in done.stderr

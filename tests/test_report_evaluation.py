@@ -1,0 +1,214 @@
+"""The page of `lapclip eval`: says what was measured, needs nothing beside itself, and trusts no text."""
+
+import copy
+import io
+import os
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lapclip.report.against import comparison, is_told
+from lapclip.report.evaluation import evaluation_page, how_measured, write_evaluation, zero_shot_words
+from lapclip.report.intervals import Range, draw_confusion, draw_ranges
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> `a` \"'&\u202e\x07"
+FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run"
+
+
+def way(one: float, five: float, ten: float) -> dict:
+    found = {}
+    for k, share in ((1, one), (5, five), (10, ten)):
+        found |= {f"recall@{k}": share, f"interval@{k}": [0.9 * share, 1.1 * share], f"chance@{k}": k / 500}
+    return found | {"median_rank": 14.0}
+
+
+def difference(points: float, low: float, high: float, p_value: float) -> dict:
+    return {"difference": points / 100, "interval": [low / 100, high / 100], "p_value": p_value}
+
+
+@pytest.fixture
+def result() -> dict:
+    """All that can be measured; cats are often taken for dogs."""
+    classes = [
+        {"label": "cat", "num_images": 8, "top1": 0.25, "taken_for": "dog", "num_taken_for": 6},
+        {"label": "dog", "num_images": 4, "top1": 1.0, "taken_for": None, "num_taken_for": 0},
+    ]
+    same = difference(0.4, -0.8, 1.6, 0.51)
+    paired = {"recall@1": difference(3.1, 1.2, 5.0, 0.002), "recall@5": same, "recall@10": same}
+    worse = {**paired, "recall@1": difference(-2.0, -3.0, -1.0, 0.0001)}
+    mistake = {"caption": "a cat asleep", "picture": "7.jpg", "index": 7, "rank": 41, "score": 0.05}
+    return {
+        "model": "mine", "source": "photos", "held_out": True, "num_images": 1000, "num_captions": 5000,
+        "pool": {"size": 500, "num_pools": 2}, "protocol": "shared",
+        "text_to_image": way(0.123, 0.301, 0.45), "image_to_text": way(0.15, 0.34, 0.51),
+        "in_batch": {"accuracy": 0.8, "chance": 0.1, "batch_size": 12},
+        "negatives": {"easy": 0.95, "medium": 0.8, "hard": 0.6, "chance": 0.1, "num_choices": 10},
+        "zero_shot": {
+            "top1": 0.5, "top5": 1.0, "chance": 0.5, "num_classes": 2, "num_images": 12, "interval@1": [0.3, 0.7],
+            "classes": classes, "confusion": {"labels": ["cat", "dog"], "counts": [[2, 6], [0, 4]]},
+            "templates": ["a photo of a {}"],
+        },
+        "mistakes": [mistake | {"found": [{"picture": "9.jpg", "index": 9, "score": 0.4}]}],
+        "unreadable": ["broken.jpg"],
+        "against": {"model": "other", "text_to_image": paired, "image_to_text": worse, "zero_shot": {"top1": same}},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def pictures() -> dict[int, bytes]:
+    drawn = {}
+    for index, colour in ((7, "red"), (9, "blue")):
+        out = io.BytesIO()
+        Image.new("RGB", (8, 8), colour).save(out, format="JPEG")
+        drawn[index] = out.getvalue()
+    return drawn
+
+
+class Seen(HTMLParser):
+    """The text of a page, and its elements."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.text, self.tags, self.attributes, self.open = "", [], [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_says_every_number_that_was_measured(result, pictures):
+    text = " ".join(Seen(evaluation_page(result, pictures)).text.split())
+    for expected in (
+        "12.3%", "45.0%", "chance 0.2%", "11% to 14%", "2 pools of 500 pictures", "Zero-shot", "50.0%", "30% to 70%",
+        "95.0%", "60.0%", "a cat asleep", "at place 41", "broken.jpg", "3.1 points more often", "p = 0.002",
+        "2.0 points less often", "p < 0.001", "No difference can be told", "a photo of a {}",
+    ):  # fmt: skip
+        assert expected in text, expected
+
+
+def test_what_was_not_measured_has_no_section(result, pictures):
+    for name in ("zero_shot", "against", "negatives"):
+        result[name] = None
+    result["mistakes"], result["unreadable"] = [], []
+    page = evaluation_page(result, pictures)
+    assert re.findall(r"<h2[^>]*>([^<]+)", page) == ["Summary", "How often it finds"]
+
+
+def test_no_text_becomes_an_element_and_nothing_is_loaded(result, pictures):
+    hostile = copy.deepcopy(result)
+    hostile["model"] = hostile["source"] = hostile["against"]["model"] = HOSTILE
+    hostile["unreadable"] = [HOSTILE]
+    hostile["mistakes"][0] |= {"caption": HOSTILE, "picture": HOSTILE}
+    hostile["zero_shot"]["classes"][0] |= {"label": HOSTILE, "taken_for": HOSTILE}
+    hostile["zero_shot"]["confusion"]["labels"] = [HOSTILE, "dog"]
+    hostile["zero_shot"]["templates"] = [HOSTILE + "{}"]
+    page = evaluation_page(hostile, pictures)
+    seen, plain = Seen(page), Seen(evaluation_page(result, pictures))
+    assert "script" not in seen.tags
+    tags = [
+        [tag for tag in one.tags if tag != "code"] for one in (seen, plain)
+    ]  # backticks become code, no more
+    assert tags[0] == tags[1] and not seen.open
+    assert not [name for _, name, _ in seen.attributes if name.startswith("on")]
+    assert {value[:5] for _, name, value in seen.attributes if name == "src"} == {"data:"}
+    assert "\u202e" not in page and "\x07" not in page
+    assert "default-src 'none'" in page and "script-src" not in page
+
+
+def test_the_protocol_and_the_pool_are_said_in_words(result):
+    assert "2 pools of 500" in how_measured(result) and "any of them is right" in how_measured(result)
+    one = result | {"pool": {"size": 1000, "num_pools": 1}, "protocol": "published"}
+    assert "among 1,000 pictures" in how_measured(one) and "published" in how_measured(one)
+
+
+def test_top_five_is_said_only_where_there_are_more_classes(result):
+    assert "first five" not in zero_shot_words(result)[0]
+    result["zero_shot"]["num_classes"] = 10
+    assert "100.0% it is among the first five" in zero_shot_words(result)[0]
+
+
+@pytest.mark.parametrize(
+    ("test", "told"),
+    [
+        (difference(3, 1, 5, 0.01), True),
+        (difference(-3, -5, -1, 0.01), True),
+        (difference(3, -1, 7, 0.01), False),
+        (difference(3, 1, 5, 0.2), False),
+        (difference(0, 0, 0, 1.0), False),
+    ],
+)
+def test_a_difference_is_one_when_interval_and_p_value_say_so(result, test, told):
+    result["against"]["text_to_image"]["recall@1"] = test
+    assert is_told(test) == told
+    assert comparison(result)[0].startswith("No difference") == (not told)
+
+
+def test_every_range_lies_within_its_drawing():
+    for ranges in (
+        [Range("a", 0.0, [0.0, 0.0], 0.0)],
+        [Range("a", 1.0, [0.9, 1.0], 0.5), Range("b", 0.0, None, 0.01)],
+        [Range("a", -0.3, [-0.5, 0.1], 0.0), Range("b", 0.02, [0.01, 0.03], 0.0)],
+    ):
+        drawn = draw_ranges(ranges, "title")
+        width = float(re.search(r'viewBox="0 0 (\d+)', drawn)[1])
+        places = [
+            float(x) for x in re.findall(r'd="M([\d.-]+)|cx="([\d.-]+)|H([\d.-]+)', drawn) for x in x if x
+        ]
+        assert places and all(100 < x < width for x in places), drawn
+
+
+def test_a_confusion_shows_its_share_by_colour_and_many_classes_without_names():
+    drawn = draw_confusion(["cat", "dog"], [[2, 6], [0, 4]])
+    assert "cat taken for dog: 6 of 8" in drawn and "6 of 12 pictures of 2 classes" in drawn
+    assert re.findall(r'class="h(\d)"', drawn) == ["2", "6", "8"]
+    many = draw_confusion(
+        [str(n) for n in range(100)], [[int(x == y) for x in range(100)] for y in range(100)]
+    )
+    assert many.count("<path") == 100 and "<text" not in many
+    assert draw_confusion(["a", "b"], [[0, 0], [0, 1]]).count("<path") == 1, "a class without pictures"
+
+
+def test_the_page_is_written_whole_and_known_again(result, pictures):
+    from lapclip.report import refuse_foreign
+
+    for _ in range(2):
+        write_evaluation(Path("page.html"), result, pictures)
+        refuse_foreign(Path("page.html"))
+    assert os.listdir() == ["page.html"]
+
+
+@pytest.mark.slow
+def test_a_browser_shows_it_at_any_width_without_complaint(result, pictures, tmp_path):
+    playwright = pytest.importorskip("playwright.sync_api")
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    if not program:
+        pytest.skip("no chromium here to open the page in")
+    write_evaluation(tmp_path / "page.html", result, pictures)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=FLAGS.split())
+        for width, scheme in ((1200, "light"), (390, "dark")):
+            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+            said = []
+            page.on("console", lambda message, said=said: said.append(message.text))
+            page.on("request", lambda request, said=said: said.append(request.url))
+            page.goto((tmp_path / "page.html").as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate("[...document.images].every((i) => i.naturalWidth === 8)")
+            assert [s for s in said if not s.startswith(("file:", "data:"))] == []
+        browser.close()

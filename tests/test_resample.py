@@ -1,0 +1,109 @@
+"""How sure a share is: intervals and paired tests over pictures."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from lapclip.resample import (
+    intervals,
+    resampled_intervals,
+    resamples,
+    sign_flip_p_values,
+    wilson_interval,
+)
+
+TRUTH, NUM_SETS = 0.4, 400
+
+
+def clustered(seed: int, num_pictures: int = 120, captions_each: int = 5) -> np.ndarray:
+    """Successes of captions in many independent sets, [pictures, captions, sets]; some pictures are hard for all."""
+    random = np.random.default_rng(seed)
+    ease = random.beta(TRUTH, 1 - TRUTH, (num_pictures, 1, NUM_SETS))
+    return (random.random((num_pictures, captions_each, NUM_SETS)) < ease).astype(float)
+
+
+def share_held(interval_K2: np.ndarray, truth: float) -> float:
+    return float(np.mean((interval_K2[:, 0] <= truth) & (truth <= interval_K2[:, 1])))
+
+
+def test_an_interval_over_pictures_holds_the_truth_about_19_times_in_20():
+    found = clustered(0).sum(axis=1)
+    assert 0.92 < share_held(intervals(found, np.full_like(found, 5), num_resamples=1000), TRUTH) < 0.98
+
+
+def test_an_interval_over_captions_would_be_too_narrow():
+    found = clustered(0).reshape(-1, NUM_SETS)
+    assert share_held(intervals(found, np.ones_like(found), num_resamples=1000), TRUTH) < 0.85
+
+
+def test_pictures_with_more_captions_count_more():
+    random = np.random.default_rng(1)
+    asked = random.integers(1, 8, (150, NUM_SETS)).astype(float)
+    found = random.binomial(asked.astype(int), np.where(asked > 4, 0.8, 0.3)).astype(float)
+    truth = (0.3 * 10 + 0.8 * 18) / 28
+    assert 0.92 < share_held(intervals(found, asked, num_resamples=1000), truth) < 0.98
+
+
+def test_where_all_or_nothing_was_found_the_interval_is_wilsons_over_pictures():
+    asked = np.full((40, 3), 5.0)
+    found = asked * [0, 1, 1]
+    found[0, 2] = 4
+    nothing, everything, nearly = intervals(found, asked).tolist()
+    assert nothing == pytest.approx(wilson_interval(0, 40)) and nothing[0] == 0
+    assert everything == pytest.approx(wilson_interval(40, 40)) and everything[1] == 1
+    assert (nothing[1], everything[0]) == pytest.approx((0.0876, 0.9124), abs=1e-4)
+    assert nearly[0] <= 199 / 200 <= nearly[1] and nearly[1] - nearly[0] < 0.03
+
+
+def test_the_same_question_gets_the_same_interval():
+    found = clustered(2).sum(axis=1)[:, :3]
+    asked = np.full_like(found, 5)
+    assert np.array_equal(intervals(found, asked), intervals(found, asked))
+    assert not np.array_equal(intervals(found, asked), intervals(found, asked, seed=1))
+
+
+def test_each_draw_has_as_many_pictures_as_there_are(monkeypatch):
+    monkeypatch.setattr("lapclip.resample.MOST_CELLS", 70)
+    drawn = list(resamples(30, 5, seed=0))
+    assert [len(times) for times in drawn] == [2, 2, 1]
+    assert (np.concatenate(drawn).sum(axis=1) == 30).all()
+
+
+def test_wilsons_interval_holds_the_truth_about_19_times_in_20():
+    random = np.random.default_rng(0)
+    for truth in (0.02, 0.3, 0.97):
+        found = [wilson_interval(int(random.binomial(200, truth)), 200) for _ in range(1000)]
+        assert 0.90 < np.mean([low <= truth <= high for low, high in found]) < 0.99
+    assert wilson_interval(0, 50)[0] == 0 and wilson_interval(0, 50)[1] > 0.05
+
+
+def test_models_that_do_not_differ_are_told_apart_as_rarely_as_promised():
+    difference = (clustered(3) - clustered(4)).sum(axis=1)
+    p_values = sign_flip_p_values(difference, num_flips=2000)
+    for level, most_off in ((0.05, 0.03), (0.25, 0.06), (0.5, 0.07), (0.75, 0.06)):
+        assert np.mean(p_values <= level) == pytest.approx(level, abs=most_off)
+    assert 0.92 < share_held(resampled_intervals(difference, np.full_like(difference, 5)), 0) < 0.98
+
+
+def test_a_real_difference_is_found():
+    random = np.random.default_rng(5)
+    better = clustered(6)
+    worse = better * (random.random(better.shape) < 0.7)
+    p_values = sign_flip_p_values((better - worse).sum(axis=1)[:, :20])
+    assert (p_values < 0.001).all() and (p_values >= 1 / 10_001).all()
+    both_ways = sign_flip_p_values((worse - better).sum(axis=1)[:, :20])
+    assert np.array_equal(p_values, both_ways), "it does not matter which one is the better"
+
+
+def test_equal_models_do_not_differ():
+    assert sign_flip_p_values(np.zeros((50, 3))).tolist() == [1, 1, 1]
+    assert resampled_intervals(np.zeros((50, 1)), np.ones((50, 1))).tolist() == [[0, 0]]
+
+
+def test_the_chance_is_that_over_all_signs(monkeypatch):
+    monkeypatch.setattr("lapclip.resample.MOST_CELLS", 1000)
+    difference = np.array([3, 1, 1, -1, 2, 0, 1]) / 7
+    sums = [abs(np.dot(signs, difference)) for signs in product((-1, 1), repeat=7)]
+    exact = np.mean(np.array(sums) >= abs(difference.sum()) - 1e-9)
+    assert sign_flip_p_values(difference[:, None])[0] == pytest.approx(exact, abs=0.015)

@@ -1,0 +1,90 @@
+"""Zero-shot accuracy: counted by hand, with classes that are alike, missing or many."""
+
+import json
+
+import numpy as np
+import pytest
+
+from lapclip.zero_shot import guess, zero_shot
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def guesses(num_classes: int, num_images: int, seed: int = 0, noise: float = 0.5, **options):
+    random = np.random.default_rng(seed)
+    label = unit(random.normal(size=(num_classes, 12)))
+    true = random.integers(num_classes, size=num_images)
+    image = unit(label[true] + noise * random.normal(size=(num_images, 12)))
+    names = tuple(f"class {n}" for n in range(num_classes))
+    return guess(image, label, true, names, **options), image @ label.T
+
+
+def test_accuracy_is_what_counting_by_hand_gives():
+    made, cosine = guesses(12, 300)
+    result = zero_shot(made, ["{}"])
+    order = np.argsort(-cosine, axis=1)
+    first, five = (np.mean([t in row[:k] for t, row in zip(made.true_N, order, strict=True)]) for k in (1, 5))
+    assert result["top1"] == pytest.approx(first) and result["top5"] == pytest.approx(five)
+    assert 0.2 < first < five < 1, "classes that can be mistaken"
+    assert result["chance"] == pytest.approx(1 / 12) and result["chance@5"] == pytest.approx(5 / 12)
+    assert result["interval@1"][0] < result["top1"] < result["interval@1"][1]
+    assert (result["num_classes"], result["num_images"]) == (12, 300)
+
+
+def test_the_tables_agree_with_each_other():
+    made, _ = guesses(9, 200)
+    result = zero_shot(made, ["{}"])
+    counts = np.array(result["confusion"]["counts"])
+    assert counts.sum() == 200 and np.trace(counts) / 200 == pytest.approx(result["top1"])
+    for row, (label, own) in enumerate(zip(result["confusion"]["labels"], result["classes"], strict=True)):
+        assert own["label"] == label and own["num_images"] == counts[row].sum()
+        assert own["top1"] == pytest.approx(counts[row, row] / counts[row].sum())
+        others = np.where(np.arange(9) == row, 0, counts[row])
+        assert own["num_taken_for"] == others.max()
+        if own["taken_for"]:
+            assert others[result["confusion"]["labels"].index(own["taken_for"])] == others.max()
+    worst = result["most_confused"]
+    assert [pair["num_images"] for pair in worst] == sorted((p["num_images"] for p in worst), reverse=True)
+    assert sum(pair["num_images"] for pair in worst) == counts.sum() - np.trace(counts)
+
+
+def test_a_model_that_knows_all_takes_nothing_for_anything_else():
+    result = zero_shot(guesses(6, 60, noise=0)[0], ["{}"])
+    assert result["top1"] == 1 and result["most_confused"] == []
+    assert {own["taken_for"] for own in result["classes"]} == {None}
+    assert result["interval@1"][0] < 1, "sixty pictures do not prove that it is never wrong"
+
+
+@pytest.mark.parametrize("value", [1.0, np.nan])
+def test_a_model_that_sees_no_difference_is_right_never(value):
+    label = np.full((7, 3), value)
+    made = guess(np.ones((20, 3)), label, np.arange(20) % 7, tuple("abcdefg"))
+    result = zero_shot(made, ["{}"])
+    assert result["top1"] == result["top5"] == 0 and np.trace(result["confusion"]["counts"]) == 0
+    json.dumps(result, allow_nan=False)
+
+
+def test_of_fewer_than_five_classes_one_is_always_among_five():
+    result = zero_shot(guesses(3, 50)[0], ["{}"])
+    assert result["top5"] == result["chance@5"] == 1 and result["top1"] < 1
+
+
+def test_a_class_without_pictures_can_still_be_taken_for_another():
+    label = np.eye(3)
+    made = guess(label[[2, 2, 1]], label, np.array([0, 0, 1]), ("cat", "dog", "fox"))
+    result = zero_shot(made, ["{}"])
+    assert [own["label"] for own in result["classes"]] == ["cat", "dog"]
+    assert result["classes"][0]["taken_for"] == "fox" and result["chance"] == pytest.approx(1 / 3)
+
+
+def test_many_classes_are_told_by_the_pairs_that_are_confused_most():
+    result = zero_shot(guesses(150, 900)[0], ["{}"])
+    assert result["confusion"] is None and len(result["most_confused"]) == 50
+
+
+def test_some_pictures_at_a_time_give_the_same():
+    whole, pieces = guesses(20, 100)[0], guesses(20, 100, most_cells=70)[0]
+    assert np.array_equal(whole.rank_N, pieces.rank_N)
+    assert np.array_equal(whole.taken_for_N, pieces.taken_for_N)
