@@ -1,4 +1,4 @@
-"""Serving pages on this machine only: the address, who may ask, what every answer says, which files may be read.
+"""Serving pages, on this machine only unless asked: the address, who may ask, what answers say, which files are read.
 
 A page of another site must not reach it: the name in the `Host` header is checked, since any name can be made to point
 at 127.0.0.1, and requests that another site's page makes are refused.
@@ -8,7 +8,7 @@ import asyncio
 import importlib.util
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,15 +49,16 @@ def require_web() -> None:
         raise UserError("a page needs starlette and uvicorn", hint="pip install 'lapclip[web]'")
 
 
-def listen(port: int | None) -> socket.socket:
-    """A socket on this machine: at the port that was asked for, else at the first free one from FIRST_PORT on."""
+def listen(port: int | None, host: str = HERE) -> socket.socket:
+    """A socket at an address of this machine: at the port that was asked for, else the first free one of ours."""
     if port is not None and not 0 <= port <= 65535:
         raise UserError(f"there is no port {port}", hint="choose one from 1024 to 65535")
+    family, address = resolve(host)
     for candidate in [port] if port is not None else range(FIRST_PORT, FIRST_PORT + NUM_PORTS):
-        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listening.bind((HERE, candidate))
+            listening.bind((address, candidate))
             listening.listen()
             return listening
         except OSError as error:
@@ -67,8 +68,29 @@ def listen(port: int | None) -> socket.socket:
     raise UserError(f"cannot serve at {asked}: {reason.lower()}", hint="choose another with `--port`")
 
 
-def address_of(listening: socket.socket) -> str:
-    return f"http://{HERE}:{listening.getsockname()[1]}/"
+def resolve(host: str) -> tuple[int, str]:
+    """The family and the number of an address given by number or name."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError):
+        raise UserError(
+            f"`{host}` is no address of this machine", hint="`--host 0.0.0.0` means all of them"
+        ) from None
+    return family, str(address[0])
+
+
+def address_of(listening: socket.socket, host: str = HERE) -> str:
+    return f"http://{bracketed(host)}:{listening.getsockname()[1]}/"
+
+
+def bracketed(host: str) -> str:
+    """An address as it stands in a URL, where IPv6 has brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def own_hosts(port: int) -> frozenset[str]:
+    """What the `Host` header may say to mean this machine."""
+    return frozenset(f"{name}:{port}" for name in ("localhost", HERE, "[::1]"))
 
 
 def build_app(routes: "Sequence[Route]", *, port: int, methods: Sequence[str] = ("GET", "HEAD")) -> "ASGIApp":
@@ -77,17 +99,26 @@ def build_app(routes: "Sequence[Route]", *, port: int, methods: Sequence[str] = 
     from starlette.exceptions import HTTPException
 
     handlers: dict[Any, Any] = {UserError: explain_problem, HTTPException: explain_refusal}
-    return Guard(Starlette(routes=list(routes), exception_handlers=handlers), port=port, methods=methods)
+    app = Starlette(routes=list(routes), exception_handlers=handlers)
+    return Guard(app, address=f"http://{HERE}:{port}/", hosts=own_hosts(port), methods=methods)
 
 
 class Guard:
     """Stands before an application: refuses what does not come from a page of its own, and adds the headers."""
 
-    def __init__(self, app: "ASGIApp", *, port: int, methods: Sequence[str]):
+    def __init__(
+        self,
+        app: "ASGIApp",
+        *,
+        address: str,
+        hosts: Collection[str],
+        methods: Sequence[str] | None,  # None: the application knows
+        headers: Mapping[str, str] = HEADERS,
+    ):
         self.app = app
-        self.methods = methods
-        self.hosts = {f"{name}:{port}" for name in ("localhost", HERE, "[::1]")}
-        self.port = port
+        self.address, self.hosts, self.methods = address, hosts, methods
+        self.headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        self.origins = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         if scope["type"] != "http":
@@ -96,7 +127,7 @@ class Guard:
         async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 own = {name for name, _ in message["headers"]}
-                more = [(n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in own]
+                more = [(name, value) for name, value in self.headers if name not in own]
                 if b"cache-control" not in own:
                     more.append((b"cache-control", b"no-store"))
                 message = {**message, "headers": [*message["headers"], *more]}
@@ -105,13 +136,19 @@ class Guard:
         await (self.refusal(scope) or self.app)(scope, receive, send_with_headers)
 
     def refusal(self, scope: "Scope") -> "Response | None":
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        if headers.get("host", "").lower() not in self.hosts:
-            hint = f"open http://{HERE}:{self.port}/"
-            return explained(421, "this page is served to this machine only, under its own name", hint)
-        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+        """Why a request is not answered, if it is not."""
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        if headers.get(b"host", "").lower() not in self.hosts:
+            message = "this page is served to this machine only, under its own name"
+            return explained(421, message, f"open {self.address}")
+        # Another port of this machine is the same site, and another page.
+        is_foreign = headers.get(b"sec-fetch-site") in ("cross-site", "same-site")
+        if is_foreign and headers.get(b"sec-fetch-mode") != "navigate":
             return explained(403, "a page of another site may not read this one", "open it by itself")
-        if scope["method"] not in self.methods:
+        is_reading = scope["method"] in ("GET", "HEAD")
+        if not is_reading and headers.get(b"origin", self.address.rstrip("/")) not in self.origins:
+            return explained(403, "a page of another site may not ask this one", "open it by itself")
+        if self.methods is not None and scope["method"] not in self.methods:
             allowed = ", ".join(self.methods)
             answer = explained(405, f"`{scope['method']}` is not answered here", f"use {allowed}")
             answer.headers["allow"] = allowed
@@ -167,7 +204,14 @@ def send_static(name: str) -> "Response":
     return send_file(PAGES, name, pattern=r"[A-Za-z][\w.-]*\.(html|css|js|svg)", most_bytes=1 << 20)
 
 
-def serve(app: "ASGIApp", listening: socket.socket, closing: asyncio.Event) -> None:
+def serve(
+    app: "ASGIApp",
+    listening: socket.socket,
+    closing: asyncio.Event,
+    *,
+    protocol: "type[asyncio.Protocol] | None" = None,
+    most_connections: int | None = 200,
+) -> None:
     """Answers until Ctrl-C or a kill, and ends at once then: `closing` tells open streams to end."""
     import uvicorn
 
@@ -178,12 +222,13 @@ def serve(app: "ASGIApp", listening: socket.socket, closing: asyncio.Event) -> N
 
     config = uvicorn.Config(
         app,
+        http=protocol or "auto",
         log_level="error",
         access_log=False,
         lifespan="off",
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=1,
-        limit_concurrency=200,
+        limit_concurrency=most_connections,
     )
     Server(config).run(sockets=[listening])

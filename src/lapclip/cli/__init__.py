@@ -12,9 +12,12 @@ from lapclip import __version__
 from lapclip.cli.bench import bench
 from lapclip.cli.data import data
 from lapclip.cli.evaluate import evaluate
+from lapclip.cli.index import index
 from lapclip.cli.report import report
 from lapclip.cli.runs import runs
 from lapclip.cli.screen import Stopped, complain
+from lapclip.cli.search import search
+from lapclip.cli.serve import serve
 from lapclip.cli.train import train
 from lapclip.cli.watch import watch
 from lapclip.errors import UserError
@@ -29,6 +32,9 @@ app = App(
 )
 app.command(train)
 app.command(evaluate, name="eval")
+app.command(index)
+app.command(search)
+app.command(serve)
 app.command(data)
 app.command(bench)
 app.command(report)

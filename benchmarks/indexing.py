@@ -1,0 +1,119 @@
+"""Pictures a second of `lapclip index` against the loop that people write: open, convert, resize, stack, model.
+
+Run by `benchmarks/search.py`. Both see the same files with the same model, in turn. Ours also hashes every file, and
+writes what it found to the disk so that a killed process loses nothing; the loop only fills an array.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from lapclip.config import load_config
+from lapclip.data.opening import open_synthetic
+from lapclip.data.tokenizer import train_bpe
+from lapclip.device import device_named
+from lapclip.embedder import Embedder
+from lapclip.model.clip import CLIP, build_model
+from lapclip.search.update import update
+
+ROUNDS = 5
+BATCH = 64
+SIDES = (
+    (None, 2000),
+    ((1024, 768), 600),
+    ((4000, 3000), 60),
+)  # photos as they are, from the web, from a phone
+
+
+def compare_indexing(photos: Path | None) -> None:
+    for size in ("tiny", "nano"):
+        embedder = untrained(size)
+        for shape, count in SIDES:
+            with tempfile.TemporaryDirectory() as folder:
+                pictures = prepare(photos, shape, count, Path(folder) / "pictures")
+                loop, ours = race(embedder, pictures, Path(folder))
+            ratios = sorted(a / b for a, b in zip(loop, ours, strict=True))
+            shown = "as they are" if shape is None else f"{shape[0]} x {shape[1]}"
+            rates = [f"{len(pictures) / statistics.median(seconds):,.0f}/s" for seconds in (loop, ours)]
+            print(
+                f"`{size}`, {len(pictures):,} pictures {shown}: plain loop {rates[0]}, lapclip index {rates[1]}, "
+                f"{statistics.median(ratios):.2f} times as fast "
+                f"({ratios[0]:.2f} to {ratios[-1]:.2f} in {ROUNDS} rounds)",
+                flush=True,
+            )
+
+
+def untrained(size: str) -> Embedder:
+    """A model that has learned nothing, which takes as long as one that has."""
+    tokenizer = train_bpe(["a dog on the beach", "a red bicycle", "two people and a car in the snow"], 300)
+    model = build_model(
+        load_config(flags={"size": size}).model, vocab_size=tokenizer.vocab_size, has_bias=False
+    )
+    return Embedder(model.eval(), tokenizer, device_named("cpu"), name=size)
+
+
+def prepare(photos: Path | None, shape: tuple[int, int] | None, count: int, folder: Path) -> list[Path]:
+    """JPEG files of some shape: photos, or without them drawings."""
+    folder.mkdir()
+    for number, picture in enumerate(some_pictures(photos, count)):
+        path = folder / f"{number:05}.jpg"
+        if shape is None and isinstance(picture, Path):
+            path.write_bytes(picture.read_bytes())
+            continue
+        image = Image.open(picture) if isinstance(picture, Path) else picture
+        image.convert("RGB").resize(shape or image.size, Image.Resampling.BICUBIC).save(path, quality=90)
+    return sorted(folder.iterdir())
+
+
+def some_pictures(photos: Path | None, count: int) -> Iterator[Path | Image.Image]:
+    if photos is not None:
+        yield from sorted(photos.rglob("*.jpg"))[:count]
+        return
+    source = open_synthetic("synthetic")[0]
+    yield from (source.picture(number, 144) for number in range(count))
+
+
+def race(embedder: Embedder, pictures: list[Path], folder: Path) -> tuple[list[float], list[float]]:
+    """Seconds of each, round by round, the first of which is not counted; both must find the same."""
+    loop, ours = [], []
+    for number in range(-1, ROUNDS):
+        started = time.perf_counter()
+        rows = plain_loop(embedder.model, pictures)
+        looped = time.perf_counter() - started
+        os.environ["LAPCLIP_CACHE"] = str(folder / f"cache-{number}")
+        started = time.perf_counter()
+        work = update(embedder, name="bench", model="bench", folders=[str(pictures[0].parent)])
+        try:
+            while True:
+                next(work)
+        except StopIteration as end:
+            summary = end.value
+        indexed = time.perf_counter() - started
+        assert summary.num_indexed == len(pictures)
+        vectors = np.fromfile(next(summary.path.glob("vectors*")), np.float32).reshape(-1, embedder.width)
+        assert (np.sum(vectors * rows[: len(vectors)], axis=1) > 0.99).mean() > 0.95, "not the same pictures"
+        if number >= 0:
+            loop.append(looped)
+            ours.append(indexed)
+    return loop, ours
+
+
+@torch.inference_mode()
+def plain_loop(model: CLIP, pictures: list[Path]) -> np.ndarray:
+    size, rows = model.size.image_size, []
+    for start in range(0, len(pictures), BATCH):
+        pixels = []
+        for path in pictures[start : start + BATCH]:
+            with Image.open(path) as picture:
+                upright = ImageOps.exif_transpose(picture).convert("RGB")
+            square = ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC)
+            pixels.append(torch.from_numpy(np.array(square)).permute(2, 0, 1))
+        rows.append(model.embed_images(torch.stack(pixels)))
+    return torch.cat(rows).numpy()

@@ -1,0 +1,178 @@
+"""How long a search takes once it has started, and how fast pictures are indexed.
+
+    python benchmarks/search.py                       # everything; most of it is the graph of a million
+    python benchmarks/search.py --most 100000         # without the million
+    python benchmarks/search.py --pictures FOLDER     # indexing these photos; without it drawn ones
+
+The bar is 50 ms for 100,000 pictures, words embedded included, and indexing 1.3 times as fast as a plain loop.
+Searching needs no trained model: how long it takes does not depend on what was learned. Its embeddings are random.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from indexing import compare_indexing, untrained
+
+from lapclip.search.approximate import build_graph, nearly_nearest, open_graph
+from lapclip.search.nearest import nearest
+
+SIZES = ((10_000, 128), (100_000, 128), (100_000, 512), (1_000_000, 128))
+TOP = 24
+NUM_TIMES, NUM_QUERIES = 100, 50
+WORDS = ("a dog on the beach", "red bicycle", "two people - car", "snow + night", "a cat")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--most", type=int, default=1_000_000, help="rows at most")
+    parser.add_argument("--no-graph", action="store_true", help="without the approximate index")
+    parser.add_argument("--pictures", type=Path, help="a folder of photos to index")
+    parser.add_argument("--only", choices=["searching", "indexing"])
+    arguments = parser.parse_args()
+    if arguments.only != "indexing":
+        whole_searches(min(100_000, arguments.most))
+        for count, width in SIZES:
+            if count <= arguments.most:
+                with tempfile.TemporaryDirectory() as folder:
+                    contenders(count, width, Path(folder), not arguments.no_graph)
+    if arguments.only != "searching":
+        compare_indexing(arguments.pictures)
+
+
+def timed(search: Callable[[int], object], num_times: int = 200) -> str:
+    """The middle and the slow end of many, in milliseconds, after a few that warm up."""
+    took = []
+    for number in range(-5, num_times):
+        started = time.perf_counter()
+        search(number)
+        if number >= 0:
+            took.append((time.perf_counter() - started) * 1000)
+    return spread(took)
+
+
+def spread(took: list[float]) -> str:
+    slowest = sorted(took)[int(0.99 * len(took))]
+    return f"p50 {statistics.median(took):7.2f} ms, p99 {slowest:7.2f} ms"
+
+
+def random_rows(count: int, width: int, seed: int = 0) -> np.ndarray:
+    """Unit rows in clusters, as embeddings are; the clusters are the same for every seed."""
+    centres = np.random.default_rng(0).standard_normal((1000, width), dtype=np.float32)
+    random = np.random.default_rng([seed, 1])
+    rows = centres[random.integers(0, 1000, count)] + random.standard_normal((count, width), dtype=np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows
+
+
+def whole_searches(count: int) -> None:
+    """From words to paths, as `lapclip search` and `lapclip serve` do it when they have started."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["LAPCLIP_CACHE"] = folder
+        for size in ("nano", "tiny"):
+            searcher = open_searcher(Path(folder), size, count)
+            from lapclip.search.query import parse_words
+
+            def search(number: int, searcher=searcher) -> None:
+                terms = parse_words(WORDS[number % len(WORDS)])
+                assert len(searcher.search(searcher.vector(terms), top=24)) == 24
+
+            def folder_search(number: int, searcher=searcher) -> None:
+                terms, within = parse_words(WORDS[number % len(WORDS)]), f"{searcher.index.folders[0]}/3"
+                assert len(searcher.search(searcher.vector(terms), top=24, folder=within)) == 24
+
+            def words(number: int, searcher=searcher) -> None:
+                searcher.vector(parse_words(WORDS[number % len(WORDS)]))
+
+            what = f"{count:,} pictures, `{size}` ({searcher.index.width} numbers)"
+            print(f"{what}, words to 24 paths: {timed(search)}")
+            print(f"{what}, under one folder of ten: {timed(folder_search)}")
+            print(f"{what}, of which the words: {timed(words)}", flush=True)
+
+
+def open_searcher(root: Path, size: str, count: int):
+    """A searcher of an untrained model, over an index of random embeddings."""
+    from lapclip.search.about import About
+    from lapclip.search.searcher import Searcher
+    from lapclip.search.store import Index
+    from lapclip.search.writing import Writer
+
+    embedder = untrained(size)
+    pictures = root / f"pictures-{size}"
+    paths = [pictures / str(number % 10) / f"{number:06}.jpg" for number in range(count)]
+    for number in range(10):
+        (pictures / str(number)).mkdir(parents=True)
+    for path in paths:
+        path.touch()
+    index = root / "index" / embedder.fingerprint
+    index.mkdir(parents=True)
+    with Writer(index, embedder.width) as writer:
+        contents = [number.to_bytes(16, "big") for number in range(count)]
+        writer.add_pictures(contents, [(640, 480)] * count, random_rows(count, embedder.width))
+        writer.write_folders([str(pictures)])
+        for row, path in enumerate(paths):
+            writer.write(
+                "INSERT INTO file (path, size, mtime_ns, row) VALUES (?, 0, 0, ?)", os.fsencode(path), row
+            )
+    about = About(index, size, str(index), embedder.width, (str(pictures),), time.time(), True)
+    about.write()
+    return Searcher(Index(about), embedder)
+
+
+def contenders(count: int, width: int, folder: Path, has_graph: bool) -> None:
+    """The nearest 24 of many rows: ours, plain NumPy and a library of approximate search, in turn in one run."""
+    vectors_RE, rows_N = random_rows(count, width), np.arange(count)
+    queries = random_rows(NUM_QUERIES, width, seed=1)
+
+    def plain(query: np.ndarray) -> np.ndarray:
+        return np.argsort(-(vectors_RE @ query))[:TOP]
+
+    def partitioned(query: np.ndarray) -> np.ndarray:
+        scores = vectors_RE @ query
+        best = np.argpartition(-scores, TOP)[:TOP]
+        return best[np.argsort(-scores[best])]
+
+    ways: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "lapclip, exact": lambda query: nearest(vectors_RE, query, rows_N, TOP).rows,
+        "NumPy, sorted": plain,
+        "NumPy, partitioned": partitioned,
+    }
+    built = ""
+    if has_graph:
+        started = time.perf_counter()
+        for _ in build_graph(folder, vectors_RE, rows_N):
+            pass
+        built = f" (made in {time.perf_counter() - started:.0f} s)"
+        graph = open_graph(folder, vectors_RE)
+        assert graph is not None
+        ways["usearch alone"] = lambda query: graph.found.search(query, TOP).keys
+        ways["lapclip, with usearch"] = lambda query: (
+            nearly_nearest(graph, vectors_RE, query, rows_N, TOP).rows
+        )
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    right = dict.fromkeys(ways, 0)
+    for number in range(-3, NUM_TIMES):
+        query = queries[number % NUM_QUERIES]
+        truth: set[int] = set()
+        for name, search in ways.items():
+            started = time.perf_counter()
+            found = search(query)
+            seconds = time.perf_counter() - started
+            truth = truth or {*plain(query).tolist()}
+            if number >= 0:
+                took[name].append(1000 * seconds)
+                right[name] += len(truth & {int(row) for row in found})
+    print(f"{count:,} x {width}{built}")
+    for name in ways:
+        print(f"    {name:22} {spread(took[name])}, finds {right[name] / NUM_TIMES / TOP:.1%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

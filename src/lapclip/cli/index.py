@@ -1,0 +1,285 @@
+"""`lapclip index`: embeds the pictures of folders, so that `lapclip search` finds them."""
+
+import os
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from lapclip.amounts import age, duration, plural, size
+from lapclip.cli.flags import AsJson
+from lapclip.cli.screen import Stopped, own_name, people, print_json, say, stop_requests, working
+from lapclip.errors import UserError, printable, suggest
+
+if TYPE_CHECKING:
+    from lapclip.search.about import About
+    from lapclip.search.update import Progress, Summary
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A model to index with."""
+
+    load_from: str
+    path: str  # of the run or folder, by which its index is found again
+    name: str
+    why: str = ""  # it was chosen, in words; nothing where a person named it
+
+
+def index(
+    *folders: Annotated[str, Parameter(help="folders with pictures; without any, all of the index again")],
+    model: Annotated[
+        str | None, Parameter(help="a run, by name or path, or a folder with a model", show_default="decided")
+    ] = None,
+    fresh: Annotated[
+        bool, Parameter(help="embed everything anew, also where the index is damaged", negative="")
+    ] = False,
+    forget: Annotated[str | None, Parameter(help="drop a folder and its pictures from the index")] = None,
+    list: Annotated[bool, Parameter(help="show every index there is", negative="")] = False,
+    remove: Annotated[str | None, Parameter(help="remove the index of a model, by its name or path")] = None,
+    json: AsJson = False,
+) -> int:
+    """Embed every picture under some folders, for `lapclip search`; later only what is new or changed.
+
+    Pictures that moved or were copied are not embedded again. Stop at any moment: the same command goes on.
+    """
+    if list or remove is not None:
+        if folders or model or forget or fresh or (list and remove):
+            raise UserError(
+                f"`--{'list' if list else 'remove'}` goes with no folder and no other flag",
+                hint="leave the others out, except `--json`",
+            )
+        return show_all(json) if list else remove_one(str(remove), json)
+    if forget is not None:
+        forgotten = drop(forget, model)
+        if not folders:
+            if json:
+                print_json(forgotten)
+            return 0
+    chosen = choose_model(model)
+    with working("starting"):
+        from lapclip.embedder import load
+        from lapclip.search.update import update
+
+        embedder = load(chosen.load_from)
+    say_model(chosen, embedder.fingerprint)
+    with stop_requests("stopping; what is embedded already is kept") as requests:
+        work = update(embedder, name=chosen.name, model=chosen.path, folders=folders, fresh=fresh)
+        summary = follow(work, requests)
+    if json:
+        print_json(as_record(summary, chosen))
+    say_summary(summary)
+    return 0
+
+
+def choose_model(model: str | None) -> Chosen:
+    """The model that was named; else that of the index updated last, else the newest run with a checkpoint."""
+    from lapclip.run import RUNS
+    from lapclip.runs import all_runs
+    from lapclip.search.about import MODEL
+    from lapclip.search.store import abouts_of, path_of_model
+
+    known = abouts_of(model)
+    if known:
+        last, why = known[0], "" if model else "as before"
+        if os.path.isdir(last.model):
+            return Chosen(last.model, last.model, last.name, why)
+        why = "from the index's own copy: its run is gone"
+        return Chosen(str(last.path / MODEL), last.model, last.name, why)
+    if model is not None:
+        path = path_of_model(model)
+        return Chosen(path or model, path or model, os.path.basename(path or model))
+    for run in all_runs():
+        if any(run.checkpoints.glob("step-*")):
+            path = os.path.realpath(run.path)
+            return Chosen(path, path, run.name, "the newest run")
+    raise UserError(
+        f"there is no model to index with: `{RUNS.absolute()}` holds no run with a checkpoint",
+        hint=f"train one: `{own_name()} train`",
+    )
+
+
+def say_model(chosen: Chosen, fingerprint: str) -> None:
+    """Says which model is used, if nobody named it, and that everything begins anew if it is not what it was."""
+    from lapclip.search.about import all_abouts
+
+    if chosen.why:
+        say(f"with the model `{chosen.name}`, {chosen.why}; `--model` takes another")
+    earlier = [about for about in all_abouts() if about.model == chosen.path]
+    if earlier and not any(about.path.name == fingerprint for about in earlier):
+        say(
+            f"`{chosen.name}` has been trained on since it was indexed: everything is embedded anew, "
+            "and until that is done the old index is searched"
+        )
+
+
+def follow(work: "Generator[Progress, None, Summary]", requests: Sequence[int]) -> "Summary":
+    """Follows an update, with a bar on a terminal; its summary."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    started = time.monotonic()
+    with Bar(*columns, console=people, transient=True, disable=not people.is_terminal) as bar:
+        task = bar.add_task("looking through the folders", total=None)
+        while True:
+            try:
+                now = next(work)
+            except StopIteration as end:
+                return end.value
+            if requests:
+                work.close()
+                done = f" {now.done:,} of {now.total:,} pictures are done" if now.total else ""
+                raise Stopped(f"stopped while indexing;{done}", "the same command goes on from there")
+            if not now.total:
+                bar.update(task, description=f"looking through the folders: {plural(now.done, 'picture')}")
+                continue
+            if not now.done:
+                started = time.monotonic()
+                say(f"{plural(now.total, 'new or changed picture')} to look at")
+                bar.reset(task)
+            rate = now.done / max(time.monotonic() - started, 1e-3)
+            bad = f", {now.num_unreadable:,} unreadable" if now.num_unreadable else ""
+            shown = f"embedding, {rate:,.0f} pictures/s{bad}" if now.done else "embedding"
+            bar.update(task, description=shown, total=now.total, completed=now.done)
+
+
+def as_record(summary: "Summary", chosen: Chosen) -> dict[str, Any]:
+    counts = {name: value for name, value in vars(summary).items() if name.startswith("num_")}
+    return {
+        **counts,
+        "unreadable": [{"path": path, "why": why} for path, why in summary.unreadable],
+        "unreachable": [*summary.away, *summary.unopened],
+        "model": chosen.path,
+        "folders": summary.folders,
+        "path": str(summary.path),
+        "seconds": summary.seconds,
+    }
+
+
+def say_summary(summary: "Summary") -> None:
+    from lapclip.data.catalogue import shortened
+
+    parts = [
+        f"{count:,} {what}"
+        for count, what in (
+            (summary.num_embedded, "embedded"),
+            (summary.num_copied, "known by content"),
+            (summary.num_moved, "moved"),
+            (summary.num_removed, "removed"),
+        )
+        if count
+    ]
+    say(
+        f"{plural(summary.num_indexed, 'picture')} of {plural(len(summary.folders), 'folder')} in the index: "
+        f"{', '.join(parts) or 'nothing new'}; {duration(summary.seconds)}"
+    )
+    for path, why in summary.unreadable:
+        say(f"  {shortened(path)} {shortened(why)}")
+    if summary.num_unreadable:
+        say(
+            f"{plural(summary.num_unreadable, 'file')} could not be read; such files are tried again when they change"
+        )
+    for folder, why in summary.away.items():
+        say(
+            f"`{shortened(folder)}` cannot be looked into: {why}; its pictures stay in the index "
+            f"(to drop them: `{own_name()} index --forget '{shortened(folder)}'`)"
+        )
+    for folder in summary.unopened[:3]:
+        say(f"`{shortened(folder)}` cannot be opened; what was indexed of it stays")
+    if summary.num_replaced:
+        say("the index of the model as it was before is removed")
+    if summary.num_indexed:
+        say(f'next: `{own_name()} search "a dog on the beach"`')
+
+
+def drop(folder: str, model: str | None) -> dict[str, Any]:
+    """Drops a folder from every index of a model."""
+    from lapclip.search.store import abouts_of, find_index
+    from lapclip.search.update import forget
+
+    path = os.path.realpath(os.path.expanduser(folder))
+    known = abouts_of(model)
+    if not known:
+        find_index(model)  # which says so
+    having = [about for about in known if path in about.folders]
+    if not having:
+        names = ", ".join(f"`{name}`" for about in known[:1] for name in about.folders) or "none"
+        raise UserError(
+            f"`{folder}` is not a folder of the index; it has {names}",
+            hint="name one of these after `--forget`",
+        )
+    num_removed = max([forget(about, path) for about in having])
+    say(f"dropped {plural(num_removed, 'picture')} of `{path}`")
+    return {"num_removed": num_removed, "folder": path, "model": having[0].model}
+
+
+def show_all(json: bool) -> int:
+    from lapclip.search.about import all_abouts
+    from lapclip.search.store import Index
+
+    records, out = [], Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("model", "pictures", "folders", "size", "updated"):
+        is_text = heading not in ("pictures", "size")
+        out.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+    for about in all_abouts():
+        num_pictures: int | None = None
+        try:
+            with Index(about) as opened:
+                num_pictures = opened.num_pictures
+        except UserError as problem:
+            say(f"{problem.message}; {problem.hint}")
+        num_bytes = folder_bytes(about)
+        records.append(
+            {
+                "name": about.name,
+                "model": about.model,
+                "path": str(about.path),
+                "folders": about.folders,
+                "num_pictures": num_pictures,
+                "is_complete": about.is_complete,
+                "bytes": num_bytes,
+                "updated": about.updated,
+            }
+        )
+        shown = "damaged" if num_pictures is None else f"{num_pictures:,}"
+        when = age(time.time() - about.updated) + ("" if about.is_complete else ", unfinished")
+        row = (about.name, shown, "\n".join(about.folders), size(num_bytes), when)
+        out.add_row(*map(printable, row))
+    if json:
+        print_json({"indexes": records})
+    elif not records:
+        say(f"nothing is indexed yet; `{own_name()} index ~/Pictures` begins")
+    else:
+        Console(highlight=False, markup=False).print(out)
+        total = size(sum(folder_bytes(about) for about in all_abouts()))
+        say(f"{total} in all; to remove one: `{own_name()} index --remove MODEL`")
+    return 0
+
+
+def folder_bytes(about: "About") -> int:
+    return sum(file.stat().st_size for file in about.path.rglob("*") if file.is_file())
+
+
+def remove_one(model: str, json: bool) -> int:
+    from lapclip.search.about import all_abouts
+    from lapclip.search.store import abouts_of
+    from lapclip.search.update import remove
+
+    chosen = abouts_of(model)
+    if not chosen:
+        like = suggest(model, [about.name for about in all_abouts()])
+        raise UserError(
+            f"there is no index of a model `{model}`{like}", hint="`lapclip index --list` shows them"
+        )
+    num_bytes = sum(map(folder_bytes, chosen))
+    for about in chosen:
+        remove(about)
+    say(f"removed the index of `{chosen[0].name}`, {size(num_bytes)}; the model and the pictures stay")
+    if json:
+        print_json({"removed": [str(about.path) for about in chosen], "bytes": num_bytes})
+    return 0

@@ -1,0 +1,176 @@
+"""`lapclip serve`: a model and its index as a page and over HTTP, for this machine only unless asked."""
+
+import os
+import re
+import secrets
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
+
+from cyclopts import Parameter
+
+from lapclip.cli.screen import say, working
+from lapclip.errors import UserError
+
+if TYPE_CHECKING:
+    from lapclip.embedder import Embedder
+    from lapclip.search.store import Index
+    from lapclip.serve.limits import Limits
+
+RATE_ELSEWHERE = 20.0  # requests a second of one client
+SECONDS_TO_END = 0.5
+FEW_FILES = 4096  # open at once: more than connections and pictures need
+TOKEN = r"[A-Za-z0-9._~-]{16,256}"  # noqa: S105  # what one looks like
+
+
+def serve(
+    *,
+    model: Annotated[
+        str | None, Parameter(help="a run or a model folder; without one, that of the index updated last")
+    ] = None,
+    port: Annotated[int | None, Parameter(help="if not any free one")] = None,
+    host: Annotated[
+        str, Parameter(help="address to answer at; another than this machine's own needs a token")
+    ] = ("127.0.0.1"),
+    token: Annotated[
+        str | None, Parameter(help="what clients must show; better in LAPCLIP_TOKEN, which nobody else sees")
+    ] = None,
+    allow_host: Annotated[
+        tuple[str, ...], Parameter(help="another name that clients may call this server by", negative="")
+    ] = (),
+    rate: Annotated[
+        float | None, Parameter(help="requests a second of one client; 20 by default where others can ask")
+    ] = None,
+    open: Annotated[bool, Parameter(help="open the page in the browser")] = True,
+    batching: Annotated[bool, Parameter(help="embed what several clients ask for together")] = True,
+) -> int:
+    """Serve a model and its pictures: a page to search with, and the same over HTTP.
+
+    `/openapi.json` describes what can be asked. Only pictures of the index are ever shown.
+    """
+    from lapclip.serve.limits import Limits
+    from lapclip.web import require_web
+
+    require_web()
+    if rate is not None and not 0 < rate < 1e6:
+        raise UserError(f"`--rate {rate:g}` is no number of requests a second", hint="choose one above 0")
+    from lapclip.serve.addresses import is_local
+
+    is_here = is_local(host)
+    token = checked_token(token or os.environ.get("LAPCLIP_TOKEN") or None)
+    is_own_token = token is None and not is_here
+    if is_own_token:
+        token = secrets.token_urlsafe(24)
+    limits = Limits(rate=rate if rate is not None else None if is_here else RATE_ELSEWHERE)
+    return serve_model(
+        model,
+        port=port,
+        host=host,
+        token=token,
+        shown_token=token if is_own_token else None,
+        allowed=allow_host,
+        limits=limits,
+        open_browser=open,
+        is_batching=batching,
+    )
+
+
+def checked_token(token: str | None) -> str | None:
+    if token is not None and not re.fullmatch(TOKEN, token):
+        raise UserError(
+            "a token has 16 to 256 letters, digits or `._~-`, and this one has not",
+            hint="leave it out, and a good one is made",
+        )
+    return token
+
+
+def serve_model(
+    model: str | None,
+    *,
+    port: int | None,
+    host: str,
+    token: str | None,
+    shown_token: str | None,
+    allowed: tuple[str, ...],
+    limits: "Limits",
+    open_browser: bool,
+    is_batching: bool,
+) -> int:
+    """Serves until Ctrl-C."""
+    import asyncio
+    import webbrowser
+
+    from lapclip.serve.addresses import hosts_of, names_of
+    from lapclip.web import address_of, listen
+    from lapclip.web import serve as serve_app
+
+    with listen(port, host) as listening:  # before the model is loaded, which takes seconds
+        number = listening.getsockname()[1]
+        names = names_of(host)
+        hosts = hosts_of(names, number, allowed)
+        with working("loading the model"):
+            embedder, index = load_model(model)
+        from lapclip.device import default_threads, set_up_process
+        from lapclip.serve.app import build_server
+        from lapclip.serve.connection import connection_for
+        from lapclip.serve.service import Service
+
+        allow_many_files()
+        # One core is left to those who ask: measured, a text alone is embedded no slower by it.
+        set_up_process(max(1, default_threads() - 1), keep_memory=False)
+        service = Service(embedder, index, is_batching=is_batching)
+        address = address_of(listening, names[0] if names else host)
+        app = build_server(service, address=address, hosts=hosts, port=number, token=token, limits=limits)
+        entrance = f"{address}?token={quote(shown_token)}" if shown_token else address
+        say(f"serving at {entrance} (Ctrl-C ends it)")
+        say(f"model `{embedder.name}`, {pictures_in(index)}")
+        if token is not None and shown_token is None:
+            say("clients need the token: `Authorization: Bearer TOKEN`, or once `/?token=TOKEN` in a browser")
+        sys.stderr.flush()
+        if open_browser:
+            webbrowser.open(f"{address}?token={quote(token)}" if token else address)
+        try:
+            with suppress(KeyboardInterrupt):  # the way to end it, not a failure
+                serve_app(
+                    app, listening, asyncio.Event(), protocol=connection_for(limits), most_connections=None
+                )
+        finally:
+            has_ended = service.close(SECONDS_TO_END)
+    say("")
+    if not has_ended:
+        os._exit(0)  # a large model is in the middle of a batch that nobody waits for
+    return 0
+
+
+def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
+    """The model and its index; without an index the model alone, by name or the newest run's."""
+    from lapclip.embedder import load
+    from lapclip.runs import newest_run
+    from lapclip.search.store import find_index
+
+    try:
+        index = find_index(model)
+    except UserError as problem:
+        newest = newest_run() if model is None else None
+        chosen = model or (newest.path if newest else None)
+        if chosen is None:
+            raise problem from None
+        return load(chosen), None
+    return load(index.model_folder), index
+
+
+def pictures_in(index: "Index | None") -> str:
+    if index is None:
+        return "no pictures indexed yet: `lapclip index ~/Pictures`"
+    return f"{index.num_pictures:,} pictures in {', '.join(f'`{folder}`' for folder in index.folders)}"
+
+
+def allow_many_files() -> None:
+    """A connection is an open file, and macOS allows 256 of them unless asked."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        few, many = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if few < FEW_FILES:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(FEW_FILES, many), many))

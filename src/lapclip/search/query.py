@@ -1,0 +1,37 @@
+"""What is asked: words and pictures, each added or taken away; text in, terms out."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# A sign between spaces; the hyphen of `red-haired` and the signs of `C++` belong to their words.
+SIGN = re.compile(r"(?:^|(?<=\s))([+-])(?=\s|$)")
+
+
+@dataclass(frozen=True)
+class Term:
+    """One thing that is wanted (+1) or not (-1): words, the bytes of a picture, or a picture of the index."""
+
+    sign: int
+    words: str = ""
+    picture: bytes = b""
+    entry: int = 0
+
+
+def parse_words(text: str) -> list[Term]:
+    """The terms of `beach - people + sunset`; a sign with nothing after it is not finished yet, and left out."""
+    first, *rest = SIGN.split(text)
+    pieces = [("+", first), *zip(rest[::2], rest[1::2], strict=True)]
+    return [
+        Term(1 if sign == "+" else -1, words=" ".join(words.split()))
+        for sign, words in pieces
+        if words.strip()
+    ]
+
+
+def in_words(terms: Iterable[Term], likes: Iterable[str] = (), unlikes: Iterable[str] = ()) -> str:
+    """What was asked, as a person would say it: `beach - people + like cat.jpg`."""
+    said = [(term.sign, term.words) for term in terms if term.words]
+    said += [(1, f"like {name}") for name in likes] + [(-1, f"like {name}") for name in unlikes]
+    text = " ".join(f"{'+' if sign > 0 else '-'} {what}" for sign, what in said)
+    return text.removeprefix("+ ")

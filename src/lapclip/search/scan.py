@@ -1,0 +1,90 @@
+"""What pictures are on the disk: paths and stamps, and which folders could not be looked into.
+
+A folder that cannot be reached, as that of an unplugged disk, says nothing about its pictures: they are not gone.
+"""
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from lapclip.data.catalogue import Problems
+from lapclip.data.files import Folders, is_picture_name
+from lapclip.data.sources.folder import walk
+from lapclip.errors import UserError
+from lapclip.machine import cache_folder
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """A picture file, and what changes when it does."""
+
+    path: bytes  # absolute, without links
+    size: int
+    mtime_ns: int
+
+
+@dataclass
+class Unopened(Problems):
+    """The folders that could not be looked into, in full: what was known of them stays."""
+
+    folders: list[str] = field(default_factory=list)
+
+    def add(self, what: str, name: str) -> None:
+        super().add(what, name)
+        self.folders.append(name)
+
+
+def pictures_under(root: str, folders: Folders, unopened: Unopened) -> Iterator[Stamp]:
+    """Every picture file under a folder; hidden ones, links out of the folders and lapclip's own are left out.
+
+    A link to a picture is that picture, which then may come twice.
+    """
+    own = os.path.realpath(cache_folder()) + os.sep
+    for entry in walk(root, unopened):
+        if not is_picture_name(entry.name) or entry.path.startswith(own):
+            continue
+        path = entry.path
+        try:
+            if entry.is_symlink():
+                path = os.path.realpath(path)
+                if not folders.contains(path):
+                    continue
+            found = os.lstat(path)
+        except OSError:  # it has just been removed
+            continue
+        if stat.S_ISREG(found.st_mode):
+            yield Stamp(os.fsencode(path), found.st_size, found.st_mtime_ns)
+
+
+def real_folders(folders: Iterable[str], known: Sequence[str] = ()) -> list[str]:
+    """Folders as they are kept; UserError for one that is none, unless it is known and only away."""
+    real = []
+    for folder in folders:
+        path = os.path.realpath(os.path.expanduser(folder))
+        if not os.path.isdir(path) and path not in known:
+            what = "is a file, not a folder" if os.path.exists(path) else "does not exist"
+            raise UserError(
+                f"`{folder}` {what}", hint="name a folder with pictures: `lapclip index ~/Pictures`"
+            )
+        real.append(path)
+    return real
+
+
+def outermost(folders: Iterable[str]) -> list[str]:
+    """Folders of which none lies within another."""
+    kept: list[str] = []
+    for folder in sorted(set(folders), key=lambda name: (name.count(os.sep), name)):
+        if folder not in kept and not Folders(*kept).contains(folder):
+            kept.append(folder)
+    return sorted(kept)
+
+
+def why_away(folder: str, num_known: int) -> str | None:
+    """Why a folder says nothing about its pictures now; None when it can be looked into."""
+    try:
+        with os.scandir(folder) as entries:
+            is_empty = next(entries, None) is None
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    return "it is empty now" if is_empty and num_known else None  # as where a disk was mounted

@@ -1,0 +1,232 @@
+"""An index with the model it was made with: terms in, pictures out, best first."""
+
+import os
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from lapclip.data.decode import Unreadable
+from lapclip.data.given import decode_as_trained
+from lapclip.errors import UserError
+from lapclip.search import approximate
+from lapclip.search.alike import groups_of
+from lapclip.search.nearest import Hits, exactly, nearest
+from lapclip.search.query import Term
+from lapclip.search.scan import why_away
+from lapclip.search.store import Entry, Index
+
+if TYPE_CHECKING:
+    from lapclip.embedder import Embedder
+
+MOST_EXACT = 1_000_000  # rows that are all looked at; more only where `usearch` is not installed
+MOST_LOOKED_UP = 10_000  # results whose files are gone, before the search ends with fewer
+NUM_FOLDERS_KEPT = 16  # whose rows are remembered
+
+
+@dataclass(frozen=True)
+class Found:
+    """A picture that was found."""
+
+    entry: Entry
+    score: float  # cosine of its embedding with what was asked
+    copies: tuple[Entry, ...] = ()  # other files with equal bytes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found, and what would have been."""
+
+    found: list[Found]
+    num_gone: int = 0  # files on the way that are no longer where they were
+    away: tuple[str, ...] = ()  # indexed folders that cannot be looked into now, as on an unplugged disk
+
+
+class Searcher:
+    """Searches an index. All but `vector`, which uses the model, may be called from several threads at a time."""
+
+    def __init__(self, index: Index, embedder: "Embedder", *, most_exact: int = MOST_EXACT):
+        self.index, self.embedder, self.most_exact = index, embedder, most_exact
+        self.rows_of = lru_cache(NUM_FOLDERS_KEPT)(self.read_rows)
+        self.rows_N = self.rows_of(None)
+        self.wants_graph = len(self.rows_N) > most_exact
+        self.graph: approximate.Graph | None = None
+        if self.wants_graph and approximate.is_installed():
+            self.graph = approximate.open_graph(index.path, index.vectors)
+
+    def read_rows(self, folders: tuple[str, ...] | None) -> np.ndarray:
+        """The rows with a file under any of some folders, or of all."""
+        if folders is None:
+            return self.index.live_rows()
+        return np.unique(
+            np.concatenate([np.empty(0, np.int64), *(self.index.live_rows(folder) for folder in folders)])
+        )
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether there are so many pictures that making a graph of them, once, pays."""
+        is_there = self.graph is not None and not self.graph.is_worn(self.rows_N)
+        return self.wants_graph and not is_there and approximate.is_installed()
+
+    def build_graph(self) -> Generator[tuple[int, int], None, None]:
+        """Makes the graph of a very large index, and says how far it is; not a must: without it all rows are read."""
+        for done in approximate.build_graph(self.index.path, self.index.vectors, self.rows_N):
+            yield done, len(self.rows_N)
+        self.graph = approximate.open_graph(self.index.path, self.index.vectors)
+
+    def vector(self, terms: Sequence[Term]) -> np.ndarray:
+        """What terms ask for, as one unit row: what is wanted added, what is not taken away."""
+        if not terms:
+            raise UserError("nothing is asked", hint="say what to look for, as `red bicycle`")
+        words = [term.words for term in terms if term.words]
+        pictures = [picture_pixels(term.picture, self.embedder.image_size) for term in terms if term.picture]
+        word_rows = iter(self.embedder.texts(words, progress=False) if words else ())
+        picture_rows = iter(self.embedder.pixels(np.stack(pictures)) if pictures else ())
+        total_E = np.zeros(self.index.width, dtype=np.float64)
+        for term in terms:
+            if term.words:
+                total_E += term.sign * next(word_rows)
+            elif term.picture:
+                total_E += term.sign * next(picture_rows)
+            else:
+                total_E += term.sign * self.entry_row(term.entry)
+        length = float(np.linalg.norm(total_E))
+        if not np.isfinite(length):
+            raise UserError(
+                "the model answers with what is not a number",
+                hint="index with a run that has learned: `lapclip index --model RUN`",
+            )
+        if length < 1e-4:
+            raise UserError(
+                "what is asked cancels itself out", hint="leave out what is both added and taken away"
+            )
+        return (total_E / length).astype(np.float32)
+
+    def entry_row(self, id: int) -> np.ndarray:
+        entry = self.index.entry(id)
+        if entry is None:
+            raise UserError(f"the index has no picture `{id}`", hint="search again, for pictures it has")
+        return self.index.vectors[entry.row]
+
+    def search(
+        self,
+        vector_E: np.ndarray,
+        *,
+        top: int = 10,
+        min_score: float | None = None,
+        folder: str | None = None,
+        without: Sequence[int] = (),
+    ) -> list[Found]:
+        """The pictures nearest to a unit vector, best first; see `ask`."""
+        return self.ask(vector_E, top=top, min_score=min_score, folder=folder, without=without).found
+
+    def ask(
+        self,
+        vector_E: np.ndarray,
+        *,
+        top: int = 10,
+        min_score: float | None = None,
+        folder: str | None = None,
+        without: Sequence[int] = (),
+    ) -> Answer:
+        """The nearest pictures that are still there, and what is missing; never those of the ids `without`."""
+        away = tuple(path for path in self.index.folders if why_away(path, 1))
+        rows_N = self.rows_that_count(folder, away)
+        left_out = [entry.row for entry in map(self.index.entry, without) if entry is not None]
+        if left_out:
+            rows_N = rows_N[~np.isin(rows_N, left_out)]
+        asked = top
+        while True:
+            hits = self.nearest(vector_E, rows_N, asked)
+            is_complete = len(hits.rows) < asked
+            if min_score is not None:
+                kept = int(np.count_nonzero(hits.scores >= min_score))
+                is_complete = is_complete or kept < len(hits.rows)
+                hits = Hits(hits.rows[:kept], hits.scores[:kept])
+            found, num_gone = self.look_up(hits, top, folder, away)
+            if len(found) == top or is_complete or asked > MOST_LOOKED_UP:
+                return Answer(found, num_gone, away)
+            asked *= 4
+
+    def rows_that_count(self, folder: str | None, away: tuple[str, ...]) -> np.ndarray:
+        """The rows of a folder, or of all that can be looked into now."""
+        if folder is not None:
+            rows_N = self.rows_of((os.path.realpath(os.path.expanduser(folder)),))
+            if not len(rows_N):
+                raise UserError(
+                    f"no picture under `{folder}` is indexed", hint=f"index it: `lapclip index {folder}`"
+                )
+            return rows_N
+        if away:
+            return self.rows_of(tuple(path for path in self.index.folders if path not in away))
+        return self.rows_N
+
+    def nearest(self, vector_E: np.ndarray, rows_N: np.ndarray, top: int) -> Hits:
+        if self.graph is not None and len(rows_N) > self.most_exact:
+            return approximate.nearly_nearest(self.graph, self.index.vectors, vector_E, rows_N, top)
+        return nearest(self.index.vectors, vector_E, rows_N, top)
+
+    def look_up(
+        self, hits: Hits, top: int, folder: str | None, away: tuple[str, ...]
+    ) -> tuple[list[Found], int]:
+        """The first files of some rows that are there, and how many on the way are not."""
+        found: list[Found] = []
+        num_gone = 0
+        within = None if folder is None else os.path.expanduser(folder)
+        for row, score in zip(hits.rows.tolist(), hits.scores.tolist(), strict=True):
+            entries = [
+                entry for entry in self.index.entries_at(row, within) if not is_under(entry.path, away)
+            ]
+            there = [entry for entry in entries if os.path.isfile(entry.path)]
+            num_gone += len(entries) - len(there)
+            if there:
+                found.append(Found(there[0], score, tuple(there[1:])))
+            if len(found) == top:
+                break
+        return found, num_gone
+
+    def duplicates(self, min_score: float) -> list[list[Found]]:
+        """Groups of pictures that are equal or nearly; see the function of this name."""
+        work = duplicates(self.index, min_score)
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return end.value
+
+
+def duplicates(
+    index: Index, min_score: float, folder: str | None = None
+) -> Generator[tuple[int, int], None, list[list[Found]]]:
+    """Groups of pictures that are equal or nearly, by path, with their cosines to the first; needs no model.
+
+    Yields how far it is. The work grows with the square of the number of pictures.
+    """
+    rows_N = index.live_rows(folder)
+    groups = yield from groups_of(index.vectors, rows_N, min_score)
+    if index.num_pictures > len(rows_N):  # some may be copies of each other, and like no other picture
+        joined = np.concatenate([np.empty(0, np.int64), *groups])
+        groups += [np.array([row]) for row in rows_N[~np.isin(rows_N, joined)].tolist()]
+    found = []
+    for group in groups:
+        entries = [entry for row in group for entry in index.entries_at(int(row), folder)]
+        there = sorted((e for e in entries if os.path.isfile(e.path)), key=lambda entry: entry.path)
+        if len(there) > 1:
+            first_E = np.asarray(index.vectors[there[0].row])
+            hits = exactly(index.vectors, first_E, np.unique([e.row for e in there]), len(there))
+            scores = dict(zip(hits.rows.tolist(), hits.scores.tolist(), strict=True))
+            found.append([Found(entry, scores.get(entry.row, 0.0)) for entry in there])
+    return sorted(found, key=lambda group: group[0].entry.path)
+
+
+def is_under(path: str, folders: Sequence[str]) -> bool:
+    return any(path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
+
+
+def picture_pixels(data: bytes, image_size: int) -> np.ndarray:
+    try:
+        return decode_as_trained(data, image_size).pixels
+    except Unreadable as problem:
+        raise UserError(f"what was given as a picture {problem}", hint="give a JPEG or PNG picture") from None

@@ -1,0 +1,86 @@
+"""Pictures of the index to look at: a file's path from the index in, a fresh JPEG out, or nothing.
+
+A file may have been changed since it was indexed: it is looked up again, must still lie in the index's folders after
+every link was followed, and is always written anew, so that nothing but the picture leaves.
+"""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from lapclip.data.decode import Unreadable
+from lapclip.data.files import MOST_BYTES, Folders, open_regular
+from lapclip.data.whole import as_jpeg, whole
+
+THUMBNAIL_SIDE = 320
+PICTURE_SIDE = 1600
+KEPT_BYTES = 64 << 20  # of thumbnails
+
+
+class Missing(Exception):
+    """There is no such picture any more."""
+
+
+class Thumbnails:
+    """The thumbnails that were asked for last; threads may share it."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
+        self.num_bytes = 0
+        self.lock = threading.Lock()
+
+    def of(self, path: str, folders: Sequence[str]) -> bytes:
+        """A small JPEG of a file of the index; Missing when there is none any more."""
+        stamp = stamp_of(path, folders)
+        with self.lock:
+            if stamp in self.kept:
+                self.kept.move_to_end(stamp)
+                return self.kept[stamp]
+        made = picture_of(path, folders, THUMBNAIL_SIDE)
+        with self.lock:
+            if stamp not in self.kept:
+                self.kept[stamp] = made
+                self.num_bytes += len(made)
+            while self.num_bytes > KEPT_BYTES:
+                self.num_bytes -= len(self.kept.popitem(last=False)[1])
+        return made
+
+
+def stamp_of(path: str, folders: Sequence[str]) -> tuple[str, int, int]:
+    """Which file it is, in what state, for as long as it may be shown."""
+    found = find(path, folders)
+    try:
+        now = os.lstat(found)
+    except OSError:
+        raise Missing from None
+    return found, now.st_mtime_ns, now.st_size
+
+
+def find(path: str, folders: Sequence[str]) -> str:
+    """The real path of a file within the index's folders. Links are followed anew each time: they may have changed."""
+    # Folders were indexed without links; one that has become a link leads elsewhere.
+    found, _ = Folders(*(folder for folder in folders if os.path.realpath(folder) == folder)).find(path)
+    if found is None:
+        raise Missing
+    return found
+
+
+def picture_of(path: str, folders: Sequence[str], most_side: int = PICTURE_SIDE) -> bytes:
+    """A JPEG of a file of the index, no side longer than that; Missing when there is none any more."""
+    try:
+        return as_jpeg(whole(read_inside(path, folders), most_side))
+    except (OSError, ValueError, Unreadable):
+        raise Missing from None
+
+
+def read_inside(path: str, folders: Sequence[str]) -> bytes:
+    """The bytes of a file of the index; once it is open it is looked up again, so that no link slips in between."""
+    found = find(path, folders)
+    with open_regular(found) as file:
+        opened = os.fstat(file.fileno())
+        if find(path, folders) != found or not os.path.samestat(opened, os.lstat(found)):
+            raise Missing
+        if opened.st_size > MOST_BYTES:
+            raise Missing
+        return file.read(MOST_BYTES)

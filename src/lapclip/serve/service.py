@@ -1,0 +1,165 @@
+"""What is served: a model, its index as it is now, and the threads that decode, embed and search."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+
+from lapclip.data.decode import Unreadable
+from lapclip.data.given import decode_as_trained
+from lapclip.embedder import TEMPLATES, Embedder
+from lapclip.errors import UserError
+from lapclip.search.query import parse_words
+from lapclip.search.searcher import Found, Searcher
+from lapclip.search.store import Entry, Index, all_indexes
+from lapclip.serve.batching import NUM_KNOWN, Batcher, Embedding
+from lapclip.serve.pictures import Missing, Thumbnails, picture_of
+from lapclip.serve.refusals import Refused, come_back
+
+SECONDS_BETWEEN_LOOKS = 1.0
+NUM_DECODERS = 2  # each may hold as much memory as `decode` allows one picture
+NUM_SEARCHERS = 2
+T = TypeVar("T")
+Signed = Sequence[tuple[int, int]]  # the sign and the id of pictures of the index
+
+
+class Service:
+    """Made before the event loop, begun inside it."""
+
+    def __init__(
+        self, embedder: Embedder, index: Index | None, *, is_batching: bool = True, num_known: int = NUM_KNOWN
+    ):
+        self.embedder = embedder
+        self.searcher = Searcher(index, embedder) if index is not None else None
+        self.looked = time.monotonic()
+        self.looking = asyncio.Lock()
+        self.decoders = ThreadPoolExecutor(NUM_DECODERS, "decoding")
+        self.searchers = ThreadPoolExecutor(NUM_SEARCHERS, "searching")
+        self.thumbnails = Thumbnails()
+        texts = Batcher(lambda texts: embedder.texts(texts, progress=False), num_known=num_known)
+        pictures = Batcher(lambda pixels: embedder.pixels(np.stack(pixels)))
+        self.embedding = Embedding(texts, pictures, is_batching=is_batching)
+
+    async def in_thread(self, pool: ThreadPoolExecutor, function: Callable[..., T], *values: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(pool, function, *values)
+
+    async def current(self) -> Searcher:
+        """The index as it is now; Refused when there is none."""
+        async with self.looking:
+            if self.searcher is None or time.monotonic() - self.looked > SECONDS_BETWEEN_LOOKS:
+                self.searcher = await self.in_thread(self.searchers, self.look_again)
+                self.looked = time.monotonic()
+        if self.searcher is None:
+            raise Refused(
+                404, "nothing is indexed with this model yet", "index a folder: `lapclip index ~/Pictures`"
+            )
+        return self.searcher
+
+    def look_again(self) -> Searcher | None:
+        """The same searcher for an index that stands still, a new one for one that was updated."""
+        if self.searcher is not None and not self.searcher.index.has_changed():
+            return self.searcher
+        # An index is in a folder of its model's fingerprint; another one's rows would mean something else.
+        own = next((i for i in all_indexes() if i.path.name == self.embedder.fingerprint), None)
+        return Searcher(own, self.embedder) if own is not None else None
+
+    async def text_rows(self, texts: Sequence[str]) -> np.ndarray:
+        return await self.rows(self.embedding.texts, texts)
+
+    async def rows(self, kind: Batcher, items: Sequence[Any]) -> np.ndarray:
+        """Unit rows; Refused when the model cannot: memory ran out, or its weights are no numbers."""
+        try:
+            rows = await self.embedding.rows(kind, items)
+        except UserError as problem:
+            raise Refused(503, problem.message, problem.hint, come_back(1)) from None
+        if not np.isfinite(rows).all():
+            hint = "serve a run that has learned: `lapclip serve --model RUN`"
+            raise Refused(503, "the model answers with what is not a number", hint, come_back(60))
+        return rows
+
+    async def picture_row(self, data: bytes) -> np.ndarray:
+        """The row of one uploaded picture; Refused when it is none."""
+        try:
+            decoded = await self.in_thread(self.decoders, decode_as_trained, data, self.embedder.image_size)
+        except Unreadable as error:
+            raise Refused(415, f"what was sent {error}", "send a JPEG or PNG") from None
+        return (await self.rows(self.embedding.pictures, [decoded.pixels]))[0]
+
+    async def vector(self, searcher: Searcher, words: str, likes: Signed, picture: bytes) -> np.ndarray:
+        """What is asked for, as one unit row: words, pictures of the index and a picture sent, added and taken away."""
+        terms = parse_words(words)
+        signs: list[float] = [term.sign for term in terms]
+        rows = list(await self.text_rows([term.words for term in terms])) if terms else []
+        for sign, id in likes:
+            signs.append(sign)
+            rows.append(searcher.index.vectors[self.entry_of(searcher.index, id).row])
+        if picture:
+            signs.append(1)
+            rows.append(await self.picture_row(picture))
+        if not rows:
+            raise Refused(400, "nothing is asked", "give words as `q`, or a picture's id as `like`")
+        return combine(np.stack(rows), signs)
+
+    def entry_of(self, index: Index, id: int) -> Entry:
+        entry = index.entry(id)
+        if entry is None:
+            raise Refused(404, f"the index has no picture {id}", "search again: it may have been removed")
+        return entry
+
+    async def search(self, searcher: Searcher, vector_E: np.ndarray, **limits: Any) -> list[Found]:
+        return await self.in_thread(self.searchers, lambda: searcher.search(vector_E, **limits))
+
+    async def show(self, id: int, is_large: bool) -> bytes:
+        """A JPEG of a picture of the index."""
+        index = (await self.current()).index
+        entry = self.entry_of(index, id)
+        draw = picture_of if is_large else self.thumbnails.of
+        try:
+            return await self.in_thread(self.decoders, draw, entry.path, index.folders)
+        except Missing:
+            raise Refused(404, "this picture is no longer there", "run `lapclip index` again") from None
+
+    async def row_of(self, id: int) -> np.ndarray:
+        index = (await self.current()).index
+        return index.vectors[self.entry_of(index, id).row]
+
+    async def classify(
+        self, row_E: np.ndarray, labels: Sequence[str], templates: Sequence[str]
+    ) -> list[tuple[str, float]]:
+        """The probability of each label, best first; of a label given twice once."""
+        labels, templates = list(dict.fromkeys(labels)), templates or TEMPLATES
+        sentences = [template.replace("{}", label) for label in labels for template in templates]
+        rows = await self.text_rows(sentences)
+        mean_LE = rows.reshape(len(labels), len(templates), -1).mean(axis=1)
+        label_LE = mean_LE / np.maximum(np.linalg.norm(mean_LE, axis=1, keepdims=True), 1e-12)
+        logits_L = self.embedder.scale * (label_LE @ row_E).astype(np.float64)
+        weights_L = np.exp(logits_L - logits_L.max())
+        found = zip(labels, (weights_L / weights_L.sum()).tolist(), strict=True)
+        return sorted(found, key=lambda one: -one[1])
+
+    def close(self, seconds: float) -> bool:
+        """Ends the threads; whether they all ended in that time."""
+        self.embedding.close()
+        for pool in (self.decoders, self.searchers):
+            pool.shutdown(wait=False, cancel_futures=True)
+        own = ("embedding", "decoding", "searching")
+        running = [thread for thread in threading.enumerate() if thread.name.startswith(own)]
+        deadline = time.monotonic() + seconds
+        for thread in running:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in running)
+
+
+def combine(rows_TE: np.ndarray, signs: Sequence[float]) -> np.ndarray:
+    """The unit row of what is wanted less what is not; Refused when nothing is left."""
+    vector_E = np.asarray(signs, dtype=np.float64) @ rows_TE.astype(np.float64)
+    length = float(np.linalg.norm(vector_E))
+    if not length > 1e-4:
+        raise Refused(
+            400, "what is added and what is taken away cancel out", "ask for something else as well"
+        )
+    return (vector_E / length).astype(np.float32)

@@ -1,0 +1,364 @@
+"""`lapclip search`: what people and programs read, what a hostile name cannot do, and pictures in a terminal."""
+
+import base64
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import command, environment
+from glass import Glass, Terminal
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from test_searcher import COPIED, make_index
+
+from lapclip.checkpoint import MODEL, best
+from lapclip.cli.found import shorten_path
+from lapclip.cli.thumbnails import COLUMNS, GAP, ROWS, blocks, grid, iterm, kitty, strip, way_to_show
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, one_thread):
+    return make_index(tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def search(made, call, monkeypatch):
+    """Searches the small index in this process."""
+    monkeypatch.setenv("LAPCLIP_CACHE", str(made.cache))
+    for name in ("TMUX", "KITTY_WINDOW_ID", "TERM_PROGRAM", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    return lambda *arguments: call("search", *arguments)
+
+
+def test_json_has_what_programs_read(search, made):
+    copied = str(made.photos / "a" / COPIED)
+    done = search("red cat", "- tree", "--like", copied, "--top", "4", "--json")
+    result = json.loads(done.stdout)
+    assert done.returncode == 0 and done.stdout.count("\n") == 1
+    assert result["query"] == f"red cat - tree + like {copied}"
+    assert len(result["results"]) == 4 and result["num_pictures"] == 14 and result["milliseconds"] > 0
+    assert result["model"] == made.model and result["num_gone"] == 0
+    (one,) = json.loads(search("--like", copied, "--top", "1", "--json").stdout)["results"]
+    assert one["path"] == copied and one["score"] > 0.999 and (one["width"], one["height"]) == (53, 40)
+    assert one["copies"] == [str(made.photos / "b" / "copy.jpg")]
+
+
+def test_words_mean_the_same_in_quotes_and_without(search):
+    whole, apart = (
+        json.loads(search(*words, "--json").stdout)
+        for words in (["red cat - tree"], ["red", "cat", "-", "tree"])
+    )
+    assert whole["query"] == apart["query"] == "red cat - tree" and whole["results"] == apart["results"]
+
+
+def test_the_table_fits_eighty_columns_and_folds_copies(search, made, monkeypatch):
+    monkeypatch.chdir(made.photos)
+    done = search("red", "cat", "--top", "13")
+    lines = done.stdout.splitlines()
+    assert len(lines) == 14 and max(map(len, lines)) <= 80
+    assert any(re.search(rf"\b0?\.\d+\s+a/{COPIED}\s+53 x 40\s+\+1 copy", line) for line in lines)
+    assert "13 of 14 pictures for `red cat`" in done.stderr and "ms" in done.stderr
+    monkeypatch.chdir("/")
+    assert max(map(len, search("red cat").stdout.splitlines())) <= 80
+
+
+def test_paths_are_all_that_a_pipe_gets(search, made):
+    results = json.loads(search("dog", "--json").stdout)["results"]
+    wanted = [found["path"] for found in results]
+    assert search("dog", "--paths").stdout == "".join(f"{path}\n" for path in wanted)
+    assert search("dog", "-0").stdout == "".join(f"{path}\0" for path in wanted)
+    assert search("dog", "--min-score", "1", "--paths").stdout == ""
+
+
+def test_a_folder_limits_the_search(search, made):
+    found = search("dog", "--folder", str(made.photos / "b"), "--paths").stdout.split()
+    assert sorted(map(os.path.basename, found)) == ["copy.jpg", "smaller.jpg"]
+
+
+def test_hostile_names_steer_nothing_and_come_out_whole(tmp_path, made, call, monkeypatch):
+    """A name with an end of line, an escape and bytes that are no UTF-8."""
+    monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path / "cache"))
+    folder = os.fsencode(tmp_path / "odd")
+    os.mkdir(folder)
+    name = folder + b"/a\nb\x1b[31m\xff[red].jpg"
+    with open(made.photos / "a" / "00.jpg", "rb") as given, open(name, "wb") as odd:
+        odd.write(given.read())
+    assert call("index", str(tmp_path / "odd"), "--model", made.model).returncode == 0
+    table = call("search", "cat")
+    assert table.returncode == 0 and "\x1b" not in table.stdout and "[red].jpg" in table.stdout
+    assert len(table.stdout.splitlines()) == 2
+    refused = call("search", "cat", "--paths")
+    assert refused.returncode == 1 and refused.stdout == "" and "-0" in refused.stderr
+    (found,) = json.loads(call("search", "cat", "--json").stdout)["results"]
+    assert os.fsencode(found["path"]) == name
+    assert call("search", "cat", "--sheet", "found.png").returncode == 0
+
+
+def test_the_sheet_shows_what_was_found(search, tmp_path, made):
+    done = search("dog", "--top", "3", "--sheet", str(tmp_path / "found.png"), "--paths")
+    assert len(done.stdout.splitlines()) == 3
+    with Image.open(tmp_path / "found.png") as sheet:
+        assert sheet.format == "PNG" and sheet.width > 3 * 192
+    refused = search("dog", "--sheet", str(tmp_path / "none" / "found.png"))
+    assert refused.returncode == 1 and "cannot write" in refused.stderr
+
+
+def test_duplicates_are_listed_in_groups(search, made):
+    groups = json.loads(search("--duplicates", "--min-score", "1", "--json").stdout)["groups"]
+    paths = [str(made.photos / "a" / COPIED), str(made.photos / "b" / "copy.jpg")]
+    assert [[one["path"] for one in group] for group in groups] == [paths]
+    assert search("--duplicates", "--min-score", "1", "--paths").stdout.split() == paths
+    done = search("--duplicates", "--min-score", "1")
+    assert "equal" in done.stdout and "1 group" in done.stderr
+    many = search("--duplicates", "--min-score", "-1", "--paths").stdout
+    assert len(many.split()) == 14
+    assert (
+        "no two pictures"
+        in search("--duplicates", "--folder", str(made.photos / "a"), "--min-score", "1").stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 1, "nothing is asked"),
+        (["-"], 1, "nothing is asked"),
+        (["cat", "--top", "0"], 1, "`--top` is 0"),
+        (["cat", "--top", "1.5"], 2, "1.5"),
+        (["cat", "--min-score", "2"], 1, "`--min-score` is 2"),
+        (["cat", "--min-score", "nan"], 1, "`--min-score` is nan"),
+        (["cat", "--sheet", "found.jpg"], 1, "is a PNG"),
+        (["cat", "--paths", "--json"], 1, "do not go together"),
+        (["cat", "--duplicates"], 1, "looks for nothing"),
+        (["cat", "--jsn"], 2, "did you mean `--json`"),
+        (["cat", "-x"], 2, "`-x`"),
+        (["--like", "none.jpg"], 1, "`none.jpg` cannot be used as a picture: no such file"),
+        (["--like", __file__], 1, "is text, not a picture"),
+        (["cat", "--folder", "/nowhere"], 1, "lapclip index /nowhere"),
+        (["cat", "--model", "nobody"], 1, "there is no index of a model `nobody`"),
+        (["cat - cat"], 1, "cancels itself out"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_way_out(search, arguments, code, said):
+    done = search(*arguments)
+    assert (done.returncode, done.stdout) == (code, "") and said in done.stderr.replace("\n", " ")
+    assert done.stderr.count("hint: ") == 1
+
+
+def test_without_an_index_the_hint_makes_one(call):
+    done = call("search", "cat")
+    assert done.returncode == 1 and "`lapclip index" in done.stderr
+
+
+def test_what_is_gone_since_is_left_out_and_said(search, made):
+    path = made.photos / "a" / "02.jpg"
+    asked = ("--like", str(made.photos / "a" / "03.jpg"), "--top", "100")
+    path.rename(path.with_suffix(".away"))
+    try:
+        done = search(*asked)
+        assert "02.jpg" not in done.stdout and "1 picture is gone since: `lapclip index`" in done.stderr
+    finally:
+        path.with_suffix(".away").rename(path)
+    assert "gone" not in search(*asked).stderr
+
+
+def test_a_model_that_has_learned_since_is_said_and_the_index_searched_as_it_was(search, made):
+    before = search("cat", "--json")
+    assert "has learned" not in before.stderr
+    checkpoints = Path(made.model) / "checkpoints"
+    last, later, pointer = best(checkpoints), checkpoints / "step-000007", checkpoints / "best"
+    shutil.copytree(last, later)
+    weights = load_file(later / MODEL)
+    save_file({name: tensor * 1.5 for name, tensor in weights.items()}, later / MODEL)
+    pointer.write_text(later.name)
+    try:
+        after = search("cat", "--json")
+        assert "`small` has learned since: `lapclip index`" in after.stderr
+        assert json.loads(after.stdout)["results"] == json.loads(before.stdout)["results"]
+        save_file(weights, later / MODEL, metadata={"the same": "in another file"})
+        assert "has learned" not in search("cat", "--json").stderr
+    finally:
+        pointer.write_text(last.name)
+        shutil.rmtree(later)
+
+
+def test_a_long_path_loses_its_middle():
+    path = "/home/somebody/pictures/" + "x" * 100 + "/dog.jpg"
+    assert shorten_path("short.jpg", 20) == "short.jpg"
+    assert len(shorten_path(path, 40)) == 40 and shorten_path(path, 40).startswith("/home/some")
+    assert shorten_path(path, 40).endswith("x/dog.jpg") and "..." in shorten_path(path, 40)
+    wide = "\N{CJK UNIFIED IDEOGRAPH-732B}" * 60
+    assert len(shorten_path(wide, 41)) <= 23
+
+
+KITTY, ITERM, COLOURS = {"KITTY_WINDOW_ID": "1"}, {"TERM_PROGRAM": "iTerm.app"}, {"COLORTERM": "truecolor"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "asked", "way"),
+    [
+        ({}, None, None),
+        (KITTY, None, "kitty"),
+        ({"TERM": "xterm-kitty"}, None, "kitty"),
+        ({"TERM": "xterm-ghostty", **COLOURS}, None, "kitty"),
+        (ITERM | COLOURS, None, "iterm"),
+        ({"TERM_PROGRAM": "WezTerm"}, None, "iterm"),
+        (COLOURS, None, "blocks"),
+        ({"COLORTERM": "24bit"}, None, "blocks"),
+        (COLOURS | {"NO_COLOR": "1"}, None, None),
+        (COLOURS | {"TERM": "dumb"}, None, None),
+        (KITTY | COLOURS | {"TMUX": "/tmp/x"}, None, "blocks"),
+        (KITTY | {"TERM": "screen-256color"}, None, None),
+        (KITTY, False, None),
+        ({}, True, "blocks"),
+    ],
+)
+def test_a_terminal_gets_the_pictures_it_can_show(variables, asked, way):
+    assert way_to_show(variables, is_terminal=True, encoding="UTF-8", asked=asked) == way
+    on_a_pipe = way_to_show(variables, is_terminal=False, encoding="utf-8", asked=asked)
+    assert on_a_pipe == ("blocks" if asked else None)
+    assert way_to_show(variables, is_terminal=True, encoding="ascii", asked=None) is None
+
+
+def noise(width: int, height: int) -> Image.Image:
+    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 4), dtype=np.uint8)
+    pixels[..., 3] = 255
+    return Image.fromarray(pixels)
+
+
+def decoded(data: str) -> np.ndarray:
+    with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as picture:
+        assert picture.format == "PNG"
+        return np.asarray(picture)
+
+
+def test_kitty_gets_the_picture_in_pieces_it_accepts():
+    for picture in (noise(100, 80), noise(2, 2)):
+        text = kitty(picture, 30, 8)
+        pieces = re.findall(r"\x1b_G([^;]*);([A-Za-z0-9+/=]*)\x1b\\", text)
+        assert "".join(f"\x1b_G{keys};{data}\x1b\\" for keys, data in pieces) + "\n" == text
+        keys = [dict(pair.split("=") for pair in key.split(",")) for key, _ in pieces]
+        assert keys[0] | {"m": ""} == {"a": "T", "f": "100", "q": "2", "c": "30", "r": "8", "m": ""}
+        assert [key["m"] for key in keys] == ["1"] * (len(pieces) - 1) + ["0"]
+        assert all(len(data) <= 4096 and (len(data) % 4 == 0) for _, data in pieces)
+        assert (decoded("".join(data for _, data in pieces)) == np.asarray(picture)).all()
+    assert len(pieces) == 1
+
+
+def test_iterm_gets_the_picture_whole():
+    picture = noise(50, 40)
+    found = re.fullmatch(r"\x1b\]1337;File=([^:]*):([^\x07]*)\x07\n", iterm(picture, 30, 8))
+    keys = dict(pair.split("=") for pair in found[1].split(";"))
+    assert keys["inline"] == "1" and (keys["width"], keys["height"]) == ("30", "8")
+    assert (
+        int(keys["size"]) == len(base64.b64decode(found[2]))
+        and (decoded(found[2]) == np.asarray(picture)).all()
+    )
+
+
+def painted(text: str, columns: int) -> np.ndarray:
+    """The pixels that a terminal shows of half blocks, [rows, columns, RGBA]."""
+    shown = []
+    for line in text.splitlines():
+        front = back = (0, 0, 0, 0)
+        upper, lower = [], []
+        for codes, letter in re.findall(r"(?:\x1b\[([\d;]*)m)?([^\x1b]?)", line):
+            numbers = [int(code) for code in codes.split(";")] if codes else []
+            while numbers:
+                kind = numbers.pop(0)
+                if kind == 0:
+                    front = back = (0, 0, 0, 0)
+                else:
+                    assert numbers.pop(0) == 2 and kind in (38, 48)
+                    new = (*(numbers.pop(0) for _ in range(3)), 255)
+                    front, back = (new, back) if kind == 38 else (front, new)
+            if letter:
+                assert letter in " \N{UPPER HALF BLOCK}\N{LOWER HALF BLOCK}"
+                is_upper = letter == "\N{UPPER HALF BLOCK}"
+                upper.append(front if is_upper else back)
+                lower.append(front if letter == "\N{LOWER HALF BLOCK}" else back)
+        for half in (upper, lower):
+            shown.append(half + [(0, 0, 0, 0)] * (columns - len(half)))
+    return np.array(shown, dtype=np.uint8)
+
+
+def test_half_blocks_show_two_pixels_each_and_nothing_where_nothing_is():
+    picture = np.array(noise(12, 10))
+    picture[:3, :4] = 0
+    picture[7:, 6:] = 0
+    text = blocks(Image.fromarray(picture), 12, 5)
+    assert (painted(text, 12) == picture).all()
+    assert all(line.endswith("\x1b[0m") for line in text.splitlines())
+
+
+def test_pictures_keep_their_shape_in_a_strip():
+    red, blue = Image.new("RGB", (400, 100), "red"), Image.new("RGB", (10, 1000), "blue")
+    row = np.asarray(strip([red, blue], (10, 20)))
+    assert row.shape == (ROWS * 20, (2 * COLUMNS + GAP) * 10, 4)
+    heights = [(row[..., channel] == 255).any(axis=1).sum() for channel in (0, 2)]
+    widths = [(row[..., channel] == 255).any(axis=0).sum() for channel in (0, 2)]
+    assert widths[0] == COLUMNS * 10 and heights[0] == pytest.approx(COLUMNS * 10 / 4, abs=1)
+    assert heights[1] == ROWS * 20 and widths[1] <= 3
+
+
+def test_the_grid_is_no_wider_than_the_window_and_labels_everything():
+    labels = [f"0.{number}00 a name that is much too long" for number in range(7)]
+    text = grid([noise(40, 30)] * 7, labels, "blocks", 80)
+    glass = Glass(80, 40)
+    glass.take(text)
+    assert max(map(len, glass.shown)) <= 80 and len(glass.shown) == 2 * (ROWS + 1)
+    assert [word for line in glass.shown for word in re.findall(r"0\.\d00", line)] == [
+        f"0.{n}00" for n in range(7)
+    ]
+    assert grid([noise(40, 30)], labels[:1], "blocks", 5).count("\n") == ROWS + 1
+
+
+def test_pictures_on_a_pipe_only_when_asked_for(search):
+    assert "\x1b" not in search("cat").stdout
+    assert "\N{UPPER HALF BLOCK}" in search("cat", "--thumbnails", "--top", "1").stdout
+
+
+class Paper:
+    """A screen that keeps what is written as it comes: what moves on it is not the point."""
+
+    def __init__(self):
+        self.text = ""
+
+    def take(self, text: str) -> None:
+        self.text += text
+
+    @property
+    def shown(self) -> list[str]:
+        return self.text.splitlines()
+
+
+@pytest.mark.slow
+def test_a_terminal_that_can_shows_the_pictures_above_the_table(made, monkeypatch):
+    monkeypatch.setenv("LAPCLIP_CACHE", str(made.cache))
+    monkeypatch.delenv("TMUX", raising=False)
+    terminal = Terminal("search", "cat", "--top", "3", columns=80, rows=50, KITTY_WINDOW_ID="1")
+    terminal.glass = Paper()
+    try:
+        text = terminal.wait_for("3 of 14 pictures for `cat`", "53 x 40", seconds=60)
+        assert terminal.code() == 0
+    finally:
+        terminal.close()
+    pieces = re.findall(r"\x1b_G[^;]*;([^\x1b]*)\x1b", terminal.raw)
+    assert decoded("".join(pieces)).shape == (ROWS * 20, (3 * COLUMNS + 2 * GAP) * 10, 4)
+    assert text.index("_G") < text.index("score")
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_had_enough_is_no_error(made):
+    program = " ".join(command("search", "--duplicates", "--paths"))
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{program} | true"],
+        capture_output=True, text=True, env=environment(LAPCLIP_CACHE=str(made.cache)), check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Traceback" not in done.stderr
