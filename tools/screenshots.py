@@ -1,4 +1,4 @@
-"""Makes pictures for the documents from a real run: the live page, the terminal and the report.
+"""Makes pictures for the documents from a real run: the live page, the terminal, the report and the search page.
 
 .venv/bin/python tools/screenshots.py           trains three minutes first
 .venv/bin/python tools/screenshots.py runs/NAME shows a run that is there
@@ -14,17 +14,22 @@ import subprocess
 import sys
 import tempfile
 import termios
+from collections.abc import Iterator
 from pathlib import Path
 
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.text import Text
 
+from lapclip.data.opening import open_synthetic
+
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 LAPCLIP = [sys.executable, "-m", "lapclip"]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 WIDTH = 1280
 COLUMNS, ROWS = 100, 30
+NUM_DRAWINGS = 500
+QUESTION = "two yellow birds by a pond in the morning"
 
 
 def main() -> None:
@@ -38,6 +43,7 @@ def main() -> None:
         )
         picture_page(browser, run)
         picture_report(browser, run, Path(folder) / "report.html")
+        picture_search(browser, run, Path(folder))
         browser.close()
         picture_terminal(run)
 
@@ -48,10 +54,7 @@ def train(folder: Path) -> Path:
 
 
 def picture_page(browser: Browser, run: Path) -> None:
-    watching = [*LAPCLIP, "watch", run.name, "--web", "--no-open", "--port", "0"]
-    server = subprocess.Popen(watching, stderr=subprocess.PIPE, text=True)
-    try:
-        address = re.search(r"http://\S+/", server.stderr.readline())[0]
+    with serving("watch", run.name, "--web") as address:
         for scheme in ("light", "dark"):
             page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme=scheme)
             page.goto(address)
@@ -59,9 +62,38 @@ def picture_page(browser: Browser, run: Path) -> None:
             page.wait_for_timeout(1000)  # pictures and curves
             page.screenshot(path=DOCS / f"watch-{scheme}.png", full_page=True)
             page.close()
+
+
+@contextlib.contextmanager
+def serving(*arguments: str) -> Iterator[str]:
+    """The address of a page, while its server runs."""
+    server = subprocess.Popen(
+        [*LAPCLIP, *arguments, "--no-open", "--port", "0"], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        said = iter(server.stderr.readline, "")
+        yield next(found[0] for line in said if (found := re.search(r"http://\S+/", line)))
     finally:
         server.send_signal(signal.SIGINT)
         server.communicate()
+
+
+def picture_search(browser: Browser, run: Path, folder: Path) -> None:
+    """The search page over drawings of our own, which anybody may show."""
+    os.environ["LAPCLIP_CACHE"] = str(folder / "cache")
+    drawings = folder / "drawings"
+    drawings.mkdir()
+    source = open_synthetic("synthetic")[0]
+    for number in range(NUM_DRAWINGS):
+        source.picture(number, 320).save(drawings / f"{number:03}.png")
+    subprocess.run([*LAPCLIP, "index", str(drawings), "--model", run.name], check=True)
+    with serving("serve") as address:
+        page = browser.new_page(viewport={"width": WIDTH, "height": 760}, color_scheme="light")
+        page.goto(address)
+        page.keyboard.type(QUESTION)
+        page.wait_for_timeout(3000)  # the answer and its pictures
+        page.screenshot(path=DOCS / "search-light.png")
+        page.close()
 
 
 def picture_report(browser: Browser, run: Path, file: Path) -> None:

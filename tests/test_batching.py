@@ -1,0 +1,170 @@
+"""Requests that wait are embedded together, and none of them notices the others."""
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from lapclip.serve.batching import MOST_AT_ONCE, Batcher, Embedding
+
+
+class Model:
+    """Embeds numbers and texts as rows of their own, one batch at a time, when it is let; notes what it was given."""
+
+    def __init__(self):
+        self.batches = []
+        self.gate = threading.Semaphore(0)
+        self.is_working = threading.Lock()
+
+    def embed(self, items):
+        assert self.is_working.acquire(blocking=False), "one thread embeds"
+        assert self.gate.acquire(timeout=10)
+        self.is_working.release()
+        self.batches.append(items)
+        if "bad" in items:
+            raise RuntimeError("a bad one")
+        return np.array([row(item) for item in items], dtype=np.float32)
+
+
+def row(item) -> list[float]:
+    return [float(len(item)), float(sum(map(ord, item)))] if isinstance(item, str) else [float(item), 0.0]
+
+
+def run(work, *, is_batching=True, num_known=0, open_gate=True):
+    """Runs `work(embedding, model)` in an event loop; the model, for what it was given."""
+    model = Model()
+
+    async def main():
+        texts, pictures = Batcher(model.embed, num_known=num_known), Batcher(model.embed)
+        embedding = Embedding(texts, pictures, is_batching=is_batching)
+        embedding.start()
+        if open_gate:
+            model.gate.release(10_000)
+        try:
+            await asyncio.wait_for(work(embedding, model), 20)
+        finally:
+            model.gate.release(10_000)
+            embedding.close()
+
+    asyncio.run(main())
+    return model
+
+
+async def ask_all(embedding, requests):
+    return await asyncio.gather(*(embedding.rows(embedding.texts, request) for request in requests))
+
+
+async def until_begun(model):
+    while not model.is_working.locked():
+        await asyncio.sleep(0.001)
+
+
+def test_what_gathers_while_a_batch_is_computed_is_the_next_batch():
+    async def work(embedding, model):
+        first = asyncio.create_task(ask_all(embedding, [["alone"]]))
+        await until_begun(model)
+        rest = asyncio.create_task(ask_all(embedding, [[f"text {n}"] for n in range(10)]))
+        await asyncio.sleep(0.01)
+        model.gate.release(2)
+        await first
+        for n, rows in enumerate(await rest):
+            np.testing.assert_array_equal(rows, [row(f"text {n}")])
+
+    model = run(work, open_gate=False)
+    assert [len(batch) for batch in model.batches] == [1, 10]
+
+
+def test_without_batching_each_request_is_a_batch():
+    async def work(embedding, model):
+        await ask_all(embedding, [[f"text {n}", "more"] for n in range(10)])
+
+    assert [len(batch) for batch in run(work, is_batching=False).batches] == [2] * 10
+
+
+@pytest.mark.parametrize("sizes", [[1] * 300, [256, 1, 1], [63, 2, 64, 65], [200] * 3])
+def test_rows_are_those_of_the_request_whatever_came_with_it(sizes):
+    requests = [[f"{n} {m} {'x' * (m % 7)}" for m in range(size)] for n, size in enumerate(sizes)]
+
+    async def work(embedding, model):
+        for request, rows in zip(requests, await ask_all(embedding, requests), strict=True):
+            np.testing.assert_array_equal(rows, [row(text) for text in request])
+
+    model = run(work)
+    assert max(map(len, model.batches)) <= MOST_AT_ONCE
+    assert sum(map(len, model.batches)) == sum(sizes)
+
+
+def test_equal_texts_are_embedded_once():
+    async def work(embedding, model):
+        first = asyncio.create_task(ask_all(embedding, [["alone"]]))
+        await until_begun(model)
+        rest = asyncio.create_task(ask_all(embedding, [["cat"], ["dog", "cat"], ["cat"]]))
+        await asyncio.sleep(0.01)
+        model.gate.release(2)
+        await first
+        answers = await rest
+        np.testing.assert_array_equal(answers[1], [row("dog"), row("cat")])
+        np.testing.assert_array_equal(answers[2], [row("cat")])
+
+    assert run(work, open_gate=False).batches[1] == ["cat", "dog"]
+
+
+def test_texts_and_pictures_take_turns():
+    async def work(embedding, model):
+        async def ask(kind, items):
+            return await embedding.rows(kind, items)
+
+        first = asyncio.create_task(ask(embedding.texts, ["alone"]))
+        await until_begun(model)
+        rest = asyncio.gather(
+            *(ask(embedding.texts, [f"t{n}"] * MOST_AT_ONCE) for n in range(3)),
+            ask(embedding.pictures, [5]),
+        )
+        await asyncio.sleep(0.01)
+        model.gate.release(100)
+        await first
+        np.testing.assert_array_equal((await rest)[-1], [[5.0, 0.0]])
+
+    batches = run(work, open_gate=False).batches
+    assert batches[1] == [5], "a picture does not wait for all texts"
+
+
+def test_one_that_fails_fails_alone():
+    async def work(embedding, model):
+        asked = [embedding.rows(embedding.texts, texts) for texts in (["good"], ["bad"], ["fine", "too"])]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        np.testing.assert_array_equal(answers[0], [row("good")])
+        assert isinstance(answers[1], RuntimeError)
+        np.testing.assert_array_equal(answers[2], [row("fine"), row("too")])
+
+    run(work)
+
+
+def test_a_client_that_goes_away_stops_nobody():
+    async def work(embedding, model):
+        first = asyncio.create_task(ask_all(embedding, [["alone"]]))
+        await until_begun(model)
+        leaving = asyncio.create_task(embedding.rows(embedding.texts, ["leaving"]))
+        staying = asyncio.create_task(embedding.rows(embedding.texts, ["staying"]))
+        await asyncio.sleep(0.01)
+        leaving.cancel()
+        first.cancel()  # and one whose batch is being computed
+        await asyncio.sleep(0.01)
+        model.gate.release(2)
+        np.testing.assert_array_equal(await staying, [row("staying")])
+
+    assert run(work, open_gate=False).batches == [["alone"], ["staying"]]
+
+
+def test_what_was_asked_before_is_known_and_not_too_much_of_it():
+    async def work(embedding, model):
+        for text in ("cat", "cat", "dog", "cat", "x" * 1000, "x" * 1000):
+            np.testing.assert_array_equal(await embedding.rows(embedding.texts, [text]), [row(text)])
+        for n in range(5):
+            await embedding.rows(embedding.texts, [f"{n}"])
+        await embedding.rows(embedding.texts, ["cat"])
+        assert len(embedding.texts.known) == 3
+
+    batches = run(work, num_known=3).batches
+    assert [batch[0][:3] for batch in batches] == ["cat", "dog", "xxx", "xxx", *"01234", "cat"]

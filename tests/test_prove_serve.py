@@ -1,0 +1,173 @@
+"""The long proofs of the server, for `make prove`: every input there is, many slow clients, much load."""
+
+import contextlib
+import http.client
+import io
+import json
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, picture_folder
+from PIL import Image
+from test_serve import SCHEMA_CHECKS, Served, index, write_model
+
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
+BENCHMARK = ROOT / "benchmarks" / "serving.py"
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The default size of model, and some pictures."""
+    folder = tmp_path_factory.mktemp("proved")
+    picture_folder(folder / "photos", 40, side=300)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAPCLIP_CACHE", str(folder / "cache"))
+        write_model(folder / "mine", size="tiny")
+        index(folder / "mine", folder / "photos")
+        server = Served(folder)
+    yield server
+    server.process.terminate()
+    said = server.process.communicate(timeout=20)[1]  # libtiff complains of broken files by itself
+    assert "Traceback" not in said and "Exception" not in said, said
+
+
+def test_schemathesis_finds_nothing(served, tmp_path):
+    (tmp_path / "checks.toml").write_text(SCHEMA_CHECKS)
+    command = [Path(sys.executable).parent / "st", "--config-file", "checks.toml", "run"]
+    options = ["--max-examples", "100", "--checks", "all", "--warnings", "off", "--continue-on-failure"]
+    address = f"http://127.0.0.1:{served.port}/openapi.json"
+    done = subprocess.run([*command, address, *options], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, re.sub(r"(?m)^(.{300}).*$", r"\1 ...", done.stdout)
+
+
+def test_an_upload_of_a_gigabyte_is_refused_in_steady_memory(served):
+    head = f"POST /search HTTP/1.1\r\nHost: localhost:{served.port}\r\nContent-Type: image/jpeg\r\n"
+    before = served.memory
+    with served.connect(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode()) as connection:
+        piece = f"{MEGABYTE:x}\r\n".encode() + bytes(MEGABYTE) + b"\r\n"
+        most = before
+        with contextlib.suppress(OSError):  # it is ended when the patience ends
+            for number in range(1024):
+                connection.sendall(piece)
+                if number % 16 == 0:
+                    most = max(most, served.memory)
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(4096).startswith(b"HTTP/1.1 413 ")
+    assert most - before < 150 * MEGABYTE
+    assert served.told("/health")["status"] == "ok"
+
+
+def test_two_hundred_slow_clients_keep_nobody_waiting(served):
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost:{served.port}\r\nContent-Type: image/jpeg\r\n"
+    begun = [b"", b"G", head.encode(), f"{head}Content-Length: 1000\r\n\r\nxyz".encode()]
+    slow = [served.connect(begun[number % 4]) for number in range(200)]
+    is_over = threading.Event()
+
+    def drip() -> None:
+        while not is_over.wait(0.3):
+            for number, connection in enumerate(slow):
+                with contextlib.suppress(OSError):
+                    connection.sendall(b"X: y\r\n" if number % 4 == 2 else b"x")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    try:
+        waits = []
+        for number in range(50):
+            started = time.perf_counter()
+            assert served.told("/embed", {"texts": [f"text {number}"]})["width"]
+            waits.append(time.perf_counter() - started)
+            time.sleep(0.05)
+        assert sorted(waits)[45] < 0.5
+    finally:
+        is_over.set()
+        dripping.join()
+        for connection in slow:
+            connection.close()
+
+
+def encoded_pictures() -> list[bytes]:
+    picture = Image.radial_gradient("L").resize((120, 90)).convert("RGB")
+    found = []
+    for kind, options in (
+        ("JPEG", {}),
+        ("JPEG", {"progressive": True}),
+        ("PNG", {}),
+        ("GIF", {}),
+        ("WEBP", {}),
+        ("TIFF", {"compression": "tiff_lzw"}),
+        ("TIFF", {}),
+        ("BMP", {}),
+    ):
+        out = io.BytesIO()
+        picture.save(out, kind, **options)
+        found.append(out.getvalue())
+    return found
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Some bytes changed, some left out, some repeated, or cut short; its beginning more often than the rest."""
+    new = bytearray(data)
+    for _ in range(chance.choice([1, 2, 5, 30])):
+        place = int(len(new) * chance.random() ** chance.choice([1, 4]))
+        match chance.randrange(4):
+            case 0:
+                new[place : place + 1] = bytes([chance.randrange(256)])
+            case 1:
+                new[place : place + 4] = chance.choice([b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff"])
+            case 2:
+                del new[place : place + chance.randrange(50)]
+            case 3:
+                new[place:place] = new[place : place + chance.randrange(200)]
+    return bytes(new[: chance.randrange(1, len(new) + 1)] if chance.random() < 0.1 else new)
+
+
+def test_broken_pictures_break_nothing(served):
+    chance = random.Random(7)
+    pictures = encoded_pictures()
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    counts: dict[int, int] = {}
+    for number in range(600):
+        body = mutated(pictures[number % len(pictures)], chance)
+        connection.request("POST", "/embed", body, {"content-type": "image/png"})
+        answer = connection.getresponse()
+        answer.read()
+        counts[answer.status] = counts.get(answer.status, 0) + 1
+    connection.close()
+    assert set(counts) == {200, 415} and min(counts.values()) > 20, counts
+    assert served.memory < 2 << 30
+
+
+def test_under_load_for_a_minute_nothing_fails_and_memory_stays(served, capsys):
+    command = [sys.executable, BENCHMARK, "--model", "-", "--port", str(served.port), "--clients", "64"]
+    subprocess.run([*command, "--seconds", "8"], check=True, capture_output=True)  # until all is warm
+    before = served.memory
+    load = subprocess.Popen([*command, "--seconds", "60"], stdout=subprocess.PIPE, text=True)
+    most = before
+    while load.poll() is None:
+        most = max(most, served.memory)
+        time.sleep(0.5)
+    told = json.loads(load.communicate()[0])
+    with capsys.disabled():
+        print(
+            f"\n64 clients for 60 s: {told}, memory {before / MEGABYTE:.0f} MB, then up to {most / MEGABYTE:.0f}"
+        )
+    assert told["num_errors"] == 0
+    assert most - before < 64 * MEGABYTE
+
+
+def test_batching_answers_twice_as_many(served, capsys, monkeypatch):
+    monkeypatch.setenv("LAPCLIP_CACHE", str(served.folder / "cache"))
+    command = [sys.executable, BENCHMARK, "--model", served.folder / "mine", "--json"]
+    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    with capsys.disabled():
+        print(f"\n{told}")
+    assert told["batching"]["num_errors"] == told["no batching"]["num_errors"] == 0
+    assert told["gain"] >= 2

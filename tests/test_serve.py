@@ -1,0 +1,646 @@
+"""The server in a process of its own: what it answers, whom, and what no input makes it do."""
+
+import asyncio
+import contextlib
+import http.client
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import pytest
+from conftest import SMALL, environment, picture_folder, wait_for
+from PIL import Image
+
+from lapclip.cli.serve import checked_token
+from lapclip.config import load_config
+from lapclip.data.tokenizer import train_bpe
+from lapclip.device import processor
+from lapclip.embedder import Embedder, load
+from lapclip.errors import UserError
+from lapclip.model.clip import build_model
+from lapclip.search.store import find_index
+from lapclip.search.update import update
+from lapclip.serve.addresses import hosts_of, is_local, names_of
+from lapclip.serve.app import build_server
+from lapclip.serve.limits import Limits, Rates
+from lapclip.serve.refusals import Refused
+from lapclip.serve.service import Service
+from lapclip.web import HEADERS
+
+NUM_PICTURES = 12
+TOKEN = "a-token-of-enough-letters"
+# As `lapclip serve`, but with little patience.
+PROGRAM = """
+import sys
+from lapclip.machine import wait_calmly
+wait_calmly()
+from lapclip.cli.serve import serve_model
+from lapclip.serve.limits import Limits
+limits = Limits(header_seconds=1.0, silent_seconds=1.0, linger_seconds=0.5)
+sys.exit(serve_model(None, port=0, host="127.0.0.1", token=None, shown_token=None, allowed=(), limits=limits,
+                     open_browser=False, is_batching=True))
+"""
+SCHEMA_CHECKS = """
+[checks.positive_data_acceptance]
+expected-statuses = ["2xx", 400, 404, 413, 414, 415, 431]
+[checks.negative_data_rejection]
+expected-statuses = [400, 404, 405, 413, 414, 415, 431]
+"""
+
+
+def write_model(folder: Path, size: str | None = None) -> None:
+    """A model that knows nothing: what it finds is as good as any, and always the same."""
+    tokenizer = train_bpe(["red green blue old new cat dog tree"], 300)
+    settings = load_config(flags=SMALL if size is None else {"size": size})
+    model = build_model(settings.model, vocab_size=tokenizer.vocab_size, has_bias=False)
+    Embedder(model, tokenizer, processor(), name="mine").save(folder)
+
+
+def index(model: Path, *folders: Path) -> None:
+    for _ in update(load(model), name="mine", model=str(model), folders=[str(folder) for folder in folders]):
+        pass
+
+
+class Served:
+    """A server in a process, and its answers."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.photos = folder, folder / "photos"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
+        )
+        said = self.process.stderr.readline()
+        if "http://127.0.0.1:" not in said:
+            self.process.kill()
+            pytest.fail(said + self.process.communicate()[1])
+        self.port = int(re.search(r"127\.0\.0\.1:(\d+)/", said)[1])
+        self.process.stderr.readline()  # the model and its pictures
+
+    def ask(self, path: str, body: object = None, method: str | None = None, **headers: str):
+        method = method or ("GET" if body is None else "POST")
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        with contextlib.closing(connection):
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            if body is not None and "content-type" not in {name.lower() for name in named}:
+                named["content-type"] = "image/jpeg" if isinstance(body, bytes) else "application/json"
+            sent = json.dumps(body) if isinstance(body, dict) else body
+            connection.request(method, path, sent, named)
+            answer = connection.getresponse()
+            answer.body = answer.read()
+            return answer
+
+    def told(self, path: str, body: object = None, **headers: str) -> dict:
+        answer = self.ask(path, body, **headers)
+        assert answer.status == 200, answer.body
+        return json.loads(answer.body)
+
+    def refused(self, status: int, path: str, body: object = None, **more: str) -> str:
+        answer = self.ask(path, body, **more)
+        told = json.loads(answer.body)
+        assert answer.status == status and set(told) == {"error", "hint"}, (answer.status, told, path)
+        return told["error"]
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.sendall(sent)
+        return connection
+
+    @property
+    def memory(self) -> int:
+        import psutil
+
+        return psutil.Process(self.process.pid).memory_info().rss
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("served")
+    photos = picture_folder(folder / "photos", NUM_PICTURES - 2)
+    picture_folder(photos / "inner", 1, first=70)
+    shutil.copy(photos / "03.jpg", photos / "copy of 03.jpg")
+    exif = Image.Exif()
+    exif[0x010F] = "a camera with a name"
+    Image.open(photos / "05.jpg").save(photos / "05.jpg", exif=exif)
+    (folder / "secret.txt").write_text("secret")
+    picture_folder(folder / "private", 1, first=99)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAPCLIP_CACHE", str(folder / "cache"))
+        write_model(folder / "mine")
+        index(folder / "mine", photos)
+        server = Served(folder)
+    yield server
+    started = time.monotonic()
+    server.process.send_signal(signal.SIGINT)
+    said = server.process.communicate(timeout=20)[1]
+    assert (server.process.returncode, said.strip()) == (0, ""), "a good server says nothing more"
+    assert time.monotonic() - started < 3
+
+
+@pytest.fixture
+def in_the_cache(served, monkeypatch):
+    monkeypatch.setenv("LAPCLIP_CACHE", str(served.folder / "cache"))
+
+
+@pytest.fixture(scope="module")
+def embedder(served):
+    return load(served.folder / "mine")
+
+
+def ids(served) -> dict[str, int]:
+    found = served.told("/search?q=a+cat&top=100")["results"]
+    return {one["name"]: one["id"] for one in found}
+
+
+def as_png(width: int, height: int) -> bytes:
+    """A picture of one colour that says that it is as large as that."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(1 + 3 * min(width, 1000)) * min(height, 1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def test_it_says_what_it_serves(served, embedder):
+    assert served.told("/health") == {
+        "status": "ok",
+        "model": "mine",
+        "width": embedder.width,
+        "num_pictures": NUM_PICTURES,
+        "folders": [str(served.photos.resolve())],
+        "version": __import__("lapclip").__version__,
+    }
+
+
+def test_words_find_pictures_best_first(served, embedder, in_the_cache):
+    told = served.told("/search?q=a+red+cat&top=5")
+    scores = [one["score"] for one in told["results"]]
+    assert (told["query"], len(scores), told["num_pictures"]) == ("a red cat", 5, NUM_PICTURES)
+    assert scores == sorted(scores, reverse=True) and told["milliseconds"] > 0
+    first = told["results"][0]
+    opened = find_index(None)
+    cosine = opened.vectors[opened.entry(first["id"]).row] @ embedder.texts(["a red cat"])[0]
+    assert first["score"] == pytest.approx(cosine, abs=1e-4)
+    assert served.photos.resolve() / first["name"] == Path(first["path"])
+    lowest = scores[2]
+    assert len(served.told(f"/search?q=a+red+cat&min_score={lowest - 1e-6}")["results"]) == 3
+    different = served.told("/search?q=a+red+cat+-+tree&top=5")["results"]
+    assert [one["score"] for one in different] != scores
+
+
+def test_a_picture_finds_itself_and_its_copy(served):
+    data = (served.photos / "03.jpg").read_bytes()
+    first = served.told("/search?top=1", data)["results"][0]
+    assert first["score"] == pytest.approx(1, abs=1e-3) and "03.jpg" in first["name"]
+    assert len(first["copies"]) == 1 and (first["width"], first["height"]) == (53, 40)
+    assert served.told("/search?top=1", data, content_type="application/octet-stream")["results"][0] == first
+    like = served.told(f"/search?like={first['id']}&top=100")["results"]
+    assert first["id"] not in [one["id"] for one in like] and len(like) == NUM_PICTURES - 2
+    unlike = served.told(f"/search?q=cat&unlike={first['id']}&like={like[0]['id']}")["results"]
+    assert not {first["id"], like[0]["id"]} & {one["id"] for one in unlike}
+
+
+def test_a_folder_is_searched_alone(served):
+    inner = served.photos.resolve() / "inner"
+    assert [one["name"] for one in served.told(f"/search?q=cat&folder={inner}")["results"]] == ["70.jpg"]
+    for elsewhere in (served.folder / "private", inner / ".." / ".." / "private", "/", "/etc", "inner", "\0"):
+        served.refused(404, f"/search?q=cat&folder={quote(str(elsewhere))}")
+
+
+def test_labels_have_the_probabilities_of_the_model(served, embedder):
+    path = served.photos / "03.jpg"
+    labels = ["a cat", "dog", "{}", "tree"]
+    query = "&".join(f"label={quote(label)}" for label in labels)
+    told = served.told(f"/classify?{query}", path.read_bytes())["results"]
+    wanted = dict(zip(labels, embedder.classify([path], labels)[0], strict=True))
+    assert {one["label"]: one["probability"] for one in told} == pytest.approx(wanted, abs=1e-4)
+    assert told == sorted(told, key=lambda one: -one["probability"])
+    one = ids(served)["04.jpg"]
+    told = served.told(f"/classify?{query}&id={one}&template=%7B%7D")["results"]
+    wanted = embedder.classify([served.photos / "04.jpg"], labels, ["{}"])[0]
+    assert {one["label"]: one["probability"] for one in told} == pytest.approx(
+        dict(zip(labels, wanted, strict=True)), abs=1e-3
+    )
+    served.refused(400, f"/classify?{query}&id={one}&template=nothing")
+    served.refused(400, f"/classify?id={one}")
+
+
+def test_eight_clients_at_once_get_what_each_would_get_alone(served, embedder):
+    texts = [[f"client {n} text {m} {'long ' * (n % 5)}" for m in range(1 + n % 3)] for n in range(40)]
+    files = sorted(served.photos.glob("0*.jpg"))
+    asked = [("/embed", {"texts": some}) for some in texts]
+    asked += [("/embed", path.read_bytes()) for path in files]
+    with ThreadPoolExecutor(8) as clients:
+        told = list(clients.map(lambda one: served.told(*one)["embeddings"], asked))
+    wanted = [embedder.texts(some) for some in texts] + [embedder.images([path]) for path in files]
+    for rows, own in zip(told, wanted, strict=True):
+        np.testing.assert_allclose(rows, own, atol=1e-5)
+
+
+def test_pictures_are_written_anew_and_only_small(served):
+    for kind, side in (("thumbnail", 320), ("picture", 1600)):
+        answer = served.ask(f"/{kind}/{ids(served)['05.jpg']}")
+        assert (answer.status, answer.getheader("content-type")) == (200, "image/jpeg")
+        assert max(Image.open(io.BytesIO(answer.body)).size) <= side
+        assert b"a camera with a name" not in answer.body and b"Exif" not in answer.body
+    assert b"a camera with a name" in (served.photos / "05.jpg").read_bytes()
+    head = served.ask(f"/thumbnail/{ids(served)['05.jpg']}", method="HEAD")
+    assert head.status == 200 and head.body == b"" and int(head.getheader("content-length")) > 100
+
+
+NAMES = [
+    "", "0", "-1", "999999", "1" * 30, "1.0", "1e0", "%D9%A1", "..", "../health", "%2e%2e%2fsecret.txt", "1%00",
+    "%2Fetc%2Fpasswd", "/etc/passwd", "1/../2", "1%0a", "..%5c..", "%ff", "photos/03.jpg", "search.html/",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/thumbnail/", "/picture/", "/static/"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_reads_another_file(served, path, name):
+    assert served.refused(404, path + name)
+
+
+@pytest.mark.parametrize(
+    "value", ["../../etc/passwd", "%2e%2e%2f", "/etc/passwd", "%00", "a%00b", "file:///etc"]
+)
+def test_no_parameter_reads_a_file(served, value):
+    for name in ("like", "unlike", "top", "min_score", "id", "path", "file"):
+        served.refused(400, f"/search?q=a&{name}={value}")
+    served.refused(404, f"/search?q=a&folder={value}")
+    assert b"root:" not in served.ask(f"/search?q={value}").body
+    assert b"root:" not in served.ask(f"/classify?id=1&label={value}").body
+
+
+def test_a_link_that_comes_after_the_index_is_not_followed(served):
+    names = ids(served)
+    private = served.folder / "private" / "99.jpg"
+    picture, inner = served.photos / "07.jpg", served.photos / "inner"
+    kept = picture.read_bytes()
+    try:
+        assert served.ask(f"/picture/{names['07.jpg']}").status == 200
+        picture.unlink()
+        picture.symlink_to(private)
+        served.refused(404, f"/picture/{names['07.jpg']}")
+        served.refused(404, f"/thumbnail/{names['07.jpg']}")
+        picture.unlink()
+        os.mkfifo(picture)
+        served.refused(404, f"/picture/{names['07.jpg']}")
+        inner.rename(served.folder / "moved")
+        (served.folder / "private" / "70.jpg").write_bytes(private.read_bytes())
+        inner.symlink_to(served.folder / "private")
+        served.refused(404, f"/picture/{names['70.jpg']}")
+        inner.unlink()
+        (served.folder / "moved").rename(inner)
+        served.photos.rename(served.folder / "moved")
+        served.photos.symlink_to(served.folder / "moved")
+        served.refused(404, f"/picture/{names['04.jpg']}")
+    finally:
+        if served.photos.is_symlink():
+            served.photos.unlink()
+            (served.folder / "moved").rename(served.photos)
+        picture.unlink()
+        picture.write_bytes(kept)
+    assert served.ask(f"/picture/{names['07.jpg']}").status == 200
+
+
+def test_what_is_no_picture_is_refused_in_words(served):
+    whole = (served.photos / "03.jpg").read_bytes()
+    bomb = as_png(30_000, 30_000)
+    for body in (b"text", whole[:300], bytes(1000), bomb, b"GIF89a" + b"\xff" * 40, b"%!PS-Adobe"):
+        served.refused(415, "/search", body)
+        served.refused(415, "/embed", body)
+        served.refused(415, "/classify?label=a", body)
+    served.refused(400, "/search", b"")
+    for kind in ("application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain", ""):
+        served.refused(415, "/search", whole, content_type=kind)
+    assert served.memory < 2 << 30
+
+
+def test_what_is_too_large_is_refused_before_it_is_read(served):
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost:{served.port}\r\nContent-Type: image/png\r\n"
+    with served.connect(f"{head}Content-Length: {10**15}\r\n\r\n".encode()) as early:
+        assert early.recv(4096).startswith(b"HTTP/1.1 413 ")
+    with served.connect(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode()) as chunked:
+        piece = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
+        for _ in range(34):
+            chunked.sendall(piece)
+        assert chunked.recv(4096).startswith(b"HTTP/1.1 413 ")
+    served.refused(413, "/embed", {"texts": ["x" * (1 << 20)]})
+    assert served.told("/health")["status"] == "ok"
+
+
+NO_TEXTS = [
+    b"\xff\xfe", b'{"texts": ["\xff"]}', b'{"texts": ["\\ud800"]}', b'{"texts": [NaN]}', b'{"texts": Infinity}',
+    b"[" * 500_000, b'{"texts":' * 50_000, b"", b"null", b"[]", b'"texts"', b"{}", b'{"texts": []}',
+    b'{"texts": "a"}', b'{"texts": [1]}', b'{"texts": [null]}', b'{"texts": ["a"], "more": 1}',
+    b'{"texts": ' + b"9" * 10_000 + b"}", json.dumps({"texts": ["a"] * 257}).encode(),
+    json.dumps({"texts": ["a" * 10_001]}).encode(), b'{"texts": ["a"]} {"texts": ["b"]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", NO_TEXTS, ids=range(len(NO_TEXTS)))
+def test_what_is_not_the_json_that_is_read_is_refused(served, body):
+    assert served.refused(400, "/embed", body, content_type="application/json")
+
+
+NO_QUESTIONS = [
+    "", "q=", "q=+-+", "q=cat&top=0", "q=cat&top=1001", "q=cat&top=x", "q=cat&top=1&top=2", "q=a&top=1.5",
+    "q=a&min_score=nan", "q=a&min_score=inf", "q=a&min_score=1e999", "q=a&min_score=2", "q=a&min_score=",
+    "q=%ff", "q=%ED%A0%80", "q=a&like=x", "q=a&like=-1", "q=a&like=1e3", "q=a&q=b", "tpo=3", "q=a&TOP=3",
+    "q=a&" + "like=1&" * 65, "q=cat+-+cat", "q=" + "x" * 10_001, "&".join(["a"] * 2000),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("query", NO_QUESTIONS, ids=range(len(NO_QUESTIONS)))
+def test_a_question_that_means_nothing_is_refused_in_words(served, query):
+    assert served.refused(400, f"/search?{query}")
+
+
+def test_what_is_strange_is_answered_all_the_same(served):
+    for words in (
+        "\0",
+        "\x1b[31m",
+        "\u202e",
+        "emoji \U0001f600",
+        "+ ++",
+        "a - - b",
+        "\ufffe",
+        "x" * 10_000,
+        "' OR 1",
+    ):
+        assert served.told(f"/search?q={quote(words)}&top=1")["results"]
+    served.refused(404, "/search?like=424242")
+    served.refused(404, "/Search?q=a")
+    served.refused(404, "/search/?q=a")
+    served.refused(414, "/search?q=" + "x" * 50_000)
+    assert "too long" in served.refused(431, "/search?q=" + "x" * 500_000)
+    served.refused(400, "/search?q=a", b"x", method="GET")
+
+
+def test_each_path_says_which_methods_it_has(served):
+    for path, methods in (("/search", {"GET", "HEAD", "OPTIONS", "POST"}), ("/embed", {"OPTIONS", "POST"})):
+        for method in ("TRACE", "PUT", "DELETE", "PATCH", "CONNECT", "NONSENSE", "OPTIONS"):
+            answer = served.ask(path, method=method)
+            assert answer.status == (204 if method == "OPTIONS" else 405)
+            assert set(answer.getheader("allow").split(", ")) == methods
+    assert served.ask("/search?q=a", method="HEAD").body == b""
+    assert "access-control-allow-origin" not in dict(
+        served.ask("/health", Origin="http://evil.example").getheaders()
+    )
+
+
+def test_every_answer_keeps_other_sites_out(served):
+    for path in ("/", "/static/search.js", "/health", "/nothing", f"/thumbnail/{ids(served)['05.jpg']}"):
+        headers = dict(served.ask(path).getheaders())
+        policy = headers.pop("content-security-policy")
+        assert (
+            HEADERS.items() - {("content-security-policy", HEADERS["content-security-policy"])}
+            <= headers.items()
+        )
+        assert "default-src 'none'" in policy and "img-src 'self' blob:" in policy and "unsafe" not in policy
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1.nip.io:{port}", ""]
+)
+def test_a_name_that_points_here_is_refused(served, host):
+    served.refused(421, "/health", Host=host.format(port=served.port))
+
+
+def test_another_sites_page_asks_in_vain(served):
+    for site in ("cross-site", "same-site"):
+        served.refused(403, "/search?q=a", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors")
+    for origin in (
+        "http://evil.example",
+        "null",
+        f"http://localhost:{served.port + 1}",
+        f"https://x:{served.port}",
+    ):
+        served.refused(403, "/embed", {"texts": ["a"]}, Origin=origin)
+    for host in ("localhost", "127.0.0.1"):
+        assert served.told("/embed", {"texts": ["a"]}, Origin=f"http://{host}:{served.port}")["width"]
+
+
+def test_a_slow_client_is_sent_away_and_stops_nobody(served):
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost:{served.port}\r\nContent-Type: image/png\r\n"
+    silent, dripping = served.connect(), served.connect(head.encode())
+    body = served.connect(f"{head}Content-Length: 1000\r\n\r\nxyz".encode())
+    used = served.connect(f"GET /health HTTP/1.1\r\nHost: localhost:{served.port}\r\n\r\n".encode())
+    used.recv(10_000)
+    with silent, dripping, body, used:
+        ended = set()
+
+        def drip(connection) -> bool:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"X: y\r\n")
+                connection.settimeout(0.01)
+                with contextlib.suppress(TimeoutError):
+                    return connection.recv(4096) == b""
+                return False
+            return True
+
+        def all_ended() -> bool:
+            ended.update(one for one in (dripping, used) if one in ended or drip(one))
+            return len(ended) == 2
+
+        started = time.monotonic()
+        wait_for(all_ended, 10)
+        assert time.monotonic() - started < 5
+        silent.settimeout(5)
+        assert silent.recv(10) == b""
+        assert body.recv(4096).startswith(b"HTTP/1.1 408 ")
+        assert served.told("/health")["status"] == "ok"
+
+
+def test_nonsense_instead_of_http_is_refused_in_words(served):
+    for sent in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET /\r\n\r\n",
+    ):
+        with served.connect(sent) as connection:
+            assert connection.recv(4096).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 505 "))
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost:{served.port}\r\nContent-Type: image/png\r\n"
+    with served.connect(f"{head}Transfer-Encoding: chunked\r\n\r\nnonsense\r\n".encode()) as connection:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400 ")
+    smuggled = f"{head}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    with served.connect(smuggled.encode()) as connection:
+        assert connection.recv(4096).startswith(b"HTTP/1.1 4")
+
+
+def test_an_updated_index_is_seen_without_a_restart(served, in_the_cache):
+    picture_folder(served.photos, 1, first=80)
+    index(served.folder / "mine")
+    wait_for(lambda: "80.jpg" in ids(served), 10)
+    (served.photos / "80.jpg").unlink()
+    index(served.folder / "mine")
+    wait_for(lambda: served.told("/health")["num_pictures"] == NUM_PICTURES, 10)
+
+
+def test_the_description_is_kept(served, tmp_path):
+    """A few requests by Schemathesis, of every kind it makes; `make prove` has many more."""
+    (tmp_path / "checks.toml").write_text(SCHEMA_CHECKS)
+    command = [Path(sys.executable).parent / "st", "--config-file", "checks.toml", "run"]
+    options = [
+        "--max-examples",
+        "3",
+        "--phases",
+        "fuzzing",
+        "--checks",
+        "all",
+        "--warnings",
+        "off",
+        "--no-shrink",
+    ]
+    address = f"http://127.0.0.1:{served.port}/openapi.json"
+    done = subprocess.run(
+        [*command, address, *options], capture_output=True, text=True, cwd=tmp_path, timeout=100
+    )
+    assert done.returncode == 0, re.sub(r"(?m)^(.{300}).*$", r"\1 ...", done.stdout)
+
+
+def inside(embedder, index=None, token=None, rate=None, client="9.8.7.6", **more):
+    """A client of an application in this process."""
+    hosts = hosts_of(["photos.local"], 80, ["proxy.example"])
+    service = Service(embedder, index)
+    limits = Limits(rate=rate, **more)
+    app = build_server(
+        service, address="http://photos.local/", hosts=hosts, port=80, token=token, limits=limits
+    )
+    transport = httpx.ASGITransport(app=app, client=(client, 1))
+    return httpx.AsyncClient(transport=transport, base_url="http://photos.local"), service
+
+
+def test_with_a_token_nothing_is_told_without_it(embedder):
+    async def main():
+        client, service = inside(embedder, token=TOKEN)
+        for path in (
+            "/",
+            "/health",
+            "/search?q=a",
+            "/static/search.js",
+            "/thumbnail/1",
+            f"/health?token={TOKEN}",
+        ):
+            answer = await client.get(path)
+            assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer", path
+        for given in ("", TOKEN[:-1], TOKEN + "x", TOKEN.upper(), "\xe9", "Bearer"):
+            shown = {"authorization": f"Bearer {given}".encode("latin-1")}
+            assert (await client.get("/health", headers=shown)).status_code == 401
+            assert (await client.get("/", params={"token": given})).status_code == 401
+            cookie = {"cookie": f"lapclip-80={given}".encode("latin-1")}
+            assert (await client.get("/health", headers=cookie)).status_code == 401
+        shown = {"authorization": f"Bearer {TOKEN}"}
+        assert (await client.get("/health", headers=shown)).status_code == 200
+        assert (
+            "token"
+            in (await client.get("/openapi.json", headers=shown)).json()["components"]["securitySchemes"]
+        )
+        opened = await client.get("/", params={"token": TOKEN})
+        assert (opened.status_code, opened.headers["location"]) == (303, "/")
+        assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(opened.headers["set-cookie"].split("; "))
+        assert (await client.get("/health")).status_code == 200, "the client keeps the cookie"
+        service.close(1)
+
+    asyncio.run(main())
+
+
+def test_a_client_that_asks_too_often_is_told_when_to_come_back(embedder):
+    async def main():
+        client, service = inside(embedder, rate=2)
+        answers = [await client.get("/health") for _ in range(22)]
+        assert [answer.status_code for answer in answers[:20]] == [200] * 20
+        assert answers[-1].status_code == 429 and int(answers[-1].headers["retry-after"]) >= 1
+        service.close(1)
+
+    asyncio.run(main())
+    rates = Rates(1)
+    for _ in range(10):
+        rates.count("2001:db8::1")
+    with pytest.raises(Refused):
+        rates.count("2001:db8::ffff")  # the same network
+    rates.count("2001:db8:1::1")
+    rates.count("10.0.0.1")
+
+
+def test_more_than_can_be_worked_on_is_told_to_come_back(embedder):
+    async def main():
+        client, service = inside(embedder, requests=0)
+        answer = await client.get("/health")
+        assert answer.status_code == 503 and answer.headers["retry-after"]
+        service.close(1)
+        client, service = inside(embedder, held_bytes=1000)
+        sent = {"content": bytes(2000), "headers": {"content-type": "image/png"}}
+        assert (await client.post("/embed", **sent)).status_code == 503
+        sent["content"] = b"text"
+        assert (await client.post("/embed", **sent)).status_code == 415, "what was refused is let go of"
+        service.close(1)
+
+    asyncio.run(main())
+
+
+def test_without_an_index_the_model_is_served_and_an_index_that_comes_is_seen(
+    embedder, served, in_the_cache, monkeypatch
+):
+    async def main():
+        client, service = inside(embedder)
+        with monkeypatch.context() as patch:
+            patch.setenv("LAPCLIP_CACHE", str(served.folder / "none"))
+            told = (await client.get("/search", params={"q": "cat"})).json()
+            assert "nothing is indexed" in told["error"] and "lapclip index" in told["hint"]
+            assert (await client.get("/thumbnail/1")).status_code == 404
+            assert (await client.get("/health")).json()["num_pictures"] == 0
+            picture = {
+                "content": (served.photos / "03.jpg").read_bytes(),
+                "headers": {"content-type": "image/jpeg"},
+            }
+            assert (await client.post("/classify?label=a&label=b", **picture)).status_code == 200
+            assert (await client.post("/embed", json={"texts": ["a"]})).status_code == 200
+        assert (await client.get("/search", params={"q": "cat"})).json()["results"]
+        service.close(1)
+
+    asyncio.run(main())
+    assert find_index(None).path.name == embedder.fingerprint
+
+
+def test_elsewhere_it_answers_to_its_own_names_only():
+    assert (
+        is_local("127.0.0.1") and is_local("localhost") and is_local("127.8.8.8") and not is_local("0.0.0.0")
+    )
+    hosts = hosts_of(names_of("0.0.0.0"), 8000, ["photos.example"])
+    assert {"localhost:8000", "photos.example", "photos.example:8000"} <= hosts
+    assert f"{socket.gethostname().lower()}:8000" in hosts and "0.0.0.0:8000" not in hosts
+    with pytest.raises(UserError, match="no address of this machine"):
+        is_local("no.such.machine.invalid")
+    with pytest.raises(UserError, match="no name of a machine"):
+        hosts_of([], 8000, ["*"])
+
+
+@pytest.mark.parametrize(
+    "token", ["short", "with spaces in between them", "semicolons;and;more;of;them", "\xe9" * 20]
+)
+def test_a_token_is_long_and_plain(token):
+    with pytest.raises(UserError, match="a token has 16"):
+        checked_token(token)
+
+
+def test_what_cannot_be_served_is_said(call):
+    done = call("serve", "--no-open")
+    assert done.returncode == 1 and "nothing is indexed yet" in done.stderr and "lapclip index" in done.stderr
+    assert "requests a second" in call("serve", "--rate", "0").stderr
+    assert "cannot serve at" in call("serve", "--host", "203.0.113.7", "--port", "8999").stderr
