@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, as_flags, command, environment, lapclip, wait_for
+from conftest import SMALL, as_flags, command, environment, wait_for
 
 from lapclip.background import as_arguments, start_training
 from lapclip.cli import app, run_command
@@ -28,12 +28,12 @@ ENDLESS = [*as_flags(SMALL | SAID | {"steps": 1_000_000}), "--keep-memory"]
 
 
 @pytest.fixture
-def started():
+def started(call):
     """Starts background runs, and sees to it that none outlives the test."""
     begun: list[int] = []
 
     def start(*arguments: str) -> tuple[Run, int]:
-        done = lapclip("train", "--background", "--json", *arguments)
+        done = call(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         said = json.loads(done.stdout)
         begun.append(said["pid"])
@@ -43,6 +43,8 @@ def started():
     for pid in begun:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)  # a process started by `call` is a child of ours
 
 
 def wait_for_step(run: Run, step: int) -> None:
@@ -65,7 +67,7 @@ def test_settings_are_typed_as_they_are_read():
 
 
 @pytest.mark.slow
-def test_a_background_run_returns_at_once_survives_its_session_stops_and_goes_on(started):
+def test_a_background_run_survives_its_session_stops_goes_on_is_killed_and_goes_on_to_its_end(started, call):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     shell = subprocess.run(
         command("train", "--background", "--json", *ENDLESS),
@@ -80,49 +82,44 @@ def test_a_background_run_returns_at_once_survives_its_session_stops_and_goes_on
         assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5, "without torch"
         now = status_of(run)
         assert (now.state, now.pid, now.step) == ("running", pid, 0), "while it is being set up"
-        assert lapclip("train", "--run", run.name, *ENDLESS).returncode == 1, "the name is taken"
+        assert call("train", "--run", run.name, *ENDLESS).returncode == 1, "the name is taken"
         assert os.getsid(pid) == pid != os.getsid(0), "no terminal's end reaches it"
         wait_for_step(run, 5)
-        stopped = lapclip("runs", "stop", run.name)
+        stopped = call("runs", "stop", run.name)
         assert stopped.returncode == 0 and "stopped and saved at step" in stopped.stderr, stopped.stderr
-        now = status_of(run)
-        assert (now.state, now.pid, now.seconds_left) == ("stopped", None, None)
-        assert newest_checkpoint(run) == now.step > 0
-        again = lapclip("runs", "stop", run.name)
-        assert again.returncode == 0 and "it is stopped, at step" in again.stderr
-        resumed = lapclip("runs", "resume", run.name, "--steps", str(now.step + 3), "--json")
-        pid = json.loads(resumed.stdout)["pid"]
-        wait_for(lambda: status_of(run).state != "running")
-        assert (status_of(run).state, status_of(run).step) == ("finished", now.step + 3), log_of(run)
-        refused = lapclip("runs", "resume", run.name, "--steps", "3")
-        assert refused.returncode == 1 and "has had its budget" in refused.stderr
-        assert status_of(run).state == "finished", "a refusal changes nothing"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    now = status_of(run)
+    assert (now.state, now.pid, now.seconds_left) == ("stopped", None, None)
+    assert newest_checkpoint(run) == now.step > 0
+    again = call("runs", "stop", run.name)
+    assert again.returncode == 0 and "it is stopped, at step" in again.stderr
 
-
-@pytest.mark.slow
-def test_a_killed_run_has_crashed_and_goes_on_to_its_end(started, call):
-    run, pid = started("--run", "killed", *ENDLESS)
-    wait_for_step(run, 25)
+    _, pid = started("runs", "resume", run.name)
+    wait_for_step(run, now.step + 25)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: run.owner() is None)
     dead = status_of(run)
-    assert (dead.state, dead.pid, dead.seconds_left) == ("crashed", None, None) and dead.step >= 25
-    done = call("train", "--resume", "killed", "--steps", str(dead.step + 30), "--json")
-    assert done.returncode == 0 and json.loads(done.stdout)["steps"] == dead.step + 30
+    assert (dead.state, dead.pid, dead.seconds_left) == ("crashed", None, None)
+    assert dead.step >= now.step + 25
+    last = str(dead.step + 5)
+    done = call("train", "--resume", run.name, "--steps", last, "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["steps"] == int(last)
     assert status_of(run).state == "finished"
+    refused = call("runs", "resume", run.name, "--steps", "3")
+    assert refused.returncode == 1 and "has had its budget" in refused.stderr
+    assert status_of(run).state == "finished", "a refusal changes nothing"
 
 
 @pytest.mark.slow
 def test_killed_or_stopped_while_it_is_set_up_it_is_not_running_and_blocks_nothing(started, call):
-    run, pid = started("--run", "early", *ENDLESS)
+    run, pid = started("train", "--background", "--run", "early", *ENDLESS)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: run.owner() is None)
     assert (status_of(run).state, status_of(run).step) == ("crashed", 0)
     assert call("train", "--resume", "early").returncode == 1
-    run, pid = started("--run", "early", *ENDLESS)  # the name is free again
+    run, pid = started("train", "--background", "--run", "early", *ENDLESS)  # the name is free again
     done = call("runs", "stop", "early")  # it has not begun to listen yet
     assert done.returncode == 0 and re.search("being set up|before its first step", done.stderr), done.stderr
     assert (status_of(run).state, status_of(run).step) == ("stopped", 0)
@@ -132,7 +129,7 @@ def test_killed_or_stopped_while_it_is_set_up_it_is_not_running_and_blocks_nothi
 @pytest.mark.slow
 def test_what_fails_while_it_is_set_up_is_said(started, call):
     uncut = [*as_flags(SMALL | SAID | {"image_size": 60}), "--keep-memory"]
-    run, _ = started("--run", "bad", *uncut)
+    run, _ = started("train", "--background", "--run", "bad", *uncut)
     wait_for(lambda: run.owner() is None)
     status = status_of(run)
     assert status.state == "failed" and "cannot be cut into patches" in status.message and status.hint
@@ -201,7 +198,7 @@ def small_disk(tmp_path):
 @pytest.mark.slow
 def test_a_full_disk_is_told_and_with_room_the_run_goes_on(small_disk, monkeypatch, started, call):
     monkeypatch.chdir(small_disk)
-    run, _ = started("--run", "full", *ENDLESS)
+    run, _ = started("train", "--background", "--run", "full", *ENDLESS)
     wait_for_step(run, 25)  # one checkpoint is there
     with contextlib.suppress(OSError), Path("filler").open("wb", buffering=0) as filler:
         while True:
@@ -210,11 +207,11 @@ def test_a_full_disk_is_told_and_with_room_the_run_goes_on(small_disk, monkeypat
     status = status_of(run)
     assert status.state == "failed" and "no space left on device" in status.message, status
     assert "make room" in status.hint and "no space left" in call("runs").stdout
-    refused = call("train", "--resume", "full", "--steps", str(status.step + 30))
+    refused = call("train", "--resume", "full", "--steps", str(status.step + 3))
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     assert status_of(run).state == "failed", "still"
     subprocess.run(["mount", "-o", "remount,size=160m", small_disk], check=True)
-    done = call("train", "--resume", "full", "--steps", str(status.step + 30))
+    done = call("train", "--resume", "full", "--steps", str(status.step + 3))
     assert done.returncode == 0, done.stderr
     assert status_of(run).state == "finished"
 

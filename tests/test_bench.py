@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import command, environment
 
-from lapclip.bench import overview, sections, sizes
+from lapclip.bench import ops, overview, sections, sizes
 from lapclip.bench.sizes import SizeResult, estimate, predicted_speed_up, speed_up, study_sizes
 from lapclip.bench.tables import sizes_table
 from lapclip.config import load_config
@@ -25,8 +25,13 @@ CANDIDATE = {"device", "precision", "threads", "chunk", "compile", "pairs_per_se
 CONTRACT = {"machine", "gemm_gflops", "bandwidth_gbs", "candidates", "choice", "reasons", "seconds"}
 
 
+@pytest.fixture(autouse=True)
+def in_a_moment(quick, monkeypatch):
+    monkeypatch.setattr(ops, "ROUND_SECONDS", 0.005)
+
+
 @pytest.fixture
-def bench(call, quick):
+def bench(call):
     def run(*arguments: str) -> subprocess.CompletedProcess:
         return call("bench", *arguments)
 
@@ -39,8 +44,20 @@ def of_json(done: subprocess.CompletedProcess) -> dict:
     return json.loads(done.stdout)
 
 
-def test_programs_find_every_key_of_the_contract_and_low_precision_is_judged(bench):
-    found = of_json(bench(*NANO, "--json"))
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("measured")
+
+
+@pytest.fixture
+def measured(bench, shared_cache, monkeypatch):
+    """What was measured of a small step, once for all tests that look at it."""
+    monkeypatch.setenv("LAPCLIP_CACHE", str(shared_cache))
+    return of_json(bench(*NANO, "--json"))
+
+
+def test_programs_find_every_key_of_the_contract_and_low_precision_is_judged(measured):
+    found = measured
     assert found.keys() >= CONTRACT
     assert found["gemm_gflops"] > 0 and found["bandwidth_gbs"] > 0 and found["seconds"] > 0
     assert {"chip", "num_cores", "memory_bytes", "torch"} <= found["machine"].keys()
@@ -60,8 +77,8 @@ def test_programs_find_every_key_of_the_contract_and_low_precision_is_judged(ben
         assert low["pairs_per_second"] or low["rejected"] in found["reasons"]["precision"]
 
 
-def test_the_second_time_it_is_remembered_and_fresh_measures_again(bench):
-    first = of_json(bench(*NANO, "--json"))
+def test_the_second_time_it_is_remembered_and_fresh_measures_again(bench, measured):
+    first = measured
     for file in cache_folder().glob("measured/*/*.json"):
         stored = json.loads(file.read_text())
         file.write_text(json.dumps(stored | {"when": stored["when"] - 7300}))
@@ -73,6 +90,7 @@ def test_the_second_time_it_is_remembered_and_fresh_measures_again(bench):
     assert of_json(bench(*NANO, "--json", "--fresh"))["measured"] > first["measured"]
 
 
+@pytest.mark.usefixtures("measured")
 def test_people_read_it_in_80_columns_and_get_what_a_page_shows(bench, tmp_path):
     done = bench(*NANO, "--picture", "bench.html")
     assert done.returncode == 0, done.stderr
@@ -126,7 +144,7 @@ def spoil(content: object, name: str) -> None:
 @pytest.mark.parametrize(
     "content", [{"rates": 5}, {"rates": {"cpu": 5}}, {"rates": {"cpu": {}}}, [], {"rates": {}}], ids=str
 )
-def test_spoilt_rates_are_measured_anew(content, quick):
+def test_spoilt_rates_are_measured_anew(content):
     spoil(content, "rates")
     found = finished(overview.look_over(fresh=False))
     assert found.rates["cpu"]["gemm_gflops"] > 0 and found.rates["cpu"]["bandwidth_gbs"] > 0
@@ -144,7 +162,8 @@ def test_operations_are_shown_by_size_and_remembered(bench):
 
 
 @pytest.mark.parametrize("content", [{"ops": 5}, {"ops": [5]}, {"ops": [{"size": 5}]}, {"ops": []}], ids=str)
-def test_spoilt_operations_are_measured_anew(content, quick):
+def test_spoilt_operations_are_measured_anew(content, monkeypatch):
+    monkeypatch.setattr(ops, "OPS", {"copy": ops.OPS["copy"]})  # one is enough to see that it was measured
     spoil(content, "ops")
     assert finished(sections.ops_section(load_config(flags={}), fresh=False)).json["ops"]
 

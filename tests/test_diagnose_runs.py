@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import lapclip.inspection
 from lapclip import checkpoint
 from lapclip.config import SETTINGS, load_config
-from lapclip.diagnose import learning, machine, speed
+from lapclip.diagnose import evaluations, learning, machine, speed
 from lapclip.events import Evaluated, Event, Inspected, Step, Warned
 from lapclip.machine import num_usable_cores
 from lapclip.prepare import prepare
@@ -81,8 +80,10 @@ def look_often(monkeypatch):
     monkeypatch.setattr(lapclip.inspection, "SECONDS_BETWEEN", 0.1)
 
 
-def test_a_usual_run_gives_no_cause_for_words():
-    ran = trained(source="synthetic:2000", batch_size=16, steps=160, num_validation=128)
+def test_a_usual_run_beats_chance_by_far_and_gives_no_cause_for_words():
+    ran = trained(source="synthetic:2000", batch_size=16, steps=130, num_validation=128, eval_every="26")
+    words = ran.events[-1].recall["text_to_image"]
+    assert words["recall@10"] > 5 * words["chance@10"] and words["chance@10"] == pytest.approx(10 / 128)
     assert ran.steps[-1].loss < ran.steps[0].loss / 2, "it learned"
     assert ran.said.keys() <= OF_THE_MACHINE, ran.said
 
@@ -100,8 +101,8 @@ def test_nothing_learned_is_seen_with_the_sigmoid_loss_too():
 
 @pytest.mark.parametrize(("scale", "advice"), [(100.0, "`--batch-size 16`"), (1.0, "`--lr 3e-06`")])
 def test_a_temperature_at_its_limit_is_said(monkeypatch, scale, advice):
-    monkeypatch.setattr(learning, "PINNED_STEPS", 20)
-    monkeypatch.setattr(learning, "PINNED_LOW_STEPS", 20)
+    monkeypatch.setattr(learning, "PINNED_STEPS", 8)
+    monkeypatch.setattr(learning, "PINNED_LOW_STEPS", 8)
     # Getting there takes hours: the scale of a real checkpoint is put at its limit, and the run goes on from it.
     run = prepare(load_config(flags=SMALL | EVALUATE_LATER | {"steps": 60, "lr": 1e-5}), "run")
     for event in train(run.load_config(), run):
@@ -112,7 +113,7 @@ def test_a_temperature_at_its_limit_is_said(monkeypatch, scale, advice):
     tensors["log_scale"].fill_(math.log(scale))
     save_file(tensors, file)
     ran = go_on(run, until="scale-pinned")
-    assert_said(ran, "scale-pinned", f"limit of {1 / scale:.2g}", "20 steps", advice, also={"lr-still-high"})
+    assert_said(ran, "scale-pinned", f"limit of {1 / scale:.2g}", "8 steps", advice, also={"lr-still-high"})
 
 
 def test_waiting_for_data_is_said(tmp_path, monkeypatch):
@@ -142,9 +143,12 @@ def test_learning_by_heart_is_said_with_where_to_end():
     assert f"`--epochs {lowest.step * 16 / 40:.2g}`" in ran.said["over-fitting"].hint
 
 
-def test_a_loss_that_rises_while_recall_does_is_said_to_be_fine():
-    ran = trained(until="loss-rises-recall-too", source="synthetic:120", batch_size=16, steps=100, warmup=0.02,
-                  num_validation=512, eval_every="10")  # fmt: skip
+def test_a_loss_that_rises_while_recall_does_is_said_to_be_fine(monkeypatch):
+    # Being as sure as usual takes a pool four times as large, which takes as much longer to evaluate.
+    monkeypatch.setattr(evaluations, "SIGMAS", 0.5)
+    monkeypatch.setattr(evaluations, "LOSS_SPREAD", 2.0)
+    ran = trained(until="loss-rises-recall-too", source="synthetic:100", batch_size=16, steps=80, warmup=0.02,
+                  num_validation=128, eval_every="10")  # fmt: skip
     assert_said(ran, "loss-rises-recall-too", "recall rises too", "nothing to do", also={"lr-still-high"})
 
 
@@ -160,6 +164,7 @@ def test_captions_that_say_no_more_than_a_class_are_said(tmp_path):
                 also={"lr-still-high"})  # fmt: skip
 
 
+@pytest.mark.prove  # which takes 250 steps; what is said of such steps is tested with made-up ones
 def test_exploding_gradients_are_said_with_their_layer(look_often):
     # Weights that shrink without end make gradients longer without end.
     ran = trained(until="exploding-gradients", source="synthetic:2000", lr=1e-4, weight_decay=300.0, warmup=0.9,
@@ -179,15 +184,15 @@ def test_layers_that_no_longer_learn_are_named(look_often):
 
 
 def test_stopping_while_the_learning_rate_is_high_is_said():
-    run = prepare(load_config(flags=SMALL | {"steps": 40}), "run")
+    run = prepare(load_config(flags=SMALL | {"steps": 30, "eval_every": "10"}), "run")
     for event in train(run.load_config(), run):
-        if isinstance(event, Step) and event.step == 14:
+        if isinstance(event, Step) and event.step == 11:
             break
     written = [event for event in run.events() if isinstance(event, Warned) and event.kind]
     assert [warned.kind for warned in written if warned.kind != "small-pool"] == ["lr-still-high"]
-    assert re.search(r"3[25]% of its budget", written[-1].message) and "--resume" in written[-1].hint
+    assert "37% of its budget" in written[-1].message and "--resume" in written[-1].hint
     ran = go_on(run)
-    assert ran.steps[-1].step == 40
+    assert ran.steps[-1].step == 30
     assert ran.said.keys() <= OF_THE_MACHINE, "ended with its budget, and `small-pool` was said before"
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, as_flags, command, environment
+from conftest import SMALL, as_flags, command, environment, wait_for
 from test_web import Server, append, evaluated, inspected, started, step, write_run
 
 from lapclip.cli import run_command
@@ -86,7 +86,7 @@ def draw_picture(path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def training(folder):
-    """A real run in a process of its own, until the tests are over."""
+    """A real run in a process of its own, for the last tests only: it would take a core from the others."""
     settings = SMALL | {"run": "live", "steps": 1_000_000, "eval_every": 20}
     with (folder / "train.log").open("w") as log:
         process = subprocess.Popen(
@@ -96,8 +96,10 @@ def training(folder):
             stdout=log,
             stderr=log,
         )
+    run = Run(folder / "runs" / "live")
     try:
-        yield Run(folder / "runs" / "live")
+        wait_for(lambda: (run.path / "events.jsonl").exists() and len(written(run)) >= 2, seconds=120)
+        yield run
         process.send_signal(signal.SIGINT)
         process.wait(timeout=60)
     finally:
@@ -106,7 +108,7 @@ def training(folder):
 
 
 @pytest.fixture(scope="module")
-def server(folder, training):
+def server(folder):
     server = Server(folder)
     yield server
     server.stop()
@@ -264,12 +266,12 @@ def test_everything_can_be_reached_with_the_keyboard(visit):
     seen = visit("?run=over")
     seen.page.locator("#queries img").first.wait_for()
     seen.page.locator("#runs input").first.wait_for()
-    reached, outlined = [], []
+    look = "((one) => [one.id || one.type || one.className || one.localName, getComputedStyle(one).outlineStyle])(document.activeElement)"
+    found = []
     for _ in range(40):
         seen.page.keyboard.press("Tab")
-        who = "(document.activeElement.id || document.activeElement.type || document.activeElement.className || document.activeElement.localName)"
-        reached.append(seen.page.evaluate(who))
-        outlined.append(seen.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none")
+        found.append(seen.page.evaluate(look))
+    reached = [who for who, _ in found]
     assert reached[0] == "skip" and {
         "theme",
         "range",
@@ -280,7 +282,7 @@ def test_everything_can_be_reached_with_the_keyboard(visit):
         "matrix",
         "layers",
     } <= set(reached)
-    assert all(seen for seen, who in zip(outlined, reached, strict=True) if who != "body")
+    assert all(outline != "none" for who, outline in found if who != "body")
     seen.page.locator("#snapshot").press("ArrowLeft")
     assert seen.text("#snapshot-step") == "step 30, 1 of 2"
     seen.page.locator("#matrix").press("ArrowRight")
@@ -412,7 +414,7 @@ def test_the_charts_of_a_report_come_to_life(browser, folder):
         seen.context.close()
 
 
-# These wait for the training that was started before the others.
+# While something is trained.
 
 
 def test_the_curves_of_a_run_move_while_it_trains(visit, training):

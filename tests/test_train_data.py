@@ -14,7 +14,9 @@ from lapclip.train import train
 
 
 def config_for(source: object, **more):
-    return load_config(flags=SMALL | {"source": str(source), "steps": 8, "validation_share": 0.2} | more)
+    return load_config(
+        flags=SMALL | {"source": str(source), "steps": 8, "eval_every": "8", "validation_share": 0.2} | more
+    )
 
 
 @pytest.mark.slow

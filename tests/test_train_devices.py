@@ -41,7 +41,7 @@ def there(monkeypatch):
 
 
 def config_of(**flags) -> Config:
-    return load_config(flags=SMALL | flags)
+    return load_config(flags=SMALL | {"eval_every": "100"} | flags)
 
 
 def events_of(config: Config, run: Run, *, stop: int | None = None) -> list:
@@ -96,7 +96,8 @@ def test_other_faults_stop_a_run_before_it_trains_too(there, device, words):
 @pytest.mark.slow
 def test_a_run_refused_elsewhere_goes_on_on_the_processor(call, there):
     there(Wrong())
-    assert call("train", "--run", "run", "--device", "mps", *as_flags(SMALL)).returncode == 1
+    flags = as_flags(SMALL | {"eval_every": "6"})
+    assert call("train", "--run", "run", "--device", "mps", *flags).returncode == 1
     done = call("train", "--resume", "run", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     last = list(open_run("run").events())[-1]
@@ -182,14 +183,14 @@ def test_what_is_asked_for_and_right_is_honoured_however_slow(there, asked):
 
 @pytest.mark.parametrize(("fits", "chunk"), [(5, 4), pytest.param(1, 1, marks=pytest.mark.slow)])
 def test_a_run_that_runs_out_of_memory_has_the_losses_of_one_that_does_not(there, fits, chunk):
-    flags = {"device": "mps", "keep_patches": 0.5, "text_length": 32}
+    flags = {"device": "mps", "keep_patches": 0.5, "text_length": 32, "steps": 3}
     there(Elsewhere())
     _, straight = trained("straight", **flags)
     assert {w.kind for w in of(Warned, straight)} == {"small-pool"}
     device = there(Small(limit_bytes=fits * ONE_PAIR))
     run, events = trained("small", **flags)
     np.testing.assert_allclose(losses(events), losses(straight), atol=1e-5)
-    assert len(losses(events)) == SMALL["steps"] and device.num_refusals > 0
+    assert len(losses(events)) == 3 and device.num_refusals > 0
     (warned,) = [w for w in of(Warned, events) if w.kind == "memory-ran-out"]
     assert f"from here on {chunk} pairs are held at once" in warned.message
     assert f"--chunk {chunk}" in warned.hint

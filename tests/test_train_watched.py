@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from conftest import SMALL, as_flags, command, environment
 from PIL import Image
+from test_train import of, trained, trained_elsewhere
 
 from lapclip import inspection
 from lapclip import train as training
@@ -25,22 +26,13 @@ from lapclip.train import train
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def trained(config, name="run"):
-    run = prepare(config, name)
-    return run, list(train(run.load_config(), run))
-
-
-def of(kind, events):
-    return [event for event in events if isinstance(event, kind)]
-
-
 @pytest.fixture
 def looked_at_closely(monkeypatch):
     monkeypatch.setattr(inspection, "SECONDS_BETWEEN", 0.0)
 
 
-def test_a_closeup_accounts_for_the_whole_step(small_config, looked_at_closely):
-    _, events = trained(small_config)
+def test_a_closeup_accounts_for_the_whole_step(with_train, looked_at_closely):
+    _, events = trained(with_train(eval_every="6"))
     steps, closeups = of(Step, events), of(Inspected, events)
     assert [c.step for c in closeups] == [s.step for s in steps]
     for step, closeup in zip(steps, closeups, strict=True):
@@ -59,9 +51,9 @@ def test_a_closeup_accounts_for_the_whole_step(small_config, looked_at_closely):
         )
 
 
-def test_a_run_with_a_memory_limit_is_held_against_it(small_config, looked_at_closely):
-    config = replace(small_config, device=replace(small_config.device, max_memory=3.5))
-    _, events = trained(config)
+def test_a_run_with_a_memory_limit_is_held_against_it(with_train, looked_at_closely):
+    config = with_train(steps=2, eval_every="2")
+    _, events = trained(replace(config, device=replace(config.device, max_memory=3.5)))
     assert {c.memory_limit for c in of(Inspected, events)} == {3_500_000_000}
 
 
@@ -69,19 +61,25 @@ def test_closeups_do_not_change_what_is_learned(with_train, monkeypatch):
     losses = []
     for seconds in (0.0, 1e9):
         monkeypatch.setattr(inspection, "SECONDS_BETWEEN", seconds)
-        _, events = trained(with_train(chunk=3), f"run-{seconds:g}")
+        _, events = trained(with_train(chunk=3, steps=4, eval_every="4"), f"run-{seconds:g}")
         losses.append([step.loss for step in of(Step, events)])
     assert losses[0] == losses[1]
 
 
-def test_the_loss_over_the_pool_is_like_that_of_training(with_train):
-    _, events = trained(with_train(steps=4, eval_every="1"))
-    for evaluated in of(Evaluated, events):
+@pytest.fixture(scope="module")
+def evaluated_often(tmp_path_factory):
+    return trained_elsewhere(tmp_path_factory.mktemp("often"), steps=4, eval_every="1")
+
+
+def test_the_loss_over_the_pool_is_like_that_of_training(evaluated_often):
+    found = of(Evaluated, evaluated_often[1])
+    assert len(found) == 4
+    for evaluated in found:
         assert 0.5 * np.log(8) < evaluated.loss < 2 * np.log(8), "a batch of eight, at the beginning"
 
 
-def test_snapshots_show_the_same_captions_all_through_the_run(with_train):
-    run, events = trained(with_train(steps=4, eval_every="1"))
+def test_snapshots_show_the_same_captions_all_through_the_run(evaluated_often):
+    run, events = evaluated_often
     snapshots = [json.loads((run.path / e.snapshot).read_text()) for e in of(Evaluated, events)]
     assert [s["step"] for s in snapshots] == [1, 2, 3, 4]
     assert len({tuple(q["text"] for q in s["queries"]) for s in snapshots}) == 1
@@ -128,7 +126,7 @@ def test_snapshots_do_not_pile_up(tmp_path):
 
 
 def test_a_snapshot_that_cannot_be_written_is_said_and_training_goes_on(with_train):
-    run = prepare(with_train(eval_every="2"), "run")
+    run = prepare(with_train(steps=2, eval_every="1"), "run")
     (run.path / "snapshots").write_text("in the way")
     events = list(train(run.load_config(), run))
     assert [warned.kind for warned in of(Warned, events)].count("no-snapshot") == 1, "once"
@@ -147,7 +145,7 @@ def battery(monkeypatch):
 
 
 def test_training_waits_for_a_low_battery_with_all_saved_and_goes_on_when_plugged_in(with_train, battery):
-    run = prepare(with_train(pause_below="20%"), "run")
+    run = prepare(with_train(pause_below="20%", eval_every="6"), "run")
     told = []
     for event in train(run.load_config(), run):
         told.append(event)
@@ -165,7 +163,7 @@ def test_training_waits_for_a_low_battery_with_all_saved_and_goes_on_when_plugge
 
 
 def test_a_paused_run_can_be_stopped(with_train, battery):
-    run = prepare(with_train(pause_below="20%"), "run")
+    run = prepare(with_train(pause_below="20%", eval_every="6"), "run")
     battery["battery"] = Battery(percent=5, is_plugged=False)
     events = train(run.load_config(), run)
     for event in events:
@@ -178,13 +176,15 @@ def test_a_paused_run_can_be_stopped(with_train, battery):
 
 def test_without_a_battery_nothing_waits(with_train, battery):
     battery["battery"] = None
-    _, events = trained(with_train(pause_below="99%"))
+    _, events = trained(with_train(pause_below="99%", steps=2))
     assert not of(Paused, events)
     assert "no-battery" in {warned.kind for warned in of(Warned, events)}, "and that is said"
 
 
 def test_a_stop_among_the_last_words_is_still_a_run_that_used_its_budget(with_train):
-    run = prepare(with_train(steps=20, warmup=0.9), "run")  # which ends with a high rate, and says so
+    run = prepare(
+        with_train(steps=12, warmup=0.9, eval_every="12"), "run"
+    )  # which ends with a high rate, and says so
     events = train(run.load_config(), run)
     for event in events:
         if isinstance(event, Warned) and event.kind == "lr-still-high":
