@@ -163,7 +163,9 @@ def test_similarity_is_the_cosine_and_takes_rows_too(model, files, rows):
     cosines = model.similarity(files, words)
     np.testing.assert_allclose(cosines, rows @ model.texts(words).T, atol=1e-5)
     np.testing.assert_allclose(model.similarity(rows, model.texts(words)), cosines, atol=1e-5)
-    np.testing.assert_allclose(model.similarity(torch.from_numpy(rows), words), cosines, atol=1e-5)
+    np.testing.assert_allclose(
+        model.similarity(torch.tensor(rows, requires_grad=True), words), cosines, atol=1e-5
+    )
     with pytest.raises(UserError, match="one thing"):
         model.similarity(rows, "red")
     with pytest.raises(UserError, match="5 numbers each"):

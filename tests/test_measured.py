@@ -51,6 +51,8 @@ def test_a_source_with_a_test_side_of_its_own_is_measured_on_that(tmp_path):
     for number, side in enumerate(("train", "val", "test")):
         classes(tmp_path / "set" / side, "cat", "dog", each=4, first=100 * number)
     assert {name.split("/")[0] for name in names_of(to_measure(opened("set"), held_out=False))} == {"test"}
+    assert to_measure(opened("set"), held_out=False).own_sides == ("test",)
+    assert not to_measure(opened("set"), held_out=True).own_sides
     (tmp_path / "set" / "test").rename(tmp_path / "elsewhere")
     assert {name.split("/")[0] for name in names_of(to_measure(opened("set"), held_out=False))} == {"val"}
     (tmp_path / "elsewhere").rename(tmp_path / "set" / "test")

@@ -5,9 +5,8 @@ Shapes: N pictures, M texts, L labels, E embedding.
 
 import hashlib
 import json
-import os
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property
@@ -23,7 +22,7 @@ from torch import Tensor
 from lapclip.checkpoint import MODEL, best, load_weights
 from lapclip.config import DeviceName
 from lapclip.data.catalogue import shortened
-from lapclip.data.given import squares
+from lapclip.data.given import refuse_what_is_no_list, refuse_what_is_no_text, squares
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.device import DEVICES, Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.errors import UserError, printable, suggest
@@ -127,6 +126,8 @@ class Embedder:
         self, images: Sequence[Picture] | np.ndarray | Tensor, texts: Sequence[str] | Rows
     ) -> np.ndarray:
         """Cosines [images, texts]; rows that are embedded already may be given for either."""
+        if isinstance(images, Tensor) and images.ndim == 2 and images.is_floating_point():
+            images = images.detach().float().cpu().numpy()
         image_NE = images if self.is_rows(images) else self.images(images)
         text_ME = texts if self.is_rows(texts) else self.texts(texts)
         image_NE, text_ME = (np.asarray(rows, dtype=np.float32) for rows in (image_NE, text_ME))
@@ -187,9 +188,7 @@ class Embedder:
     def is_rows(self, given: object) -> bool:
         """Whether these are embeddings; one grey picture, which an array [H, W] could be, is no list anyway."""
         if not (
-            isinstance(given, np.ndarray | Tensor)
-            and given.ndim == 2
-            and np.issubdtype(np.asarray(given).dtype, np.floating)
+            isinstance(given, np.ndarray) and given.ndim == 2 and np.issubdtype(given.dtype, np.floating)
         ):
             return False
         if given.shape[1] != self.width:
@@ -244,26 +243,6 @@ class Embedder:
         whole = [text.encode("utf-8", "replace").decode() for text in texts]
         tokens, ends = self.tokenizer.encode(whole, self.model.size.text_length)
         return self.model.embed_texts(*(self.device.move(torch.from_numpy(a)) for a in (tokens, ends)))
-
-
-def refuse_what_is_no_list(several: Any) -> None:
-    is_one_picture = isinstance(several, np.ndarray | Tensor) and several.ndim in (0, 2, 3)
-    if isinstance(several, str | bytes | os.PathLike | Image.Image) or is_one_picture:
-        raise UserError("a list is wanted, and this is one thing", hint="put it into brackets: `[...]`")
-    if isinstance(several, Mapping) or not (hasattr(several, "__len__") and hasattr(several, "__getitem__")):
-        raise UserError(
-            f"a list is wanted, and this is a `{type(several).__name__}`", hint="make it one: `list(...)`"
-        )
-
-
-def refuse_what_is_no_text(several: Any) -> None:
-    refuse_what_is_no_list(several)
-    for number, text in enumerate(several):
-        if not isinstance(text, str):
-            raise UserError(
-                f"text {number} is given as `{type(text).__name__}`, not as a string",
-                hint="give strings only",
-            )
 
 
 def with_bar(
@@ -346,7 +325,7 @@ def nothing_there(path: Path) -> UserError:
         child.name if around == RUNS else str(child): child.stat().st_mtime
         for around in near
         for child in (around.iterdir() if around.is_dir() else ())
-        if any((child / marker).is_file() for marker in markers)
+        if child != path and any((child / marker).is_file() for marker in markers)
     }
     known = sorted(found, key=lambda name: -found[name])
     more = f" and {len(known) - 5} more" if len(known) > 5 else ""

@@ -1,6 +1,7 @@
 """How sure a share is: intervals by drawing pictures again, and whether two models differ by flipping signs.
 
-Pictures are what is drawn, since the captions of one picture succeed and fail together.
+Pictures are what is drawn, since the captions of one picture succeed and fail together; so do pictures that share a
+caption, which whoever calls adds up first.
 Shapes: N pictures, K shares asked at once, R draws.
 """
 

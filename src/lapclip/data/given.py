@@ -5,7 +5,7 @@ shown later goes the same way, by that size, so that it sees what it knows.
 """
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,26 @@ from lapclip.errors import UserError, printable
 
 FEW = 8  # pictures, for which no threads are started
 TOLERANCE = 1e-4  # beyond 0 and 1, as interpolation leaves it
+
+
+def refuse_what_is_no_list(several: Any) -> None:
+    is_one_picture = getattr(several, "ndim", 1) in (0, 2, 3)  # of an array or a tensor
+    if isinstance(several, str | bytes | os.PathLike | Image.Image) or is_one_picture:
+        raise UserError("a list is wanted, and this is one thing", hint="put it into brackets: `[...]`")
+    if isinstance(several, Mapping) or not (hasattr(several, "__len__") and hasattr(several, "__getitem__")):
+        raise UserError(
+            f"a list is wanted, and this is a `{type(several).__name__}`", hint="make it one: `list(...)`"
+        )
+
+
+def refuse_what_is_no_text(several: Any) -> None:
+    refuse_what_is_no_list(several)
+    for number, text in enumerate(several):
+        if not isinstance(text, str):
+            raise UserError(
+                f"text {number} is given as `{type(text).__name__}`, not as a string",
+                hint="give strings only",
+            )
 
 
 def squares(pictures: Any, size: int) -> Generator[np.ndarray, None, None]:

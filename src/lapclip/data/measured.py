@@ -18,6 +18,7 @@ class Measured:
     labels: list[str | None]  # by the numbers of `source`
     classes: tuple[str, ...]  # of the whole source, also those of which no picture is measured
     unreadable: tuple[str, ...]  # names
+    own_sides: tuple[str, ...] = ()  # `test` or `validation`, where a source says itself what to measure on
 
 
 def to_measure(data: Data, *, held_out: bool) -> Measured:
@@ -26,6 +27,7 @@ def to_measure(data: Data, *, held_out: bool) -> Measured:
     labels: list[str | None] = []
     unreadable: list[str] = []
     classes: set[str] = set()
+    own_sides: set[str] = set()
     for part in data.parts:
         source = part.held_out if held_out else whole(part)
         if not source.num_pairs:
@@ -35,6 +37,7 @@ def to_measure(data: Data, *, held_out: bool) -> Measured:
         if part.files:
             catalogue = part.files.catalogue
             classes |= {label for label in catalogue.labels if label is not None}
+            own_sides |= set() if held_out else {own_side(part.files)[0]} - {""}
             unreadable += [catalogue.names[number] for number in part.files.pack.unreadable]
     if not sources:
         raise UserError(
@@ -42,7 +45,7 @@ def to_measure(data: Data, *, held_out: bool) -> Measured:
             hint="name another source to measure on",
         )
     source = sources[0] if len(sources) == 1 else Mixed(tuple(sources), (1.0,) * len(sources))
-    return Measured(source, labels, tuple(sorted(classes)), tuple(unreadable))
+    return Measured(source, labels, tuple(sorted(classes)), tuple(unreadable), tuple(sorted(own_sides)))
 
 
 def whole(part: Part) -> Source:
@@ -50,21 +53,21 @@ def whole(part: Part) -> Source:
     held_out = part.held_out
     if part.files is None or not isinstance(held_out, Viewed):
         return held_out  # what lapclip draws: there is always more to train on, and a fixed set to measure on
-    source = replace(held_out, side=own_side(part.files))
+    source = replace(held_out, side=own_side(part.files)[1])
     if isinstance(source, Packed):
         source.hold()
     return source
 
 
-def own_side(files: Files) -> int:
-    """The side that holds just the dataset's own test pictures, or its validation pictures; otherwise all."""
+def own_side(files: Files) -> tuple[str, int]:
+    """The name and the side of the dataset's own test pictures, or else its validation pictures; otherwise all."""
     usable = files.pack.records["row"] >= 0
     for name, sides in (("test", (UNUSED, VALIDATION)), ("validation", (VALIDATION,))):
         is_own = np.array([side == name for side in files.catalogue.sides])[usable]
         for side in sides:
             if is_own.sum() >= LEAST_ON_A_SIDE and np.array_equal(files.sides[usable] == side, is_own):
-                return side
-    return ALL
+                return name, side
+    return "", ALL
 
 
 def labels_of(source: Source, files: Files | None) -> list[str | None]:

@@ -29,7 +29,7 @@ svg .own { fill: none; stroke: var(--right); }
 .confusion { overflow-x: auto; }
 .confusion svg { min-width: 22rem; }
 #how-often-it-finds table, #comparison table, #zero-shot .n { white-space: nowrap; }
-#how-often-it-finds tbody th, #comparison tbody th { white-space: normal; }
+#how-often-it-finds tbody th { white-space: normal; }
 """
 
 
