@@ -36,6 +36,7 @@ class Progress:
     last_eval_seconds: float = 0.0
     best_step: int | None = None
     best_recall: dict[str, Any] | None = None
+    highest: float | None = None  # mean recall so far; the best one may be a later one that is as good
     loss_scale: float = 2.0**16  # of fp16, where small gradients would vanish
     last_overflow_step: int = 0
 

@@ -34,6 +34,7 @@ from lapclip.events import (
     Started,
     Step,
     Warned,
+    is_as_good,
     mean_recall,
 )
 from lapclip.feed import feed
@@ -119,7 +120,8 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             pool = embed_pool(embedder, held_out, config.data.num_validation)
             faults.update(dict.fromkeys(pool.faults))
             recall = retrieval(pool, batch_size)
-            is_best = now.best_recall is None or mean_recall(recall) > mean_recall(now.best_recall)
+            is_best = is_as_good(recall, now.highest)
+            now.highest = max(now.highest or 0.0, mean_recall(recall))
             now.last_eval_step, now.last_eval_seconds = now.step, now.seconds
             if is_best:
                 now.best_step, now.best_recall = now.step, recall
@@ -213,7 +215,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             ):
                 yield report(warning)
             if has_changed(run, data):
-                now.best_step = now.best_recall = None  # measured on other pictures
+                now.best_step = now.best_recall = now.highest = None  # measured on other pictures
                 run.write_machine(run.load_machine() | {"data": data.fingerprint})
                 forget_pictures(run.path)
             data.release()
