@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL, picture_folder
+from conftest import SMALL, picture_folder
 from PIL import Image
 
 from lapclip.config import load_config
 from lapclip.run import Run
+from lapclip.search.about import all_abouts
+from lapclip.search.searcher import Searcher
 from lapclip.search.store import Index, all_indexes, find_index
 from lapclip.search.update import update
-
-PHOTOS = ROOT.parent / "shared" / "data" / "flickr8k" / "images"
-
+from lapclip.search.writing import Writer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,7 +93,8 @@ def assert_is_right(*folders: Path, model: str = "a") -> None:
 
 def test_only_what_is_new_or_changed_is_embedded(here, index):
     photos = here / "photos"
-    assert counts(index("photos")) == {"embedded": 12, "new": 12}
+    first = index("photos")
+    assert counts(first) == {"embedded": 12, "new": 12} and "`a`, the newest run" in first["said"]
     again = index()
     assert counts(again) == {} and again["num_unchanged"] == 12
     ids = {path: id for path, (id, _) in by_path(find_index()).items()}
@@ -146,6 +147,30 @@ def test_equal_pictures_are_embedded_once(here, index):
     assert_is_right(here / "photos")
 
 
+def test_threads_side_by_side_embed_equal_pictures_once_and_mix_nothing_up(here, index):
+    import torch
+
+    for number in range(20):  # more than a batch apart, so that several threads have the same ones at once
+        shutil.copytree(here / "photos", here / "copies" / str(number))
+    torch.set_num_threads(4)
+    result = index("copies")
+    torch.set_num_threads(1)
+    assert counts(result)["embedded"] == 12 and result["num_indexed"] == 12 * 20
+    assert_is_right(here / "copies")
+
+
+def test_width_and_height_are_those_of_the_original_upright(here, index):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # lies on its side
+    Image.new("RGB", (300, 200), "red").save(here / "photos" / "turned.jpg", exif=exif)
+    Image.new("RGB", (2000, 10), "blue").save(here / "photos" / "wide.png")
+    index("photos")
+    found = find_index()
+    entries = [found.entry(id) for id, _ in by_path(found).values()]
+    sizes = {os.path.basename(entry.path): (entry.width, entry.height) for entry in entries}
+    assert (sizes["turned.jpg"], sizes["wide.png"], sizes["00.jpg"]) == ((200, 300), (2000, 10), (53, 40))
+
+
 def test_unreadable_pictures_are_named_and_not_tried_until_they_change(here, index):
     (here / "photos" / "text.jpg").write_text("not a picture")
     (here / "photos" / "empty\x1b[31m.png").touch()
@@ -161,9 +186,7 @@ def test_unreadable_pictures_are_named_and_not_tried_until_they_change(here, ind
 def test_a_name_in_no_encoding_is_a_name(here, index):
     odd = os.fsencode(here / "photos") + b"/caf\xe9.jpg"
     shutil.copy(os.fsencode(here / "photos" / "00.jpg"), odd)
-    index("photos")
-    assert os.fsdecode(odd) in by_path(find_index())
-    assert json.loads(json.dumps(index()))["num_indexed"] == 13
+    assert index("photos")["num_indexed"] == 13 and os.fsdecode(odd) in by_path(find_index())
 
 
 def test_links_and_hidden_files_are_treated_as_in_training(here, index):
@@ -208,6 +231,32 @@ def test_a_folder_that_is_away_keeps_its_pictures(here, index, call):
     assert counts(index()) == {}
     assert index("--forget", "disk")["num_removed"] == 3
     assert_is_right(here / "photos")
+
+
+def test_a_disk_within_a_folder_keeps_its_pictures_while_it_is_away(here, index, call):
+    disk, photos = here / "photos" / "disk", here / "photos"
+    picture_folder(disk, 3, first=50)
+    picture_folder(photos / "sub", 2, first=60)
+    index("photos")
+    (about,) = all_abouts()
+    with Writer(about.path, about.width) as writer:
+        writer.write_disks([str(disk)])  # as if one had been seen there
+    disk.rename(here / "unplugged")
+    shutil.rmtree(photos / "sub")
+    for prepare in (
+        lambda: None,
+        disk.mkdir,
+    ):  # where the system removes the place to mount at, and where it stays
+        prepare()
+        result = index()
+        assert (
+            result["num_indexed"] == 15
+            and result["unreachable"] == [str(disk)]
+            and "--forget" in result["said"]
+        )
+        found = Searcher(find_index(), None).ask(np.ones(about.width, np.float32) / about.width**0.5, top=99)
+        assert len(found.found) == 12 and found.num_gone == 0 and found.away == (str(disk),)
+    assert index("--forget", str(disk))["num_removed"] == 3 and index()["unreachable"] == []
 
 
 def test_a_model_that_was_trained_on_is_indexed_anew_and_the_old_index_serves_until_then(
@@ -299,37 +348,3 @@ def test_mistakes_are_answered_with_one_thing_to_do(here, call, arguments, said)
     done = call("index", *arguments)
     assert done.returncode == 1 and said in done.stderr and done.stderr.count("hint:") == 1
     assert done.stdout == ""
-
-
-def test_the_newest_run_is_taken_and_named(here, index):
-    assert "`a`, the newest run" in index("photos")["said"]
-
-
-def test_without_any_run_it_says_how_to_get_one(call, tmp_path):
-    done = call("index", ".")
-    assert done.returncode == 1 and "train" in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not PHOTOS.is_dir(), reason="the photos are not here")
-def test_of_two_thousand_photos_only_the_changes_are_embedded(here, index):
-    every = sorted(PHOTOS.iterdir())
-    photos = here / "flickr"
-    photos.mkdir()
-    for path in every[:2000]:
-        shutil.copy(path, photos)
-    assert index("flickr")["num_embedded"] == len({path.read_bytes() for path in every[:2000]})
-    for path in every[2000:2100]:
-        shutil.copy(path, photos)
-    for path in every[:10]:
-        (photos / path.name).unlink()
-        with Image.open(path) as picture:
-            picture.rotate(180).save(photos / path.name)
-    (photos / "moved").mkdir()
-    for path in every[10:20]:
-        (photos / path.name).rename(photos / "moved" / path.name)
-    for path in every[20:30]:
-        (photos / path.name).unlink()
-    assert counts(index("flickr")) == {
-        "embedded": 110, "new": 100, "changed": 10, "moved": 10, "removed": 10,
-    }  # fmt: skip

@@ -1,7 +1,6 @@
 """Killed at any moment, an index opens, can be searched, and the next update embeds only the rest."""
 
 import json
-import os
 import random
 import shutil
 import signal
@@ -12,19 +11,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import command, environment, wait_for
-from test_index import make_run
+from conftest import ROOT, environment, wait_for
+from PIL import Image
+from test_index import counts, make_run
 
 from lapclip.search.about import all_abouts
 from lapclip.search.store import Index
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
-COUNT = 1500
-# A command that commits several times a second, so that there is something to kill in the middle of.
-HURRIED = (
-    "import sys; from lapclip.search import writing; writing.SECONDS_BETWEEN_COMMITS = 0.02;"
-    "from lapclip.cli import run_command; sys.exit(run_command(sys.argv[1:]))"
-)
+pytestmark = pytest.mark.usefixtures("one_thread")
+PHOTOS = ROOT.parent / "shared" / "data" / "flickr8k" / "images"
+COUNT = 400
+# A command that commits after every few pictures to a slow disk, so that there is something to kill in the middle of.
+SLOW = """
+import os, sys, time
+from lapclip.cli import run_command
+from lapclip.search import update, writing
+writing.SECONDS_BETWEEN_COMMITS, update.BATCH, fsync = 0, 8, os.fsync
+os.fsync = lambda file: (fsync(file), time.sleep(0.04))
+sys.exit(run_command(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,20 +46,23 @@ def prepared(tmp_path_factory) -> Path:
     return folder
 
 
-def start(folder: Path, program: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(
-        [*program, "index", "photos", "--json"],
+def start(folder: Path) -> subprocess.Popen:
+    """The command, when it has begun to add to what the index has."""
+    known = num_indexed(folder)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, "index", "photos", "--json"],
         cwd=folder,
         env=environment(LAPCLIP_CACHE=str(folder / "cache")),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    wait_for(lambda: process.poll() is not None or num_indexed(folder) > known)
+    return process
 
 
 def num_indexed(folder: Path) -> int:
     """Pictures of the index, each with an embedding of unit length; 0 while there is no index."""
-    os.environ["LAPCLIP_CACHE"] = str(folder / "cache")
     for about in all_abouts():
         with Index(about) as index:
             vectors_NE = index.vectors[index.live_rows()]
@@ -63,24 +71,23 @@ def num_indexed(folder: Path) -> int:
     return 0
 
 
-def kill_and_go_on(folder: Path, num_kills: int) -> None:
-    """Kills the command some times, at random moments after it began to embed, and lets it finish."""
-    before = 0
-    for _ in range(num_kills):
-        process = start(folder, [sys.executable, "-c", HURRIED])
-        wait_for(
-            lambda known=before, process=process: process.poll() is not None or num_indexed(folder) > known
-        )
-        time.sleep(random.uniform(0, 0.3))
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        after = num_indexed(folder)
-        assert after >= before, "what was there is kept"
-        before = after
-    process = start(folder, [sys.executable, "-c", HURRIED])
-    result = json.loads(process.communicate()[0])
-    assert result["num_embedded"] == COUNT - before and result["num_indexed"] == COUNT
-    assert num_indexed(folder) == COUNT
+def kill(folder: Path) -> int:
+    """Kills the command at a random moment after it began to embed; how many pictures the index has then."""
+    before = num_indexed(folder)
+    process = start(folder)
+    time.sleep(random.uniform(0, 0.2))
+    process.kill()
+    process.communicate()
+    after = num_indexed(folder)
+    assert before <= after, "what was there is kept"
+    return after
+
+
+def go_on(call, *arguments: str) -> dict[str, int]:
+    """What the same command does now, in this process."""
+    done = call("index", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -89,26 +96,47 @@ def copied(prepared, tmp_path, monkeypatch) -> Path:
     return Path(shutil.copytree(prepared, tmp_path, dirs_exist_ok=True))
 
 
-def test_killed_midway_the_next_update_embeds_only_the_rest(copied):
-    kill_and_go_on(copied, 1)
+@pytest.mark.slow
+def test_stopped_and_then_killed_midway_the_next_update_embeds_only_the_rest(copied, call):
+    process = start(copied)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate()[1]
+    assert process.returncode == 130 and "the same command goes on from there" in said
+    stopped = num_indexed(copied)
+    killed = kill(copied)
+    assert 0 < stopped < killed < COUNT
+    result = go_on(call)
+    assert result["num_embedded"] == COUNT - killed and result["num_indexed"] == COUNT == num_indexed(copied)
 
 
 @pytest.mark.prove
-def test_killed_many_times_at_random_moments(copied):
-    for _ in range(8):
+def test_killed_many_times_at_random_moments(copied, call):
+    for _ in range(4):
         shutil.rmtree(copied / "cache", ignore_errors=True)
-        kill_and_go_on(copied, 4)
+        kept = [kill(copied) for _ in range(4)][-1]
+        assert go_on(call, "photos")["num_embedded"] == COUNT - kept and num_indexed(copied) == COUNT
 
 
-def test_asked_to_stop_it_saves_and_says_how_to_go_on(copied):
-    process = start(copied, [sys.executable, "-c", HURRIED])
-    wait_for(lambda: process.poll() is not None or num_indexed(copied) > 0)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate()[1]
-    if process.returncode == 0:
-        pytest.skip("it was done before it was asked")
-    assert process.returncode == 130 and "the same command goes on from there" in said
-    kept = num_indexed(copied)
-    assert 0 < kept < COUNT
-    second = start(copied, command())
-    assert json.loads(second.communicate()[0])["num_embedded"] == COUNT - kept
+@pytest.mark.slow
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="the photos are not here")
+def test_of_two_thousand_photos_only_the_changes_are_embedded(copied, call):
+    every = sorted(PHOTOS.iterdir())
+    photos = copied / "flickr"
+    photos.mkdir()
+    for path in every[:2000]:
+        shutil.copy(path, photos)
+    assert go_on(call, "flickr")["num_embedded"] == len({path.read_bytes() for path in every[:2000]})
+    for path in every[2000:2100]:
+        shutil.copy(path, photos)
+    for path in every[:10]:
+        (photos / path.name).unlink()
+        with Image.open(path) as picture:
+            picture.rotate(180).save(photos / path.name)
+    (photos / "moved").mkdir()
+    for path in every[10:20]:
+        (photos / path.name).rename(photos / "moved" / path.name)
+    for path in every[20:30]:
+        (photos / path.name).unlink()
+    assert counts(go_on(call, "flickr")) == {
+        "embedded": 110, "new": 100, "changed": 10, "moved": 10, "removed": 10,
+    }  # fmt: skip

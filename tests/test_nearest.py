@@ -177,19 +177,23 @@ def finished(work):
 
 
 @pytest.mark.parametrize("block", [7, 64, 1000])
-def test_groups_are_the_connected_pairs_whatever_the_blocks(block):
+def test_everything_in_a_group_is_like_its_first_whatever_the_blocks(block):
     vectors, rows = unit_rows(300), np.arange(0, 300, 2)
     steps, groups = finished(groups_of(vectors, rows, 0.75, block=block))
-    is_near = {(a, b) for a in rows.tolist() for b in rows.tolist() if vectors[a] @ vectors[b] >= 0.75}
-    group_of = {row: {row} for row in rows.tolist()}
-    for a, b in is_near:
-        if group_of[a] is not group_of[b]:
-            group_of[a] |= group_of[b]
-            for member in group_of[b]:
-                group_of[member] = group_of[a]
-    expected = {tuple(sorted(group)) for group in group_of.values() if len(group) > 1}
-    assert {tuple(group.tolist()) for group in groups} == expected and len(expected) > 3
+    expected: dict[int, list[int]] = {}
+    for row in rows.tolist():
+        first = next((one for one in expected if vectors[one] @ vectors[row] >= 0.75), row)
+        expected.setdefault(first, []).append(row)
+    several = [group for group in expected.values() if len(group) > 1]
+    assert [group.tolist() for group in groups] == several and len(several) > 3
     assert steps[-1][0] == steps[-1][1] == len(steps)
+
+
+def test_neighbours_on_a_circle_are_no_chain():
+    angle = np.arange(12) * np.pi / 6
+    vectors = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    _, groups = finished(groups_of(vectors, np.arange(12), float(np.cos(np.pi / 6))))
+    assert [group.tolist() for group in groups] == [[0, 1, 11], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
 def test_equal_rows_are_found_at_a_score_of_one_and_broken_ones_are_like_nothing():

@@ -414,6 +414,21 @@ def test_a_screen_reader_finds_its_way(visit):
     assert {"skip", "theme", "words", "sign", "remove", "file", "score", "folder", "open"} <= reached
 
 
+def test_a_server_that_cannot_be_reached_is_said_and_asked_again(visit):
+    seen = visit("?q=red")
+    before = wait_for_results(seen)
+    seen.context.set_offline(True)
+    seen.page.locator("#words").fill("old - red")
+    seen.wait("document.getElementById('connection').textContent.includes('does not answer')")
+    assert seen.page.evaluate(SHOWN) == before
+    seen.context.set_offline(False)
+    wait_for_others(seen, before)
+    seen.wait("document.getElementById('connection').textContent === ''")
+    assert seen.problems and all("ERR_" in problem for problem in seen.problems)
+    seen.problems.clear()
+
+
+@pytest.mark.prove
 def test_a_server_that_goes_is_said_and_what_it_has_afterwards_is_shown(browser, folder, tmp_path):  # noqa: F811
     """Begun without an index, ended, and started again after something was indexed: the page follows by itself."""
     shutil.copytree(folder / "mine", tmp_path / "mine")

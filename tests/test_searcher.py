@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from conftest import SMALL, as_flags, picture_folder
+from conftest import picture_folder
 from PIL import Image
+from test_index import make_run
 
 from lapclip.cli import run_command
 from lapclip.errors import UserError
@@ -26,8 +27,8 @@ class Made(NamedTuple):
     model: str
 
 
-def make_index(root: Path, *more: str) -> Made:
-    """A trained model and an index of 12 pictures in one folder and two others in another: a copy, and one saved anew."""
+def make_index(root: Path) -> Made:
+    """A model and an index of 12 pictures in one folder and two others in another: a copy, and one saved anew."""
     photos, cache = root / "photos", root / "cache"
     picture_folder(photos / "a", 12)
     (photos / "b").mkdir()
@@ -37,7 +38,7 @@ def make_index(root: Path, *more: str) -> Made:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setenv("LAPCLIP_CACHE", str(cache))
-        assert run_command(["train", *as_flags(SMALL), "--run", "small", "--json"]) == 0
+        make_run(root / "runs" / "small", 0)
         folders = [str(photos / "a"), str(photos / "b")]
         assert run_command(["index", *folders, "--model", "small", "--json"]) == 0
     return Made(root, photos, cache, str(root / "runs" / "small"))

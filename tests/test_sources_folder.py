@@ -520,7 +520,7 @@ def test_pictures_without_any_captions_are_an_error_that_says_what_to_do():
     with pytest.raises(UserError, match="`photos/` has pictures but no captions") as caught:
         opened()
     assert caught.value.hint == (
-        "put `IMG_0001.txt` next to `IMG_0001.jpg`, or pass a table: `lapclip train pairs.csv`"
+        "put `IMG_0001.txt` next to `IMG_0001.jpg`, or name a table with both, such as `pairs.csv`"
     )
 
 

@@ -2,18 +2,20 @@
 
 import os
 import sqlite3
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from lapclip.data.files import Folders
 from lapclip.errors import UserError
 from lapclip.search import writing
 from lapclip.search.about import About, all_abouts, indexes_folder
-from lapclip.search.scan import Stamp
+from lapclip.search.scan import Stamp, Unopened, pictures_under
 from lapclip.search.store import Index, all_indexes, find_index
-from lapclip.search.update import forget
+from lapclip.search.update import Summary, forget, keep_disks
 from lapclip.search.writing import Writer, owned
 
 WIDTH = 4
@@ -234,6 +236,30 @@ def test_a_forgotten_folder_takes_only_its_own_pictures():
     assert find_index().folders == ["/photos-2"] and all_abouts()[0].folders == ("/photos-2",)
 
 
+def test_a_folder_that_holds_something_is_no_disk_that_is_away(tmp_path):
+    disks = [str(tmp_path / name) for name in ("empty", "gone", "full")] + ["/elsewhere/disk"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "some.txt").touch()
+    about, summary = make_index(0), Summary(tmp_path)
+    with Writer(about.path, WIDTH) as writer:
+        for number, disk in enumerate(disks):
+            put_pictures(writer, range(number, number + 1), os.fsencode(disk))
+        writer.write_disks(disks)
+        assert keep_disks(writer, [str(tmp_path)], Unopened(), summary) == disks[:2]
+    assert [*summary.away] == disks[:2] and Index(about).disks == sorted([*disks[:2], disks[3]])
+
+
+@pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="no disk is known to be mounted within a folder")
+def test_where_a_disk_is_mounted_is_seen():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", suffix=".jpg") as file:
+        seen = Unopened()
+        found = [stamp.path for stamp in pictures_under("/dev", Folders("/dev"), seen)]
+        assert os.fsencode(file.name) in found and "/dev/shm" in seen.disks
+        inside = Unopened()
+        assert [*pictures_under("/dev/shm", Folders("/dev/shm"), inside)] and inside.disks == set()
+
+
 def test_an_index_in_a_folder_that_cannot_be_written_can_be_read():
     about = make_index(3)
     if os.access(about.path, os.W_OK) and os.geteuid() == 0:
@@ -243,8 +269,8 @@ def test_an_index_in_a_folder_that_cannot_be_written_can_be_read():
     about.path.chmod(0o755)
 
 
-def test_two_hundred_thousand_pictures_open_within_a_second():
-    count = 200_000
+def test_fifty_thousand_pictures_open_within_a_quarter_of_a_second():
+    count = 50_000
     path = indexes_folder() / ("0" * 16)
     path.mkdir(parents=True)
     with Writer(path, WIDTH) as writer:
@@ -259,5 +285,5 @@ def test_two_hundred_thousand_pictures_open_within_a_second():
     started = time.process_time()  # which others on the machine do not lengthen
     index = Index(about)
     assert len(index.live_rows()) == count
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 0.25
     assert len(index.live_rows("/photos/007")) == count // 100 and index.num_pictures == count

@@ -1,6 +1,16 @@
-"""`python -m lapclip` is `lapclip`."""
+"""`lapclip`, and `python -m lapclip`."""
 
-from lapclip.cli import main
+import sys
+
+
+def main() -> None:
+    """Imports and runs the command line; a Ctrl-C meanwhile is answered as later ones are."""
+    try:
+        from lapclip.cli import run_command
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(run_command(sys.argv[1:]))
+
 
 if __name__ == "__main__":
     main()

@@ -3,7 +3,7 @@
 stdout is data, stderr is for people. torch is imported by the commands that need it, never by `--help`.
 """
 
-import sys
+import re
 import traceback
 
 from cyclopts import App, CycloptsError
@@ -42,11 +42,6 @@ app.command(runs)
 app.command(watch)
 
 
-def main() -> None:
-    """Runs one command and exits with its code."""
-    sys.exit(run_command(sys.argv[1:]))
-
-
 def run_command(arguments: list[str]) -> int:
     wait_calmly()
     try:
@@ -56,7 +51,7 @@ def run_command(arguments: list[str]) -> int:
         return 1
     except CycloptsError as problem:
         command = "".join(f"{word} " for word in command_in(arguments))
-        complain(in_our_style(str(problem)), f"`lapclip {command}--help` lists what there is")
+        complain(in_our_style(problem), f"`lapclip {command}--help` lists what there is")
         return 2
     except Stopped as stop:
         complain(stop.message, stop.hint)
@@ -86,6 +81,11 @@ def command_in(arguments: list[str]) -> list[str]:
     return words
 
 
-def in_our_style(message: str) -> str:
+def in_our_style(problem: CycloptsError) -> str:
     """cyclopts' sentence with our quotes: `Unknown option: --minuts.` becomes unknown option: `--minuts`."""
+    message = str(problem).partition(" Available commands:")[0]
+    message = re.sub(
+        r"invalid literal for int\(\) .*: '(.*)'", r"a whole number is wanted, not `\1`", message
+    )
+    message = re.sub(r"unable to convert (.*) into (int|float)", r"a number is wanted, not \1", message)
     return (message[:1].lower() + message[1:]).replace('"', "`").rstrip(".")

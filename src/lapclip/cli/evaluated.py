@@ -104,9 +104,15 @@ def mistake_lines(mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
         first = mistake["found"][0]["picture"] if mistake["found"] else "another"
         lines += [
             f"{mistake['rank']:>8,}. {shortened(mistake['caption'], 65)}",
-            f"{'':10}{shortened(mistake['picture'], 27)}; first: {shortened(first, 27)}",
+            f"{'':10}{end_of(mistake['picture'])}; first: {end_of(first)}",
         ]
     return lines
+
+
+def end_of(name: str, most: int = 30) -> str:
+    """A name fit to be shown; of a long path its end, by which the picture is found."""
+    shown = shortened(name, 10_000)
+    return shown if len(shown) <= most else "..." + shown[3 - most :]
 
 
 def next_step(result: Mapping[str, Any], named: Sequence[str], written: Mapping[str, str]) -> str:
@@ -161,7 +167,7 @@ def draw_mistakes(path: Path, source: Source, mistakes: Sequence[Mapping[str, An
         with suppress(Unreadable):
             places = [mistake, *mistake["found"]][:NUM_FOUND]
             pictures = [(source.picture(place["index"], TILE), place is mistake) for place in places]
-            rows.append((f"{mistake['rank']:,}. place: {shortened(mistake['caption'])}", pictures))
+            rows.append((f"in place {mistake['rank']:,}: {shortened(mistake['caption'])}", pictures))
     if not rows:
         return False
     beside = path.with_name(f".writing-{path.name}")  # the ending says that it is a PNG

@@ -206,7 +206,7 @@ def drop(folder: str, model: str | None) -> dict[str, Any]:
     known = abouts_of(model)
     if not known:
         find_index(model)  # which says so
-    having = [about for about in known if path in about.folders]
+    having = [about for about in known if path in about.folders or path in disks_of(about)]
     if not having:
         names = ", ".join(f"`{name}`" for about in known[:1] for name in about.folders) or "none"
         raise UserError(
@@ -216,6 +216,14 @@ def drop(folder: str, model: str | None) -> dict[str, Any]:
     num_removed = max([forget(about, path) for about in having])
     say(f"dropped {plural(num_removed, 'picture')} of `{path}`")
     return {"num_removed": num_removed, "folder": path, "model": having[0].model}
+
+
+def disks_of(about: "About") -> list[str]:
+    """Where disks are mounted within the folders of an index."""
+    from lapclip.search.store import Index
+
+    with Index(about) as opened:
+        return opened.disks
 
 
 def show_all(json: bool) -> int:

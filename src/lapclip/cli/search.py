@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from lapclip.search.store import Index
 
 MOST = 10_000  # results
-NEARLY_EQUAL = (
-    0.998  # cosine: nearly all that are scaled or saved anew reach it, and few others (Flickr8k, `nano`)
-)
+# A cosine that nearly all that are scaled or saved anew reach, and few others (Flickr8k, `nano`).
+NEARLY_EQUAL = 0.998
 FLAGS = (
     "--like", "--unlike", "--folder", "--model", "--top", "--min-score", "--paths", "--null", "--json", "--sheet",
     "--thumbnails", "--no-thumbnails", "--duplicates", "--help",
@@ -49,7 +48,8 @@ def search(
     ] = None,
     top: Annotated[int, Parameter(help="how many pictures", converter=whole_number)] = 10,
     min_score: Annotated[
-        float | None, Parameter(help="only pictures with at least this score; with `--duplicates`, 0.998")
+        float | None,
+        Parameter(help=f"only pictures with at least this score; with `--duplicates`, {NEARLY_EQUAL}"),
     ] = None,
     paths: Annotated[bool, Parameter(help="print paths only, one a line", negative="")] = False,
     null: Annotated[
@@ -248,8 +248,9 @@ def as_record(question: str, seconds: float, answer: "Answer", index: "Index") -
 
 
 def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
-    """Paths as bytes, for other programs; an empty one between groups."""
+    """Paths as bytes, for other programs; a free line between groups, which NUL has none of: it would be a path."""
     end = b"\0" if null else b"\n"
+    between = b"" if null else end
     for path in (path for group in groups for path in group):
         if not null and "\n" in path:
             raise UserError(
@@ -257,7 +258,7 @@ def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
             )
     sys.stdout.flush()
     out = sys.stdout.buffer
-    out.write(end.join(b"".join(os.fsencode(path) + end for path in group) for group in groups))
+    out.write(between.join(b"".join(os.fsencode(path) + end for path in group) for group in groups))
     out.flush()
 
 

@@ -55,9 +55,7 @@ def serve(
     require_web()
     if rate is not None and not 0 < rate < 1e6:
         raise UserError(f"`--rate {rate:g}` is no number of requests a second", hint="choose one above 0")
-    from lapclip.serve.addresses import is_local
-
-    is_here = is_local(host)
+    is_here = is_for_this_machine(host, allow_host)
     token = checked_token(token or os.environ.get("LAPCLIP_TOKEN") or None)
     is_own_token = token is None and not is_here
     if is_own_token:
@@ -74,6 +72,13 @@ def serve(
         open_browser=open,
         is_batching=batching,
     )
+
+
+def is_for_this_machine(host: str, allowed: tuple[str, ...]) -> bool:
+    """Whether nobody else can ask; by another name somebody does, through a proxy."""
+    from lapclip.serve.addresses import is_local
+
+    return is_local(host) and not allowed
 
 
 def checked_token(token: str | None) -> str | None:
@@ -121,7 +126,10 @@ def serve_model(
         set_up_process(max(1, default_threads() - 1), keep_memory=False)
         service = Service(embedder, index, is_batching=is_batching)
         address = address_of(listening, names[0] if names else host)
-        app = build_server(service, address=address, hosts=hosts, port=number, token=token, limits=limits)
+        closing = asyncio.Event()
+        app = build_server(
+            service, address=address, hosts=hosts, port=number, token=token, limits=limits, closing=closing
+        )
         entrance = f"{address}?token={quote(shown_token)}" if shown_token else address
         say(f"serving at {entrance} (Ctrl-C ends it)")
         say(f"model `{embedder.name}`, {pictures_in(index)}")
@@ -132,9 +140,7 @@ def serve_model(
             webbrowser.open(f"{address}?token={quote(token)}" if token else address)
         try:
             with suppress(KeyboardInterrupt):  # the way to end it, not a failure
-                serve_app(
-                    app, listening, asyncio.Event(), protocol=connection_for(limits), most_connections=None
-                )
+                serve_app(app, listening, closing, protocol=connection_for(limits), most_connections=None)
         finally:
             has_ended = service.close(SECONDS_TO_END)
     say("")
@@ -147,16 +153,13 @@ def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
     """The model and its index; without an index the model alone, by name or the newest run's."""
     from lapclip.embedder import load
     from lapclip.runs import newest_run
-    from lapclip.search.store import find_index
+    from lapclip.search.store import abouts_of, find_index
 
-    try:
-        index = find_index(model)
-    except UserError as problem:
-        newest = newest_run() if model is None else None
-        chosen = model or (newest.path if newest else None)
-        if chosen is None:
-            raise problem from None
+    newest = newest_run() if model is None else None
+    chosen = model or (newest.path if newest else None)
+    if chosen is not None and not abouts_of(model):
         return load(chosen), None
+    index = find_index(model)
     return load(index.model_folder), index
 
 

@@ -61,8 +61,9 @@ def fitted(picture: Image.Image) -> Image.Image:
 
 def text_of(captions: list[str], name: str, font: Font) -> tuple[str, str]:
     """A name in one line, and captions in a few; what does not fit ends in dots, and what the font lacks is a box."""
+    dash = "- " if len(captions) > 1 else ""
     said = [
-        lines_of(f"- {shortened(caption, MOST_CHARACTERS)}", font, MOST_LINES)
+        lines_of(dash + shortened(caption, MOST_CHARACTERS), font, MOST_LINES)
         for caption in captions[:NUM_CAPTIONS]
     ]
     if len(captions) > NUM_CAPTIONS:

@@ -1,6 +1,7 @@
 """What pictures are on the disk: paths and stamps, and which folders could not be looked into.
 
-A folder that cannot be reached, as that of an unplugged disk, says nothing about its pictures: they are not gone.
+A folder that cannot be reached, as that of an unplugged disk, says nothing about its pictures: they are not gone. The
+same holds for a disk within a folder: where one was seen is remembered.
 """
 
 import os
@@ -26,9 +27,10 @@ class Stamp:
 
 @dataclass
 class Unopened(Problems):
-    """The folders that could not be looked into, in full: what was known of them stays."""
+    """The folders that could not be looked into, in full: what was known of them stays. And the disks seen."""
 
     folders: list[str] = field(default_factory=list)
+    disks: set[str] = field(default_factory=set)  # where they are mounted, within what was looked through
 
     def add(self, what: str, name: str) -> None:
         super().add(what, name)
@@ -41,6 +43,7 @@ def pictures_under(root: str, folders: Folders, unopened: Unopened) -> Iterator[
     A link to a picture is that picture, which then may come twice.
     """
     own = os.path.realpath(cache_folder()) + os.sep
+    device = device_of(root)
     for entry in walk(root, unopened):
         if not is_picture_name(entry.name) or entry.path.startswith(own):
             continue
@@ -54,7 +57,30 @@ def pictures_under(root: str, folders: Folders, unopened: Unopened) -> Iterator[
         except OSError:  # it has just been removed
             continue
         if stat.S_ISREG(found.st_mode):
+            if found.st_dev != device and path == entry.path and not is_under(path, unopened.disks):
+                unopened.disks |= disks_above(path, root)
             yield Stamp(os.fsencode(path), found.st_size, found.st_mtime_ns)
+
+
+def device_of(folder: str) -> int | None:
+    try:
+        return os.stat(folder).st_dev
+    except OSError:
+        return None
+
+
+def disks_above(path: str, root: str) -> set[str]:
+    """The nearest folder of a path in which a disk is mounted, unless that is not within the root."""
+    folder = os.path.dirname(path)
+    while is_under(folder, [root]):
+        if os.path.ismount(folder):
+            return {folder}
+        folder = os.path.dirname(folder)
+    return set()
+
+
+def is_under(path: str, folders: Iterable[str]) -> bool:
+    return any(path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
 
 
 def real_folders(folders: Iterable[str], known: Sequence[str] = ()) -> list[str]:

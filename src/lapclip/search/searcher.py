@@ -15,7 +15,7 @@ from lapclip.search import approximate
 from lapclip.search.alike import groups_of
 from lapclip.search.nearest import Hits, exactly, nearest
 from lapclip.search.query import Term
-from lapclip.search.scan import why_away
+from lapclip.search.scan import is_under, why_away
 from lapclip.search.store import Entry, Index
 
 if TYPE_CHECKING:
@@ -49,20 +49,12 @@ class Searcher:
 
     def __init__(self, index: Index, embedder: "Embedder", *, most_exact: int = MOST_EXACT):
         self.index, self.embedder, self.most_exact = index, embedder, most_exact
-        self.rows_of = lru_cache(NUM_FOLDERS_KEPT)(self.read_rows)
-        self.rows_N = self.rows_of(None)
+        self.rows_of = lru_cache(NUM_FOLDERS_KEPT)(index.live_rows)
+        self.rows_N = self.rows_of()
         self.wants_graph = len(self.rows_N) > most_exact
         self.graph: approximate.Graph | None = None
         if self.wants_graph and approximate.is_installed():
             self.graph = approximate.open_graph(index.path, index.vectors)
-
-    def read_rows(self, folders: tuple[str, ...] | None) -> np.ndarray:
-        """The rows with a file under any of some folders, or of all."""
-        if folders is None:
-            return self.index.live_rows()
-        return np.unique(
-            np.concatenate([np.empty(0, np.int64), *(self.index.live_rows(folder) for folder in folders)])
-        )
 
     @property
     def needs_graph(self) -> bool:
@@ -132,7 +124,7 @@ class Searcher:
         without: Sequence[int] = (),
     ) -> Answer:
         """The nearest pictures that are still there, and what is missing; never those of the ids `without`."""
-        away = tuple(path for path in self.index.folders if why_away(path, 1))
+        away = tuple(path for path in [*self.index.folders, *self.index.disks] if why_away(path, 1))
         rows_N = self.rows_that_count(folder, away)
         left_out = [entry.row for entry in map(self.index.entry, without) if entry is not None]
         if left_out:
@@ -153,15 +145,13 @@ class Searcher:
     def rows_that_count(self, folder: str | None, away: tuple[str, ...]) -> np.ndarray:
         """The rows of a folder, or of all that can be looked into now."""
         if folder is not None:
-            rows_N = self.rows_of((os.path.realpath(os.path.expanduser(folder)),))
+            rows_N = self.rows_of(os.path.realpath(os.path.expanduser(folder)))
             if not len(rows_N):
                 raise UserError(
                     f"no picture under `{folder}` is indexed", hint=f"index it: `lapclip index {folder}`"
                 )
             return rows_N
-        if away:
-            return self.rows_of(tuple(path for path in self.index.folders if path not in away))
-        return self.rows_N
+        return self.rows_of(None, away) if away else self.rows_N
 
     def nearest(self, vector_E: np.ndarray, rows_N: np.ndarray, top: int) -> Hits:
         if self.graph is not None and len(rows_N) > self.most_exact:
@@ -200,9 +190,9 @@ class Searcher:
 def duplicates(
     index: Index, min_score: float, folder: str | None = None
 ) -> Generator[tuple[int, int], None, list[list[Found]]]:
-    """Groups of pictures that are equal or nearly, by path, with their cosines to the first; needs no model.
+    """Groups of pictures that are equal or nearly: the one indexed first, then those like it, by path; needs no model.
 
-    Yields how far it is. The work grows with the square of the number of pictures.
+    Each has its cosine with the first. Yields how far it is. The work grows with the square of the number of pictures.
     """
     rows_N = index.live_rows(folder)
     groups = yield from groups_of(index.vectors, rows_N, min_score)
@@ -212,17 +202,14 @@ def duplicates(
     found = []
     for group in groups:
         entries = [entry for row in group for entry in index.entries_at(int(row), folder)]
-        there = sorted((e for e in entries if os.path.isfile(e.path)), key=lambda entry: entry.path)
+        there = [entry for entry in entries if os.path.isfile(entry.path)]
+        there[1:] = sorted(there[1:], key=lambda entry: entry.path)
         if len(there) > 1:
             first_E = np.asarray(index.vectors[there[0].row])
             hits = exactly(index.vectors, first_E, np.unique([e.row for e in there]), len(there))
             scores = dict(zip(hits.rows.tolist(), hits.scores.tolist(), strict=True))
             found.append([Found(entry, scores.get(entry.row, 0.0)) for entry in there])
     return sorted(found, key=lambda group: group[0].entry.path)
-
-
-def is_under(path: str, folders: Sequence[str]) -> bool:
-    return any(path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
 
 
 def picture_pixels(data: bytes, image_size: int) -> np.ndarray:

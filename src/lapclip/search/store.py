@@ -8,11 +8,13 @@
 Nothing here needs torch.
 """
 
+import json
 import os
 import re
 import sqlite3
 import threading
 import urllib.parse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +92,12 @@ class Index:
         return [os.fsdecode(path) for (path,) in self.rows("SELECT path FROM folder ORDER BY path")]
 
     @cached_property
+    def disks(self) -> list[str]:
+        """Where disks within the folders are mounted."""
+        with speaking(self.path):
+            return disks_in(self.facts)
+
+    @cached_property
     def num_pictures(self) -> int:
         """Files with an embedding; equal ones count each."""
         return int(self.rows("SELECT count(row) FROM file")[0][0])
@@ -98,13 +106,16 @@ class Index:
     def num_unreadable(self) -> int:
         return int(self.rows("SELECT count(*) FROM file WHERE row IS NULL")[0][0])
 
-    def live_rows(self, folder: str | None = None) -> np.ndarray:
-        """The rows that some file has, or some file under a folder; ascending, each once."""
+    def live_rows(self, folder: str | None = None, without: Sequence[str] = ()) -> np.ndarray:
+        """The rows that some file has, under a folder if need be and not under some others; ascending, each once."""
         # As one text: a tuple a row would take most of the time, where there are a million.
         query = "SELECT group_concat(CAST(row AS INTEGER)) FROM file WHERE row IS NOT NULL"
-        bounds = under(folder) if folder is not None else ()
+        bounds = [*under(folder)] if folder is not None else []
         if bounds:
             query = f"{query} AND path >= ? AND path < ?"
+        for other in without:
+            query = f"{query} AND NOT (path >= ? AND path < ?)"
+            bounds += under(other)
         text = self.rows(query, *bounds)[0][0]
         rows = np.unique(np.fromstring(text or "", dtype=np.int64, sep=","))
         if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self.vectors):
@@ -190,6 +201,11 @@ def read_facts(db: sqlite3.Connection) -> dict[str, Any]:
     if not re.fullmatch(rf"{VECTORS}(-\d+)?", name) or not 0 < int(facts.get("width", 0)) < 2**20:
         raise ValueError("it does not say where its embeddings are")
     return facts
+
+
+def disks_in(facts: dict[str, Any]) -> list[str]:
+    """What a database says of the disks within its folders; as JSON, in which any name can be written."""
+    return [str(path) for path in json.loads(facts.get("disks", "[]"))]
 
 
 def count_rows(db: sqlite3.Connection) -> int:

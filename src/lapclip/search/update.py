@@ -22,7 +22,7 @@ from lapclip.data.files import MOST_BYTES, Folders, open_regular
 from lapclip.data.given import decode_as_trained
 from lapclip.errors import UserError
 from lapclip.search.about import MODEL, About, all_abouts, indexes_folder, read_about, remove_files, speaking
-from lapclip.search.scan import Stamp, Unopened, outermost, pictures_under, real_folders, why_away
+from lapclip.search.scan import Stamp, Unopened, is_under, outermost, pictures_under, real_folders, why_away
 from lapclip.search.writing import Writer, clear, owned
 
 if TYPE_CHECKING:
@@ -164,7 +164,8 @@ def bring_up_to_date(
             num_found += len(some)
             yield Progress(num_found, 0)
     summary.unopened = unopened.folders
-    total, summary.num_unchanged = writer.sort_out(reached, unopened.folders)
+    disks_away = keep_disks(writer, reached, unopened, summary)
+    total, summary.num_unchanged = writer.sort_out(reached, [*unopened.folders, *disks_away])
     writer.commit()
     check_disk(writer, total)
     yield Progress(0, total)
@@ -175,6 +176,16 @@ def bring_up_to_date(
             done += len(reads)
             writer.commit_when_due()
             yield Progress(done, total, summary.num_embedded, summary.num_unreadable)
+
+
+def keep_disks(writer: Writer, scopes: Sequence[str], seen: Unopened, summary: Summary) -> list[str]:
+    """Remembers where disks are within the folders looked through; those whose pictures are away, not gone."""
+    known = writer.disks()
+    within = [disk for disk in known if is_under(disk, scopes) and disk not in seen.disks]
+    away = {disk: why for disk in within if (why := why_away(disk, writer.count_under(disk)))}
+    summary.away |= away
+    writer.write_disks({*known, *seen.disks}.difference(within) | away.keys())
+    return [*away]
 
 
 def batches(writer: Writer, embedder: "Embedder", threads: int) -> Generator[list[Read], None, None]:

@@ -3,6 +3,7 @@
 Embeddings are synced before the database says that they are there. Those who read go on with the state they have seen.
 """
 
+import json
 import os
 import shutil
 import sqlite3
@@ -17,8 +18,8 @@ import numpy as np
 from lapclip import lock
 from lapclip.errors import UserError
 from lapclip.search.about import ABOUT, FILES, LOCK, MODEL, VECTORS, VERSION, damaged, speaking
-from lapclip.search.scan import Stamp
-from lapclip.search.store import SCHEMA, count_rows, read_facts, under
+from lapclip.search.scan import Stamp, is_under
+from lapclip.search.store import SCHEMA, count_rows, disks_in, read_facts, under
 
 SECONDS_BETWEEN_COMMITS = 5.0
 FEW_DEAD = 1000  # rows that no file has; so many, and a third of all, are worth a new file of vectors
@@ -126,6 +127,14 @@ class Writer:
         for folder in folders:
             self.write("INSERT INTO folder VALUES (?)", os.fsencode(folder))
 
+    def disks(self) -> list[str]:
+        """Where disks within the folders were mounted when they were last seen."""
+        with self.lock, speaking(self.path):
+            return disks_in(read_facts(self.db))
+
+    def write_disks(self, disks: Iterable[str]) -> None:
+        self.write("INSERT OR REPLACE INTO about VALUES ('disks', ?)", json.dumps(sorted(disks)))
+
     def count_pictures(self) -> int:
         return int(self.ask("SELECT count(row) FROM file")[0][0])
 
@@ -232,6 +241,7 @@ class Writer:
         num_pictures = int(self.ask(f"SELECT count(row) {inside}", *under(folder))[0][0])
         self.write(f"DELETE {inside}", *under(folder))
         self.write("DELETE FROM folder WHERE path = ?", os.fsencode(folder))
+        self.write_disks(disk for disk in self.disks() if disk != folder and not is_under(disk, [folder]))
         return num_pictures
 
     def compact_when_due(self) -> bool:

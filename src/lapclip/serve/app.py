@@ -1,8 +1,10 @@
 """The HTTP interface: a request in, checked against the table of operations, an answer or a refusal out."""
 
+import asyncio
 import json
 import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lapclip import __version__
@@ -13,7 +15,7 @@ from lapclip.serve.limits import Gone, Held, Limits, Rates, Upload, send_and_clo
 from lapclip.serve.openapi import build_openapi
 from lapclip.serve.operations import LONGEST_TEXT, MOST_TEXTS, Operation, find_operations
 from lapclip.serve.parameters import read_query
-from lapclip.serve.refusals import Answer, Refused, json_answer
+from lapclip.serve.refusals import Answer, Refused, come_back, json_answer
 from lapclip.serve.service import Service
 from lapclip.web import HEADERS, Guard, send_static
 
@@ -27,14 +29,22 @@ PAGE_HEADERS = {
         "img-src 'self'", "img-src 'self' blob:"
     ),
 }
+SECONDS_TO_ANSWER = 0.3  # after Ctrl-C
 SECONDS_FRESH = 300  # of a thumbnail in the browser's cache
 
 
 def build_server(
-    service: Service, *, address: str, hosts: frozenset[str], port: int, token: str | None, limits: Limits
+    service: Service,
+    *,
+    address: str,
+    hosts: frozenset[str],
+    port: int,
+    token: str | None,
+    limits: Limits,
+    closing: asyncio.Event,
 ) -> "ASGIApp":
-    """The whole application: who may ask at all, who comes in, what is answered."""
-    api = Api(service, limits, needs_token=token is not None)
+    """The whole application: who may ask at all, who comes in, what is answered, until it is closing."""
+    api = Api(service, limits, closing, needs_token=token is not None)
     door = Door(api, token=token, rates=Rates(limits.rate), port=port)
     return Guard(door, address=address, hosts=hosts, methods=None, headers=PAGE_HEADERS)
 
@@ -42,31 +52,55 @@ def build_server(
 class Api:
     """Answers one request after the other; whatever is wrong with one is said in words."""
 
-    def __init__(self, service: Service, limits: Limits, *, needs_token: bool):
+    ending: asyncio.Task[None] | None
+
+    def __init__(self, service: Service, limits: Limits, closing: asyncio.Event, *, needs_token: bool):
         self.service, self.limits = service, limits
         self.held = Held(limits)
         self.document = json_answer(build_openapi(__version__, needs_token))
-        self.has_begun = False
+        self.closing, self.ending = closing, None
+        self.working: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        if not self.has_begun:
-            self.has_begun = True
+        if self.ending is None:
             self.service.embedding.start()
+            self.ending = asyncio.create_task(self.end())
+        task = asyncio.current_task()
+        assert task is not None  # a server's request always is one
+        self.working.add(task)
+        try:
+            await self.respond(scope, receive, send)
+        finally:
+            self.working.discard(task)
+
+    async def end(self) -> None:
+        """Gives what is asked a moment to be answered when the server ends; the rest is told so."""
+        await self.closing.wait()
+        await asyncio.sleep(SECONDS_TO_ANSWER)
+        for task in self.working:
+            task.cancel()
+
+    async def respond(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         upload = Upload(scope, receive, self.held)
         try:
             answer = await self.answer(scope, upload)
         except Gone:
             return
         except Refused as refused:
-            if not upload.is_complete:
-                await send_and_close(refused, upload, send)
-                return
             answer = refused.answer()
         except UserError as problem:
             answer = Refused(404, problem.message, problem.hint).answer()
+        except asyncio.CancelledError:
+            answer = Refused(503, "the server is ending", "start it again", come_back(1)).answer()
+        except Exception:
+            await broken()(scope, receive, send)
+            raise  # to where it is noted
         finally:
             upload.release()
-        await answer(scope, receive, send)
+        if isinstance(answer, Answer) and not upload.is_complete:
+            await send_and_close(answer, upload, send)
+        else:
+            await answer(scope, receive, send)
 
     async def answer(self, scope: "Scope", upload: Upload) -> "ASGIApp":
         """Finds what is asked, reads it, and has it answered."""
@@ -111,41 +145,42 @@ class Api:
         return data
 
     async def health(self, asked: dict[str, Any]) -> Answer:
-        try:
-            index = (await self.service.current()).index
-        except Refused:
-            index = None
+        num_pictures, folders = 0, []
+        with suppress(Refused, UserError):
+            async with self.service.current() as searcher:
+                num_pictures, folders = searcher.index.num_pictures, searcher.index.folders
         return json_answer(
             {
                 "status": "ok",
                 "model": self.service.embedder.name,
                 "width": self.service.embedder.width,
-                "num_pictures": index.num_pictures if index else 0,
-                "folders": index.folders if index else [],
+                "num_pictures": num_pictures,
+                "folders": folders,
                 "version": __version__,
             }
         )
 
     async def search(self, asked: dict[str, Any]) -> Answer:
         started = time.perf_counter()
-        searcher = await self.service.current()
-        folder = inside(asked["folder"], searcher.index.folders)
-        likes = [(1, id) for id in asked["like"]] + [(-1, id) for id in asked["unlike"]]
-        vector_E = await self.service.vector(searcher, asked["q"] or "", likes, asked.get("body", b""))
-        found = await self.service.search(
-            searcher,
-            vector_E,
-            top=asked["top"],
-            min_score=asked["min_score"],
-            folder=folder,
-            without=[id for _, id in likes],
-        )
+        async with self.service.current() as searcher:
+            folder = inside(asked["folder"], searcher.index.folders)
+            likes = [(1, id) for id in asked["like"]] + [(-1, id) for id in asked["unlike"]]
+            vector_E = await self.service.vector(searcher, asked["q"] or "", likes, asked.get("body", b""))
+            found = await self.service.search(
+                searcher,
+                vector_E,
+                top=asked["top"],
+                min_score=asked["min_score"],
+                folder=folder,
+                without=[id for _, id in likes],
+            )
+            num_pictures = searcher.index.num_pictures
         return json_answer(
             {
                 "query": asked["q"] or "",
                 "milliseconds": round((time.perf_counter() - started) * 1000, 2),
                 "results": [result_of(one) for one in found],
-                "num_pictures": searcher.index.num_pictures,
+                "num_pictures": num_pictures,
             }
         )
 
@@ -185,6 +220,10 @@ class Api:
 
     async def static(self, asked: dict[str, Any]) -> "ASGIApp":
         return send_static(asked["name"])
+
+
+def broken() -> Answer:
+    return Refused(500, "something is wrong with the server", "see what `lapclip serve` printed").answer()
 
 
 def refuse_method(method: str, operations: dict[str, Operation]) -> Answer:

@@ -50,7 +50,7 @@ class Batcher:
     def remember(self, items: Sequence[Any], rows: np.ndarray) -> None:
         for item, row in zip(items, rows, strict=True):
             if self.num_known and isinstance(item, str) and len(item) <= LONGEST_KNOWN:
-                self.known[item] = row
+                self.known[item] = row.copy()  # or it would keep its whole batch
                 self.known.move_to_end(item)
         while len(self.known) > self.num_known:
             self.known.popitem(last=False)

@@ -10,9 +10,34 @@ import sys
 from typing import Any
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lapclip.serve.limits import Limits
+
+LONGEST_HEAD = 64 << 10  # bytes
+FREE_PARTS = 4096  # of a body, however small; each takes as long to read as some kilobytes in one piece
+SMALLEST_PART = 256  # bytes that the others have on average
+
+
+class Reader(h11.Connection):
+    """Reads HTTP, and refuses what only serves to deceive or to keep the server busy."""
+
+    num_parts = num_bytes = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.num_parts = self.num_bytes = 0
+            if {b"content-length", b"transfer-encoding"} <= {name for name, _ in event.headers}:
+                # Whoever stands between may count otherwise, and take the rest for another request.
+                raise h11.RemoteProtocolError("two ways to tell where the body ends")
+        elif isinstance(event, h11.Data):
+            self.num_parts += 1
+            self.num_bytes += len(event.data)
+            if self.num_parts > FREE_PARTS + self.num_bytes // SMALLEST_PART:
+                raise h11.RemoteProtocolError("a body in too many small parts")
+        return event
 
 
 class Connection(H11Protocol):
@@ -22,6 +47,10 @@ class Connection(H11Protocol):
     head_timer: asyncio.TimerHandle | None = None
     answer_timer: asyncio.TimerHandle | None = None
     is_refused = False
+
+    def __init__(self, config: uvicorn.Config, *more: Any, **named: Any):
+        super().__init__(config, *more, **named)
+        self.conn = Reader(h11.SERVER, LONGEST_HEAD)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -84,12 +113,13 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP, or has a head of more than 64 KB, is refused in words."""
         problem = sys.exc_info()[1]
-        status = getattr(problem, "error_status_hint", 400)
+        status = 431 if getattr(problem, "error_status_hint", 400) == 431 else 400
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # in the middle of an answer
             self.transport.abort()
             return
         told = {
-            "error": f"this is not understood: {problem}".lower(),
+            # Without the bytes that h11 quotes after it.
+            "error": f"this is not understood: {str(problem).partition(': bytearray')[0]}".lower(),
             "hint": "ask in HTTP/1.1, with a shorter head",
         }
         body = json.dumps(told).encode()
@@ -97,8 +127,8 @@ class Connection(H11Protocol):
         reply = h11.Response(
             status_code=status, headers=[*headers, ("connection", "close")], reason=b"Refused"
         )
-        for event in (reply, h11.Data(data=body), h11.EndOfMessage()):
-            self.transport.write(self.conn.send(event) or b"")
+        parts = [self.conn.send(event) or b"" for event in (reply, h11.Data(data=body), h11.EndOfMessage())]
+        self.transport.write(b"".join(parts))
         # Closed at once, it would be reset while the client still sends, who would never read why.
         self.is_refused = True
         if self.cycle is not None:  # somebody waits for the rest of a body

@@ -12,7 +12,6 @@ from lapclip.serve.refusals import Answer, Refused
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-SHORTEST_TOKEN = 16
 SECONDS_IN_A_MONTH = 30 * 86400
 
 
@@ -36,23 +35,26 @@ class Door:
         self.rates.count(scope["client"][0] if scope.get("client") else "")
         if self.token is None:
             return None
+        given = token_of(scope["query_string"]) if scope["path"] == "/" else b""
+        if self.is_token(given):
+            return self.let_in(given.decode("ascii"), is_encrypted=scope.get("scheme") == "https")
         headers = dict(scope["headers"])
         kind, _, given = headers.get(b"authorization", b"").partition(b" ")
         if kind.lower() == b"bearer" and self.is_token(given.strip()):
             return None
         if self.is_token(cookie_of(headers.get(b"cookie", b""), self.cookie)):
             return None
-        given = token_of(scope["query_string"]) if scope["path"] == "/" else b""
-        if not self.is_token(given):
-            raise Refused(
-                401,
-                "a token is needed",
-                "open the address that `lapclip serve` printed",
-                (b"www-authenticate", b"Bearer"),
-            )
-        # A new address, so that the token is left behind in no history of what was asked.
-        cookie = f"{self.cookie}={given.decode('ascii')}; HttpOnly; SameSite=Strict; Path=/"
-        cookie += f"; Max-Age={SECONDS_IN_A_MONTH}"
+        raise Refused(
+            401,
+            "a token is needed",
+            "open the address that `lapclip serve` printed",
+            (b"www-authenticate", b"Bearer"),
+        )
+
+    def let_in(self, token: str, is_encrypted: bool) -> Answer:
+        """A new address, so that the token is left behind in no history of what was asked."""
+        cookie = f"{self.cookie}={token}; HttpOnly; SameSite=Strict; Path=/; Max-Age={SECONDS_IN_A_MONTH}"
+        cookie += "; Secure" if is_encrypted else ""  # as a proxy with TLS says
         return Answer(b"", b"text/plain", 303, ((b"location", b"/"), (b"set-cookie", cookie.encode("ascii"))))
 
     def is_token(self, given: bytes) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lapclip.serve.refusals import Refused, come_back
+from lapclip.serve.refusals import Answer, Refused, come_back
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
@@ -30,7 +30,6 @@ class Limits:
     body_seconds: float = 60.0
     unread_seconds: float = 30.0  # an answer that the client does not take
     linger_seconds: float = 2.0  # reading on after a refusal, so that the client can read it
-    idle_seconds: int = 5
     connections: int = 1000
     requests: int = 256  # being worked on
     rate: float | None = None  # requests a second of one client
@@ -116,7 +115,7 @@ class Upload:
                     message = await self.receive()
                     ended = message["type"] == "http.disconnect"
                     self.is_complete = ended or not message.get("more_body", False)
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError):  # or the server ends
             return
 
 
@@ -160,15 +159,16 @@ def network_of(client: str) -> str:
         address = ipaddress.ip_address(client)
     except ValueError:
         return client
-    return str(address) if address.version == 4 else str(int(address) >> 64)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(int(address) >> 64)
+    return str(address)
 
 
-async def send_and_close(answer: Refused, upload: Upload, send: "Send") -> None:
+async def send_and_close(answer: Answer, upload: Upload, send: "Send") -> None:
     """Sends a refusal while the client still sends, then ends the connection."""
-    told = answer.answer()
-    start = told.start()
+    start = answer.start()
     start["headers"].append((b"connection", b"close"))
     await send(start)
-    await send({"type": "http.response.body", "body": told.body, "more_body": True})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": True})
     await upload.discard()
     await send({"type": "http.response.body", "body": b""})

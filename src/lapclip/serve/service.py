@@ -3,8 +3,10 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,16 +15,19 @@ from lapclip.data.decode import Unreadable
 from lapclip.data.given import decode_as_trained
 from lapclip.embedder import TEMPLATES, Embedder
 from lapclip.errors import UserError
+from lapclip.search.about import all_abouts
 from lapclip.search.query import parse_words
 from lapclip.search.searcher import Found, Searcher
-from lapclip.search.store import Entry, Index, all_indexes
+from lapclip.search.store import Entry, Index
 from lapclip.serve.batching import NUM_KNOWN, Batcher, Embedding
+from lapclip.serve.operations import MOST_TEXTS
 from lapclip.serve.pictures import Missing, Thumbnails, picture_of
 from lapclip.serve.refusals import Refused, come_back
 
 SECONDS_BETWEEN_LOOKS = 1.0
 NUM_DECODERS = 2  # each may hold as much memory as `decode` allows one picture
 NUM_SEARCHERS = 2
+MOST_LETTERS = 2_000_000  # of the sentences that one request means: a template may name its label often
 T = TypeVar("T")
 Signed = Sequence[tuple[int, int]]  # the sign and the id of pictures of the index
 
@@ -37,6 +42,7 @@ class Service:
         self.searcher = Searcher(index, embedder) if index is not None else None
         self.looked = time.monotonic()
         self.looking = asyncio.Lock()
+        self.num_users: Counter[Searcher] = Counter()
         self.decoders = ThreadPoolExecutor(NUM_DECODERS, "decoding")
         self.searchers = ThreadPoolExecutor(NUM_SEARCHERS, "searching")
         self.thumbnails = Thumbnails()
@@ -47,25 +53,37 @@ class Service:
     async def in_thread(self, pool: ThreadPoolExecutor, function: Callable[..., T], *values: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *values)
 
-    async def current(self) -> Searcher:
-        """The index as it is now; Refused when there is none."""
+    @asynccontextmanager
+    async def current(self) -> AsyncIterator[Searcher]:
+        """The index as it is now, which stays open until it was used; Refused when there is none."""
         async with self.looking:
             if self.searcher is None or time.monotonic() - self.looked > SECONDS_BETWEEN_LOOKS:
-                self.searcher = await self.in_thread(self.searchers, self.look_again)
+                before, self.searcher = self.searcher, await self.in_thread(self.searchers, self.look_again)
                 self.looked = time.monotonic()
-        if self.searcher is None:
+                if before is not None and before is not self.searcher and not self.num_users[before]:
+                    before.index.close()
+        searcher = self.searcher
+        if searcher is None:
             raise Refused(
                 404, "nothing is indexed with this model yet", "index a folder: `lapclip index ~/Pictures`"
             )
-        return self.searcher
+        self.num_users[searcher] += 1
+        try:
+            yield searcher
+        finally:
+            self.num_users[searcher] -= 1
+            if not self.num_users[searcher]:
+                del self.num_users[searcher]
+                if searcher is not self.searcher:
+                    searcher.index.close()
 
     def look_again(self) -> Searcher | None:
         """The same searcher for an index that stands still, a new one for one that was updated."""
         if self.searcher is not None and not self.searcher.index.has_changed():
             return self.searcher
         # An index is in a folder of its model's fingerprint; another one's rows would mean something else.
-        own = next((i for i in all_indexes() if i.path.name == self.embedder.fingerprint), None)
-        return Searcher(own, self.embedder) if own is not None else None
+        own = [about for about in all_abouts() if about.path.name == self.embedder.fingerprint]
+        return Searcher(Index(own[0]), self.embedder) if own else None
 
     async def text_rows(self, texts: Sequence[str]) -> np.ndarray:
         return await self.rows(self.embedding.texts, texts)
@@ -92,6 +110,8 @@ class Service:
     async def vector(self, searcher: Searcher, words: str, likes: Signed, picture: bytes) -> np.ndarray:
         """What is asked for, as one unit row: words, pictures of the index and a picture sent, added and taken away."""
         terms = parse_words(words)
+        if len(terms) > MOST_TEXTS:
+            raise Refused(400, f"{len(terms):,} terms; {MOST_TEXTS} are answered at a time", "ask for less")
         signs: list[float] = [term.sign for term in terms]
         rows = list(await self.text_rows([term.words for term in terms])) if terms else []
         for sign, id in likes:
@@ -115,23 +135,26 @@ class Service:
 
     async def show(self, id: int, is_large: bool) -> bytes:
         """A JPEG of a picture of the index."""
-        index = (await self.current()).index
-        entry = self.entry_of(index, id)
+        async with self.current() as searcher:
+            path, folders = self.entry_of(searcher.index, id).path, searcher.index.folders
         draw = picture_of if is_large else self.thumbnails.of
         try:
-            return await self.in_thread(self.decoders, draw, entry.path, index.folders)
+            return await self.in_thread(self.decoders, draw, path, folders)
         except Missing:
             raise Refused(404, "this picture is no longer there", "run `lapclip index` again") from None
 
     async def row_of(self, id: int) -> np.ndarray:
-        index = (await self.current()).index
-        return index.vectors[self.entry_of(index, id).row]
+        async with self.current() as searcher:
+            return searcher.index.vectors[self.entry_of(searcher.index, id).row]
 
     async def classify(
         self, row_E: np.ndarray, labels: Sequence[str], templates: Sequence[str]
     ) -> list[tuple[str, float]]:
         """The probability of each label, best first; of a label given twice once."""
         labels, templates = list(dict.fromkeys(labels)), templates or TEMPLATES
+        num_letters = sum(map(len, labels))
+        if sum(len(labels) * len(one) + one.count("{}") * num_letters for one in templates) > MOST_LETTERS:
+            raise Refused(400, "all labels in all templates are too much text", "ask for fewer at a time")
         sentences = [template.replace("{}", label) for label in labels for template in templates]
         rows = await self.text_rows(sentences)
         mean_LE = rows.reshape(len(labels), len(templates), -1).mean(axis=1)

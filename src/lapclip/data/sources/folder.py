@@ -61,7 +61,7 @@ def open_folder(path: Path, name: str, options: Options) -> Catalogue:
         raise UserError(
             f"`{name.rstrip('/')}/` has pictures but no captions",
             hint=f"put `{os.path.splitext(example)[0]}.txt` next to `{example}`,"
-            " or pass a table: `lapclip train pairs.csv`",
+            " or name a table with both, such as `pairs.csv`",
         )
     if kind == "txt":
         count_lonely_texts(listing, gathering.problems)
