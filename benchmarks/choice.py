@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import load_config
-from lapclip.machine import wait_calmly
+from lapclip.cores import wait_calmly
 
 BLOCK_SECONDS = 1.0
 NUM_ALL = 3  # rounds with every way of the sweep

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import Config, load_config
-from lapclip.machine import wait_calmly
+from lapclip.cores import wait_calmly
 
 TEXT_LENGTH = 16  # short, so that every batch is cut to it, and fed steps are no longer than the repeated one
 FLICKR = Path(__file__).resolve().parents[2] / "shared" / "data" / "flickr8k"

@@ -15,7 +15,7 @@ from PIL import Image
 
 from lapclip.cli import run_command
 from lapclip.config import Config, load_config
-from lapclip.machine import wait_calmly
+from lapclip.cores import wait_calmly
 
 wait_calmly()  # before torch is imported, as the command line does
 

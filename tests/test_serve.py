@@ -47,7 +47,7 @@ TOKEN = "a-token-of-enough-letters"
 # As `lapclip serve`, but with little patience.
 PROGRAM = """
 import sys
-from lapclip.machine import wait_calmly
+from lapclip.cores import wait_calmly
 wait_calmly()
 from lapclip.cli.serve import serve_model
 from lapclip.serve.limits import Limits

@@ -30,9 +30,8 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module `lapclip` has no attribute `{name}`")
     if HOMES[name] == "embedder":
-        importlib.import_module(
-            "lapclip.machine"
-        ).wait_calmly()  # it has an effect before torch is imported only
+        # It has an effect before torch is imported only.
+        importlib.import_module("lapclip.cores").wait_calmly()
     return getattr(importlib.import_module(f"lapclip.{HOMES[name]}"), name)
 
 

@@ -65,15 +65,6 @@ def ask_sysctl() -> dict[str, str]:
     return parse_sysctl(asked.stdout)
 
 
-def wait_calmly() -> None:
-    """Threads that wait for each other soon sleep; to be called before torch is imported. What is set already stays.
-
-    By default OpenMP spins, and beside another busy program that made training several times slower. Measured on Linux
-    only, where an idle machine loses nothing.
-    """
-    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-
-
 def num_usable_cores() -> int:
     """Cores this process may use, which in a container is fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

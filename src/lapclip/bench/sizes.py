@@ -16,11 +16,12 @@ from typing import Any
 
 from lapclip.bench.steps import draft_of
 from lapclip.config import load_config
+from lapclip.cores import wait_calmly
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.data.workers import STOPPING, start_worker
 from lapclip.device import Device, default_threads, device_named, ran_out_of_memory, set_up_process
 from lapclip.errors import UserError
-from lapclip.machine import read_machine, wait_calmly
+from lapclip.machine import read_machine
 from lapclip.measure.cache import folder_for, load, rebuilt, store
 from lapclip.measure.memory import step_bytes
 from lapclip.measure.parity import first_line

@@ -2,7 +2,6 @@
 
 import os
 import re
-import secrets
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
@@ -59,6 +58,8 @@ def serve(
     token = checked_token(token or os.environ.get("LAPCLIP_TOKEN") or None)
     is_own_token = token is None and not is_here
     if is_own_token:
+        import secrets
+
         token = secrets.token_urlsafe(24)
     limits = Limits(rate=rate if rate is not None else None if is_here else RATE_ELSEWHERE)
     return serve_model(
