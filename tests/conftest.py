@@ -31,6 +31,7 @@ SMALL = {
     "steps": 6,
     "workers": 0,
     "threads": 1,
+    "eval_every": "6",  # else ten times in six steps
 }
 
 

@@ -153,14 +153,35 @@ def test_what_cannot_be_done_is_said_in_one_way_out(search, arguments, code, sai
     assert done.stderr.count("hint: ") == 1
 
 
-def test_without_an_index_the_hint_makes_one(call):
+def test_without_an_index_the_hint_is_what_comes_first(call):
     done = call("search", "cat")
-    assert done.returncode == 1 and "`lapclip index" in done.stderr
+    assert done.returncode == 1 and "`lapclip train" in done.stderr
+    Path("runs/a/checkpoints/step-000001").mkdir(parents=True)
+    assert "`lapclip index" in call("search", "cat").stderr
 
 
 def test_without_any_run_the_hint_trains_one(call):
     done = call("index", ".")
     assert done.returncode == 1 and "train" in done.stderr
+
+
+def test_a_sign_without_spaces_is_a_word_and_said_to_be_one(search):
+    done = search("cat -tree")
+    assert done.returncode == 0 and "` - tree`, with spaces, takes it away" in done.stderr
+    assert "with spaces" not in search("red-haired cat - tree").stderr
+
+
+def test_top_limits_groups_of_duplicates_too(search):
+    every = json.loads(search("--duplicates", "--min-score", "-1", "--json").stdout)["groups"]
+    some = json.loads(search("--duplicates", "--min-score", "-1", "--top", "1", "--json").stdout)["groups"]
+    assert every and some == every[:1]
+
+
+def test_a_folder_without_pictures_is_said_once_and_never_missed(made, call, monkeypatch, tmp_path):
+    monkeypatch.setenv("LAPCLIP_CACHE", str(shutil.copytree(made.cache, tmp_path / "cache")))
+    (tmp_path / "empty").mkdir()
+    assert "holds no pictures" in call("index", "empty", "--model", made.model).stderr
+    assert "empty" not in call("search", "cat").stderr
 
 
 def test_what_is_gone_since_is_left_out_and_said(search, made):

@@ -61,6 +61,7 @@ def index(
                 print_json(forgotten)
             return 0
     chosen = choose_model(model)
+    refuse_missing(folders, model)
     with working("starting"):
         from lapclip.embedder import load
         from lapclip.search.update import update
@@ -74,6 +75,14 @@ def index(
         print_json(as_record(summary, chosen))
     say_summary(summary)
     return 0
+
+
+def refuse_missing(folders: Sequence[str], model: str | None) -> None:
+    """Refuses a folder that does not exist before a model is loaded for it."""
+    from lapclip.search.scan import real_folders
+    from lapclip.search.store import abouts_of
+
+    real_folders(folders, [folder for about in abouts_of(model) for folder in about.folders])
 
 
 def choose_model(model: str | None) -> Chosen:
@@ -189,6 +198,8 @@ def say_summary(summary: "Summary") -> None:
             f"`{shortened(folder)}` cannot be looked into: {why}; its pictures stay in the index "
             f"(to drop them: `{own_name()} index --forget '{shortened(folder)}'`)"
         )
+    for folder in summary.empty:
+        say(f"`{shortened(folder)}` holds no pictures")
     for folder in summary.unopened[:3]:
         say(f"`{shortened(folder)}` cannot be opened; what was indexed of it stays")
     if summary.num_replaced:

@@ -2,6 +2,7 @@
 
 import filecmp
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -14,6 +15,7 @@ from rich.console import Console
 from lapclip.amounts import milliseconds, plural
 from lapclip.cli.flags import AsJson, whole_number
 from lapclip.cli.screen import own_name, people, print_json, say, working
+from lapclip.data.catalogue import shortened
 from lapclip.errors import UserError, suggest
 
 if TYPE_CHECKING:
@@ -46,7 +48,14 @@ def search(
     model: Annotated[
         str | None, Parameter(help="whose index: a run, by name or path", show_default="the one updated last")
     ] = None,
-    top: Annotated[int, Parameter(help="how many pictures", converter=whole_number)] = 10,
+    top: Annotated[
+        int | None,
+        Parameter(
+            help="how many pictures, or groups of duplicates",
+            converter=whole_number,
+            show_default="10, or all groups",
+        ),
+    ] = None,
     min_score: Annotated[
         float | None,
         Parameter(help=f"only pictures with at least this score; with `--duplicates`, {NEARLY_EQUAL}"),
@@ -78,12 +87,15 @@ def search(
             hint="leave out what to look for",
         )
     from lapclip.search.query import in_words
+    from lapclip.search.searcher import refuse_unknown
     from lapclip.search.store import find_index
 
     terms = read_terms(asked, like or (), unlike or ()) if not duplicates else []
     index = find_index(model)
     if duplicates:
-        return unless_nobody_reads(lambda: show_duplicates(index, min_score, folder, paths, null, json))
+        return unless_nobody_reads(lambda: show_duplicates(index, min_score, folder, top, paths, null, json))
+    if folder is not None:
+        refuse_unknown(index, folder)
     with working("starting"):
         from lapclip.embedder import load
         from lapclip.search.searcher import Searcher
@@ -91,7 +103,7 @@ def search(
         searcher = Searcher(index, load(index.model_folder))
     mind_the_graph(searcher)
     started = time.perf_counter()
-    answer = searcher.ask(searcher.vector(terms), top=top, min_score=min_score, folder=folder)
+    answer = searcher.ask(searcher.vector(terms), top=top or 10, min_score=min_score, folder=folder)
     seconds = time.perf_counter() - started
     question = in_words(terms, like or (), unlike or ())
     if sheet is not None:
@@ -107,9 +119,11 @@ def search(
         else:
             show_found(answer.found, thumbnails)
             count = f"{len(answer.found):,} of {plural(index.num_pictures, 'picture')}"
-            say(f"{count} for `{question}`, {milliseconds(seconds)}")
+            say(f"{count} for `{shortened(question)}`, {milliseconds(seconds)}")
 
     code = unless_nobody_reads(show)
+    if meant := re.search(r"\s-(\w+)", asked):
+        say(f"`-{meant[1]}` was looked for as a word; ` - {meant[1]}`, with spaces, takes it away")
     say_what_is_missing(answer, min_score)
     if has_learned(index):
         say(
@@ -128,9 +142,9 @@ def joined(words: Sequence[str]) -> str:
 
 
 def refuse_nonsense(
-    *, top: int, min_score: float | None, sheet: Path | None, paths: bool, json: bool
+    *, top: int | None, min_score: float | None, sheet: Path | None, paths: bool, json: bool
 ) -> None:
-    if not 1 <= top <= MOST:
+    if top is not None and not 1 <= top <= MOST:
         raise UserError(f"`--top` is {top}", hint=f"ask for 1 to {MOST:,} pictures")
     if min_score is not None and not -1 <= min_score <= 1:
         raise UserError(f"`--min-score` is {min_score}", hint="a score lies between -1 and 1")
@@ -162,8 +176,10 @@ def picture_bytes(name: str) -> bytes:
         whole(data, 32)
     except (OSError, ValueError, Unreadable) as error:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
+        is_missing = isinstance(error, FileNotFoundError)
         raise UserError(
-            f"`{name}` cannot be used as a picture: {why.lower()}", hint="name a JPEG or PNG file"
+            f"`{shortened(name)}` cannot be used as a picture: {why.lower()}",
+            hint="look at its path, from here" if is_missing else "name a picture file, such as a JPEG",
         ) from None
     return data
 
@@ -254,7 +270,8 @@ def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
     for path in (path for group in groups for path in group):
         if not null and "\n" in path:
             raise UserError(
-                f"the name of `{path}` has more than one line", hint="add `-0`: then paths end in NUL"
+                f"the name of `{shortened(path)}` has more than one line",
+                hint="add `-0`: then paths end in NUL",
             )
     sys.stdout.flush()
     out = sys.stdout.buffer
@@ -291,7 +308,13 @@ def say_what_is_missing(answer: "Answer", min_score: float | None) -> None:
 
 
 def show_duplicates(
-    index: "Index", min_score: float | None, folder: str | None, paths: bool, null: bool, json: bool
+    index: "Index",
+    min_score: float | None,
+    folder: str | None,
+    top: int | None,
+    paths: bool,
+    null: bool,
+    json: bool,
 ) -> None:
     from lapclip.cli.found import lines_of_groups
     from lapclip.search.searcher import duplicates
@@ -299,7 +322,7 @@ def show_duplicates(
     least = NEARLY_EQUAL if min_score is None else min_score
     within = None if folder is None else os.path.realpath(os.path.expanduser(folder))
     started = time.perf_counter()
-    groups = follow(duplicates(index, least, within), "comparing pictures")
+    groups = follow(duplicates(index, least, within), "comparing pictures")[:top]
     seconds = time.perf_counter() - started
     if json:
         records = [

@@ -1,8 +1,12 @@
-"""What is asked: words and pictures, each added or taken away; text in, terms out."""
+"""What is asked: words and pictures, each added or taken away; text in, terms out, and terms' rows as one."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from lapclip.errors import UserError
 
 # A sign between spaces; the hyphen of `red-haired` and the signs of `C++` belong to their words.
 SIGN = re.compile(r"(?:^|(?<=\s))([+-])(?=\s|$)")
@@ -35,3 +39,19 @@ def in_words(terms: Iterable[Term], likes: Iterable[str] = (), unlikes: Iterable
     said += [(1, f"like {name}") for name in likes] + [(-1, f"like {name}") for name in unlikes]
     text = " ".join(f"{'+' if sign > 0 else '-'} {what}" for sign, what in said)
     return text.removeprefix("+ ")
+
+
+def combined(rows_TE: np.ndarray, signs: Sequence[int]) -> np.ndarray:
+    """The unit row of what is wanted less what is not."""
+    total_E = np.asarray(signs, dtype=np.float64) @ rows_TE.astype(np.float64)
+    length = float(np.linalg.norm(total_E))
+    if not np.isfinite(length):
+        raise UserError(
+            "the model answers with what is not a number",
+            hint="index with a run that has learned: `lapclip index --model RUN`",
+        )
+    if length < 1e-4:
+        raise UserError(
+            "what is asked cancels itself out", hint="leave out what is both added and taken away"
+        )
+    return (total_E / length).astype(np.float32)

@@ -1,6 +1,7 @@
 """An index with the model it was made with: terms in, pictures out, best first."""
 
 import os
+import shlex
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -8,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.given import decode_as_trained
 from lapclip.errors import UserError
 from lapclip.search import approximate
 from lapclip.search.alike import groups_of
 from lapclip.search.nearest import Hits, exactly, nearest
-from lapclip.search.query import Term
+from lapclip.search.query import Term, combined
 from lapclip.search.scan import is_under, why_away
 from lapclip.search.store import Entry, Index
 
@@ -76,25 +78,15 @@ class Searcher:
         pictures = [picture_pixels(term.picture, self.embedder.image_size) for term in terms if term.picture]
         word_rows = iter(self.embedder.texts(words, progress=False) if words else ())
         picture_rows = iter(self.embedder.pixels(np.stack(pictures)) if pictures else ())
-        total_E = np.zeros(self.index.width, dtype=np.float64)
-        for term in terms:
-            if term.words:
-                total_E += term.sign * next(word_rows)
-            elif term.picture:
-                total_E += term.sign * next(picture_rows)
-            else:
-                total_E += term.sign * self.entry_row(term.entry)
-        length = float(np.linalg.norm(total_E))
-        if not np.isfinite(length):
-            raise UserError(
-                "the model answers with what is not a number",
-                hint="index with a run that has learned: `lapclip index --model RUN`",
-            )
-        if length < 1e-4:
-            raise UserError(
-                "what is asked cancels itself out", hint="leave out what is both added and taken away"
-            )
-        return (total_E / length).astype(np.float32)
+        rows = [
+            next(word_rows)
+            if term.words
+            else next(picture_rows)
+            if term.picture
+            else self.entry_row(term.entry)
+            for term in terms
+        ]
+        return combined(np.stack(rows), [term.sign for term in terms])
 
     def entry_row(self, id: int) -> np.ndarray:
         entry = self.index.entry(id)
@@ -124,7 +116,8 @@ class Searcher:
         without: Sequence[int] = (),
     ) -> Answer:
         """The nearest pictures that are still there, and what is missing; never those of the ids `without`."""
-        away = tuple(path for path in [*self.index.folders, *self.index.disks] if why_away(path, 1))
+        places = [*self.index.folders, *self.index.disks]
+        away = tuple(path for path in places if why_away(path, 1) and self.index.has_under(path))
         rows_N = self.rows_that_count(folder, away)
         left_out = [entry.row for entry in map(self.index.entry, without) if entry is not None]
         if left_out:
@@ -145,12 +138,8 @@ class Searcher:
     def rows_that_count(self, folder: str | None, away: tuple[str, ...]) -> np.ndarray:
         """The rows of a folder, or of all that can be looked into now."""
         if folder is not None:
-            rows_N = self.rows_of(os.path.realpath(os.path.expanduser(folder)))
-            if not len(rows_N):
-                raise UserError(
-                    f"no picture under `{folder}` is indexed", hint=f"index it: `lapclip index {folder}`"
-                )
-            return rows_N
+            refuse_unknown(self.index, folder)
+            return self.rows_of(os.path.realpath(os.path.expanduser(folder)))
         return self.rows_of(None, away) if away else self.rows_N
 
     def nearest(self, vector_E: np.ndarray, rows_N: np.ndarray, top: int) -> Hits:
@@ -217,3 +206,12 @@ def picture_pixels(data: bytes, image_size: int) -> np.ndarray:
         return decode_as_trained(data, image_size).pixels
     except Unreadable as problem:
         raise UserError(f"what was given as a picture {problem}", hint="give a JPEG or PNG picture") from None
+
+
+def refuse_unknown(index: Index, folder: str) -> None:
+    """Refuses a folder of which the index has no picture."""
+    if not index.has_under(os.path.expanduser(folder)):
+        raise UserError(
+            f"no picture under `{shortened(folder)}` is indexed",
+            hint=f"index it: `lapclip index {shlex.quote(shortened(folder))}`",
+        )

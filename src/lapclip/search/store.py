@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from lapclip.errors import UserError, suggest
-from lapclip.run import find_run
+from lapclip.run import RUNS, find_run
 from lapclip.search.about import FILES, MODEL, VECTORS, VERSION, About, all_abouts, damaged, speaking
 
 SCHEMA = """
@@ -105,6 +105,11 @@ class Index:
     @cached_property
     def num_unreadable(self) -> int:
         return int(self.rows("SELECT count(*) FROM file WHERE row IS NULL")[0][0])
+
+    def has_under(self, folder: str) -> bool:
+        """Whether any picture of the index lies under a folder."""
+        query = "SELECT 1 FROM file WHERE row IS NOT NULL AND path >= ? AND path < ? LIMIT 1"
+        return bool(self.rows(query, *under(folder)))
 
     def live_rows(self, folder: str | None = None, without: Sequence[str] = ()) -> np.ndarray:
         """The rows that some file has, under a folder if need be and not under some others; ascending, each once."""
@@ -238,7 +243,15 @@ def find_index(model: str | None = None) -> Index:
     if found:
         return Index(next((about for about in found if about.is_complete), found[0]))
     if model is None:
-        raise UserError("nothing is indexed yet", hint="index a folder: `lapclip index ~/Pictures`")
+        is_trained = any(RUNS.glob("*/checkpoints/step-*"))
+        hint = (
+            "index a folder: `lapclip index ~/Pictures`"
+            if is_trained
+            else "train a model: `lapclip train photos/`"
+        )
+        raise UserError(
+            "nothing is indexed yet" if is_trained else "there is no model and no index yet", hint=hint
+        )
     like = suggest(model, [about.name for about in all_abouts()])
     raise UserError(
         f"there is no index of a model `{model}`{like}",

@@ -61,6 +61,7 @@ class Summary:
     num_unreadable: int = 0  # files in the index now
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # the first met by this update, and why
     away: dict[str, str] = field(default_factory=dict)  # why, by folder; their pictures were left as they are
+    empty: list[str] = field(default_factory=list)  # folders that were named and hold no picture
     unopened: list[str] = field(
         default_factory=list
     )  # folders within these; their pictures were left as well
@@ -158,11 +159,13 @@ def bring_up_to_date(
         )
     inside, num_found = Folders(*summary.folders), 0
     for scope in reached:
-        stamps = pictures_under(scope, inside, unopened)
+        stamps, num_before = pictures_under(scope, inside, unopened), num_found
         while some := list(islice(stamps, FILES_AT_ONCE)):
             writer.note_found(some)
             num_found += len(some)
             yield Progress(num_found, 0)
+        if num_found == num_before:
+            summary.empty.append(scope)
     summary.unopened = unopened.folders
     disks_away = keep_disks(writer, reached, unopened, summary)
     total, summary.num_unchanged = writer.sort_out(reached, [*unopened.folders, *disks_away])

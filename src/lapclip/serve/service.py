@@ -16,7 +16,7 @@ from lapclip.data.given import decode_as_trained
 from lapclip.embedder import TEMPLATES, Embedder
 from lapclip.errors import UserError
 from lapclip.search.about import all_abouts
-from lapclip.search.query import parse_words
+from lapclip.search.query import combined, parse_words
 from lapclip.search.searcher import Found, Searcher
 from lapclip.search.store import Entry, Index
 from lapclip.serve.batching import NUM_KNOWN, Batcher, Embedding
@@ -112,7 +112,7 @@ class Service:
         terms = parse_words(words)
         if len(terms) > MOST_TEXTS:
             raise Refused(400, f"{len(terms):,} terms; {MOST_TEXTS} are answered at a time", "ask for less")
-        signs: list[float] = [term.sign for term in terms]
+        signs = [term.sign for term in terms]
         rows = list(await self.text_rows([term.words for term in terms])) if terms else []
         for sign, id in likes:
             signs.append(sign)
@@ -122,7 +122,10 @@ class Service:
             rows.append(await self.picture_row(picture))
         if not rows:
             raise Refused(400, "nothing is asked", "give words as `q`, or a picture's id as `like`")
-        return combine(np.stack(rows), signs)
+        try:
+            return combined(np.stack(rows), signs)
+        except UserError as problem:
+            raise Refused(400, problem.message, problem.hint) from None
 
     def entry_of(self, index: Index, id: int) -> Entry:
         entry = index.entry(id)
@@ -175,14 +178,3 @@ class Service:
         for thread in running:
             thread.join(max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in running)
-
-
-def combine(rows_TE: np.ndarray, signs: Sequence[float]) -> np.ndarray:
-    """The unit row of what is wanted less what is not; Refused when nothing is left."""
-    vector_E = np.asarray(signs, dtype=np.float64) @ rows_TE.astype(np.float64)
-    length = float(np.linalg.norm(vector_E))
-    if not length > 1e-4:
-        raise Refused(
-            400, "what is added and what is taken away cancel out", "ask for something else as well"
-        )
-    return (vector_E / length).astype(np.float32)
