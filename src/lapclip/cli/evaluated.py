@@ -35,6 +35,10 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
     pictures = "held-out pictures" if result["held_out"] else "pictures"
     screen.print(recall_table(result, pictures), highlight=False)
     tell(screen, how_measured(result))
+    if asked := result.get("negatives"):
+        levels = ", ".join(f"{level} {asked[level]:.1%}" for level in ("easy", "medium", "hard"))
+        alike = f"hard: the others' captions are alike; chance {asked['chance']:.0%}"
+        tell(screen, f"The right one of {asked['num_choices']}: {levels} ({alike})")
     if unreadable := result.get("unreadable"):
         named = ", ".join(shortened(name, 60) for name in unreadable[:NUM_UNREADABLE])
         tell(screen, f"{len(unreadable):,} pictures cannot be read and are left out, such as {named}")
