@@ -80,26 +80,11 @@ def test_the_first_screen_of_the_readme_is_the_two_commands():
     assert "$ make train" in screen and "$ make test" in screen
 
 
-@pytest.fixture
-def reference(call, monkeypatch):
-    """The tool that writes the reference pages; it asks for help in this process, and once in one of its own."""
+@pytest.mark.parametrize("name", ["cli", "config"])
+def test_reference_pages_equal_what_the_code_says(name, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     import reference
 
-    in_a_process = reference.help_of
-
-    def help_of(command: list[str]) -> str:
-        if not command:
-            return in_a_process(command)
-        monkeypatch.setenv("COLUMNS", "100")
-        return "\n".join(line.rstrip() for line in call(*command, "--help").stdout.strip().splitlines())
-
-    monkeypatch.setattr(reference, "help_of", help_of)
-    return reference
-
-
-@pytest.mark.parametrize("name", ["cli", "config"])
-def test_reference_pages_equal_what_the_code_says(name, reference):
     made = getattr(reference, f"{name}_page")()
     assert (ROOT / "docs" / f"{name}.md").read_text("utf-8") == made, "run `make docs`"
 

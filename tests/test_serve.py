@@ -706,6 +706,6 @@ def test_a_token_is_long_and_plain(token):
 
 def test_what_cannot_be_served_is_said(call):
     done = call("serve", "--no-open")
-    assert done.returncode == 1 and "nothing is indexed yet" in done.stderr and "lapclip index" in done.stderr
+    assert done.returncode == 1 and "there is no model" in done.stderr and "lapclip train" in done.stderr
     assert "requests a second" in call("serve", "--rate", "0").stderr
     assert "cannot serve at" in call("serve", "--host", "203.0.113.7", "--port", "8999").stderr

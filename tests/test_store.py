@@ -207,7 +207,7 @@ def test_a_damaged_about_file_stops_nothing(said):
 
 
 def test_the_index_updated_last_is_found_and_a_finished_one_before_a_newer_of_the_same_model():
-    with pytest.raises(UserError, match="nothing is indexed"):
+    with pytest.raises(UserError, match="no model and no index yet"):
         find_index()
     make_index(1, "a" * 16, updated=1.0)
     make_index(2, "b" * 16, updated=2.0, name="yours", model="/runs/yours")

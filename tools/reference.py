@@ -1,13 +1,12 @@
 """Writes docs/cli.md and docs/config.md from the code; `make docs` runs it, and a test compares."""
 
-import os
-import subprocess
-import sys
+import io
 import typing
 from dataclasses import fields
 from pathlib import Path
 
 from cyclopts import App
+from rich.console import Console
 
 from lapclip.cli import app
 from lapclip.config import SETTINGS, Config
@@ -39,12 +38,9 @@ def all_commands(part: App, above: tuple[str, ...] = ()) -> list[list[str]]:
 
 
 def help_of(command: list[str]) -> str:
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8"}
-    arguments = [sys.executable, "-m", "lapclip", *command, "--help"]
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, check=True, env=environment, encoding="utf-8"
-    )
-    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+    console = Console(file=io.StringIO(), width=100, no_color=True, force_terminal=False)
+    app.help_print(command, console=console)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().strip().splitlines())
 
 
 def config_page() -> str:

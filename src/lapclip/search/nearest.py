@@ -1,9 +1,6 @@
 """The rows nearest to a vector, exactly: one product over all of them, which the disk's pages are read for once.
 
-Letters of shapes: R rows, N rows that may be found, E numbers in an embedding. Measured on two cores shared with others
-(load 8), medians of two runs of 60: 100,000 rows of 128 numbers 17 and 21 ms (the best 4), of 512 numbers 33 and 76 ms
-(14), a million of 128 numbers 131 and 160 ms (41). A product by BLAS then: 25 and 19, 40 and 44, 105 and 106
-ms; which of the two is faster at 100,000 these runs do not decide, and at a million BLAS was.
+Letters of shapes: R rows, N rows that may be found, E numbers in an embedding. How long it takes: `benchmarks/search.py`.
 """
 
 from collections.abc import Iterator
@@ -38,11 +35,11 @@ def products(vectors_RE: np.ndarray, vector_E: np.ndarray, rows_N: np.ndarray) -
     matrix_RE, vector_E = np.asarray(vectors_RE), vector_E.astype(np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
         if len(rows_N) * MANY > len(matrix_RE):
-            scores_N = np.einsum("re,e->r", matrix_RE, vector_E)[rows_N]
+            scores_N = (matrix_RE @ vector_E)[rows_N]
         else:
             scores_N = np.empty(len(rows_N), dtype=np.float32)
             for part in blocks(matrix_RE, len(rows_N)):
-                scores_N[part] = np.einsum("re,e->r", matrix_RE[rows_N[part]], vector_E)
+                scores_N[part] = matrix_RE[rows_N[part]] @ vector_E
     scores_N[~np.isfinite(scores_N)] = -np.inf
     return scores_N
 
