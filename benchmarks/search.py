@@ -17,11 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from indexing import compare_indexing, untrained
 
+from lapclip.cores import wait_calmly
 from lapclip.search.approximate import build_graph, nearly_nearest, open_graph
 from lapclip.search.nearest import nearest
 
+wait_calmly()  # before torch is imported, as the command line does
 SIZES = ((10_000, 128), (100_000, 128), (100_000, 512), (1_000_000, 128))
 TOP = 24
 NUM_TIMES, NUM_QUERIES = 100, 50
@@ -44,6 +45,8 @@ def main() -> None:
                 with tempfile.TemporaryDirectory() as folder:
                     contenders(count, width, Path(folder), not arguments.no_graph)
     if arguments.only != "searching":
+        from indexing import compare_indexing
+
         compare_indexing(arguments.pictures)
 
 
@@ -99,6 +102,8 @@ def whole_searches(count: int) -> None:
 
 def open_searcher(root: Path, size: str, count: int):
     """A searcher of an untrained model, over an index of random embeddings."""
+    from indexing import untrained
+
     from lapclip.search.about import About
     from lapclip.search.searcher import Searcher
     from lapclip.search.store import Index
