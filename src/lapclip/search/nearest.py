@@ -1,7 +1,7 @@
 """The rows nearest to a vector, exactly: one product over all of them, which the disk's pages are read for once.
 
-Letters of shapes: R rows, N rows that may be found, E numbers in an embedding. NumPy's own loop on one thread, not BLAS:
-alone that is faster, but after torch has embedded the words its threads and those of BLAS are in each other's way.
+Shapes: R rows, N rows that may be found, E numbers in an embedding. NumPy's own loop on one thread, not BLAS: alone
+that is faster, but after torch has embedded the words its threads and those of BLAS are in each other's way.
 """
 
 from collections.abc import Iterator
