@@ -205,6 +205,7 @@ def test_a_run_trains_on_a_folder_from_the_pack_and_without_it(tmp_path, more, c
     result = json.loads(done.stdout)
     assert result["steps"] == 12 and result["settled"]["pack"]["value"] is (not more)
     assert ("is not packed" in done.stderr) == bool(more)
+    assert f"index {folder} --model" in done.stderr, "what to do next with a folder"
     again = call("eval", result["run"], "--json")
     found, recall = json.loads(again.stdout)["text_to_image"], result["recall"]["text_to_image"]
     assert {key: found[key] for key in recall if "interval" not in key} == {

@@ -90,6 +90,7 @@ def picture_search(browser: Browser, run: Path, folder: Path) -> None:
     with serving("serve") as address:
         page = browser.new_page(viewport={"width": WIDTH, "height": 760}, color_scheme="light")
         page.goto(address)
+        page.keyboard.press("/")
         page.keyboard.type(QUESTION)
         page.wait_for_timeout(3000)  # the answer and its pictures
         page.screenshot(path=DOCS / "search-light.png")

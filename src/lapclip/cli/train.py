@@ -1,5 +1,6 @@
 """`lapclip train`: begins a run or goes on with one, shows it, and ends with what it came to."""
 
+import shlex
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -276,6 +277,10 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
     people.print("next:", highlight=False)
     if result.checkpoint is not None:
         people.print(f"  {own_name()} eval {run.reference}", highlight=False)
+        source = run.load_config().data.source
+        if Path(source).is_dir():
+            indexing = f"  {own_name()} index {shlex.quote(source)} --model {shlex.quote(run.reference)}"
+            people.print(indexing, highlight=False, markup=False, soft_wrap=True)
     people.print(
         f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}",
         highlight=False,
