@@ -170,12 +170,16 @@ def test_a_closed_terminal_saves_and_stops(call):
     os.close(slave)
     run = Run(Path("runs/hung-up"))
     deadline = time.monotonic() + 60
-    while status_of(run).step < 5:
-        if select.select([master], [], [], 0.05)[0]:
-            os.read(master, 1 << 16)  # or it would wait for the terminal
-        assert time.monotonic() < deadline and process.poll() is None
-    os.close(master)
-    process.wait(timeout=60)
+    try:
+        while status_of(run).step < 5:
+            if select.select([master], [], [], 0.05)[0]:
+                os.read(master, 1 << 16)  # or it would wait for the terminal
+            assert time.monotonic() < deadline and process.poll() is None
+        os.close(master)
+        process.wait(timeout=60)
+    finally:  # or a failure would leave it training for ever, beside all other tests
+        process.kill()
+        process.wait()
     wait_for(lambda: run.owner() is None)
     status = status_of(run)
     assert status.state == "stopped" and newest_checkpoint(run) == status.step
