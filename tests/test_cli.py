@@ -67,7 +67,7 @@ def test_a_config_with_five_mistakes_names_all_five(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_train_then_eval_agree_and_speak_json():
+def test_train_then_eval_agree_and_speak_json(call):
     """stdout is one JSON object with the promised keys; everything for people is on stderr."""
     done = lapclip(*TRAIN, "--run", "r", "--json")
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_train_then_eval_agree_and_speak_json():
         choice.keys() == {"value", "reason"} and choice["reason"] for choice in result["settled"].values()
     )
     assert result["recall"]["text_to_image"].keys() >= RECALL_KEYS and result["recall"]["num_images"] == 16
-    evaluated = json.loads(lapclip("eval", "r", "--json").stdout)
+    evaluated = json.loads(call("eval", "r", "--json").stdout)
     for way in (
         "text_to_image",
         "image_to_text",
@@ -94,9 +94,9 @@ def test_train_then_eval_agree_and_speak_json():
     }
     assert evaluated["text_to_image"].items() >= result["recall"]["text_to_image"].items()
     assert evaluated["image_to_text"].items() >= result["recall"]["image_to_text"].items()
-    by_path = lapclip("eval", result["run"])
+    by_path = call("eval", result["run"])
     assert "words -> picture" in by_path.stdout and "chance" in by_path.stdout
-    assert lapclip(*TRAIN, "--run", "r").returncode == 1, "the name is taken"
+    assert call(*TRAIN, "--run", "r").returncode == 1, "the name is taken"
 
 
 @pytest.mark.slow

@@ -196,6 +196,7 @@ def test_stopping_while_the_learning_rate_is_high_is_said():
     assert ran.said.keys() <= OF_THE_MACHINE, "ended with its budget, and `small-pool` was said before"
 
 
+@pytest.mark.prove  # twenty seconds, most of them waiting; the sign itself is tested with made steps
 def test_another_busy_program_is_found_to_make_training_slower(monkeypatch, look_often):
     monkeypatch.setattr(speed, "BLOCK_SECONDS", 0.5)
     monkeypatch.setattr(speed, "BLOCK_STEPS", 4)
