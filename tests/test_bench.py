@@ -20,6 +20,8 @@ from lapclip.machine import cache_folder, read_machine
 from lapclip.measure.cache import folder_for
 from lapclip.model.clip import count_parameters, shape_of
 
+pytestmark = pytest.mark.slow
+
 NANO = ("--size", "nano", "--image-size", "16", "--batch-size", "8", "--threads", "1")
 CANDIDATE = {"device", "precision", "threads", "chunk", "compile", "pairs_per_second", "spread", "rejected"}
 CONTRACT = {"machine", "gemm_gflops", "bandwidth_gbs", "candidates", "choice", "reasons", "seconds"}

@@ -10,6 +10,8 @@ from waiting import SlowToAnswer
 from lapclip.bench.ops import LONGEST_CALL_SECONDS, OPS, OpTiming, ends, fits, overtakes, time_ops
 from lapclip.device import Device, processor
 
+pytestmark = pytest.mark.slow
+
 SMALL = (8, 32)
 WAIT_SECONDS = SlowToAnswer.wait_seconds
 

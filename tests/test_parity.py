@@ -41,7 +41,7 @@ BATCH = next(
 TENSORS = [name for name, _ in build_model(CONFIG.model, vocab_size=300, has_bias=True).named_parameters()]
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
 @pytest.fixture

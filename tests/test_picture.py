@@ -21,6 +21,8 @@ from lapclip.errors import UserError
 from lapclip.measure.results import Candidate, Measured
 from lapclip.step import Way
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>alert('$x$ & \"y\"')</script>"
 FASTEST = Candidate(Way("mps", "fp16", 4, 128), 2980.0, 0.05)
 CANDIDATES = (

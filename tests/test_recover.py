@@ -45,7 +45,7 @@ BATCH = next(
 ONE_PAIR = 32 * 4 * 128 * 4  # bytes: the perceptron's wide side for one caption
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
 def new_model(loss="softmax") -> CLIP:

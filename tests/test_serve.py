@@ -42,6 +42,8 @@ from lapclip.serve.refusals import Refused
 from lapclip.serve.service import Service
 from lapclip.web import HEADERS
 
+pytestmark = pytest.mark.slow
+
 NUM_PICTURES = 12
 TOKEN = "a-token-of-enough-letters"
 # As `lapclip serve`, but with little patience.

@@ -22,6 +22,8 @@ from lapclip.run import Run, open_run
 from lapclip.step import Way
 from lapclip.train import train
 
+pytestmark = pytest.mark.slow
+
 # All that could be measured but the device is said, and there are steps enough to measure that.
 ENOUGH = SMALL | {"steps": 240, "chunk": 8, "precision": "fp32", "keep_memory": True, "eval_every": "240"}
 ONE_PAIR = 32 * 4 * 128 * 4  # bytes: the perceptron's wide side for one caption of nano

@@ -36,6 +36,8 @@ from lapclip.monitor.watched import Standing, standing_of
 from lapclip.run import Run
 from lapclip.web import FIRST_PORT, HEADERS, address_of, listen, require_web
 
+pytestmark = pytest.mark.slow
+
 START = 1.7e9
 
 
