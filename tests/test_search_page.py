@@ -141,8 +141,15 @@ def hand_over(seen: Visit, file: Path, how: str) -> None:
     )
 
 
+def texts(seen: Visit, selector: str) -> list[str]:
+    """Of all such parts at one moment: a locator finds them first and reads them later, when another answer may have come."""
+    return seen.page.evaluate(
+        "(which) => [...document.querySelectorAll(which)].map((one) => one.textContent)", selector
+    )
+
+
 def names(seen: Visit) -> list[str]:
-    return seen.page.locator(".tile .name").all_text_contents()
+    return texts(seen, ".tile .name")
 
 
 def test_results_come_while_typing_and_hostile_names_are_only_text(visit):
@@ -155,7 +162,7 @@ def test_results_come_while_typing_and_hostile_names_are_only_text(visit):
     assert len(shown) == NUM_FILES - 1 and len(searches(seen)) <= 2, "asked when the keys rest"
     assert f"{NUM_FILES - 1} pictures" in seen.text("#count") and "q=red+cat" in seen.page.url
     assert seen.page.title() == "red cat - lapclip" and not seen.page.locator("#welcome").is_visible()
-    scores = [float(text.replace("\u2212", "-")) for text in seen.page.locator(".score").all_text_contents()]
+    scores = [float(text.replace("\u2212", "-")) for text in texts(seen, ".score")]
     assert scores == sorted(scores, reverse=True)
     seen.wait("[...document.querySelectorAll('.tile img')].some((image) => image.naturalWidth > 0)")
     assert HOSTILE in names(seen)
@@ -325,7 +332,7 @@ def test_a_picture_is_looked_at_closely_and_told_apart_by_labels(visit):
     assert "53 \u00d7 40" in seen.text("#closer-facts") and "1 copy" in seen.text("#closer-copies summary")
     seen.page.locator("#labels").fill("dog, <b id=hostile>, , dog ,tree")
     seen.wait("document.querySelectorAll('#shares li').length === 3")
-    shares = [float(text[:-1]) for text in seen.page.locator("#shares .number").all_inner_texts()]
+    shares = [float(text[:-1]) for text in texts(seen, "#shares .number")]
     assert abs(sum(shares) - 100) < 0.3 and shares == sorted(shares, reverse=True)
     assert "<b id=hostile>" in seen.text("#shares") and seen.page.locator("#hostile").count() == 0
     seen.page.locator("#labels").press("ArrowLeft")
