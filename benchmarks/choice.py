@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import load_config
-from lapclip.cores import wait_calmly
+from lapclip.machine.cores import wait_calmly
 
 BLOCK_SECONDS = 1.0
 NUM_ALL = 3  # rounds with every way of the sweep
@@ -54,10 +54,10 @@ def main() -> None:
 
 
 def compare(size: str, rounds: int) -> dict[str, Any]:
+    from lapclip.autotune.measure import Rigs
     from lapclip.bench.steps import bench_steps
-    from lapclip.data.opening import finished
-    from lapclip.measure.race import Rigs
-    from lapclip.step import Way
+    from lapclip.data.open import finished
+    from lapclip.step.step import Way
 
     config = load_config(flags={"size": size, "minutes": 60.0})
     found = finished(bench_steps(config, compile=False, fresh=True))
@@ -125,16 +125,16 @@ def num_steps(choice: list[float]) -> int:
 
 
 def apply(way: Any) -> None:
-    from lapclip.device import set_up_process
+    from lapclip.machine.device import set_up_process
 
     set_up_process(way.threads, keep_memory=way.keep_memory)
 
 
 def training(config: Any) -> Iterator[float]:
     """Seconds of each step of a real run; between two of them it stands still."""
-    from lapclip.events import Step
-    from lapclip.prepare import prepare
-    from lapclip.train import train
+    from lapclip.runs.events import Step
+    from lapclip.train.loop import train
+    from lapclip.train.prepare import prepare
 
     run = prepare(replace(config, train=replace(config.train, eval_every="100000", save_every="100000")))
     before = 0.0

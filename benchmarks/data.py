@@ -167,9 +167,9 @@ def loop_together(folder: Path, image_size: int) -> tuple[int, float]:
 def pack_once(folder: Path, image_size: int, workers: int | None) -> tuple[int, float]:
     """lapclip's own packing into an empty cache, with all it does to be safe and to be found again."""
     from lapclip.data.catalogue import Options
-    from lapclip.data.opening import finished
+    from lapclip.data.formats.detect import open_catalogue
+    from lapclip.data.open import finished
     from lapclip.data.pack import pack, size_for
-    from lapclip.data.recognise import open_catalogue
 
     with tempfile.TemporaryDirectory() as cache:
         os.environ["LAPCLIP_CACHE"] = cache
@@ -194,7 +194,7 @@ def packed_batches(folder: Path, image_size: int) -> Iterator[Any]:
     """lapclip's own delivery: bytes, in the size that the pack keeps."""
     from lapclip.config import load_config
     from lapclip.data.batches import load_batches
-    from lapclip.data.opening import finished, open_source
+    from lapclip.data.open import finished, open_source
     from lapclip.data.tokenizer import load_tokenizer
 
     os.environ["LAPCLIP_CACHE"] = str(folder / "cache")
@@ -209,7 +209,7 @@ def normalised(batches: Iterator[Any], image_size: int) -> Iterator[Any]:
     """What the DataLoader gives: numbers, in the size that the model looks at."""
     import torch
 
-    from lapclip.augment import augment
+    from lapclip.step.augment import augment
 
     mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
     for step, batch in enumerate(batches):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import Config, load_config
-from lapclip.cores import wait_calmly
+from lapclip.machine.cores import wait_calmly
 
 TEXT_LENGTH = 16  # short, so that every batch is cut to it, and fed steps are no longer than the repeated one
 FLICKR = Path(__file__).resolve().parents[2] / "shared" / "data" / "flickr8k"
@@ -55,13 +55,13 @@ def main() -> None:
 
 def compare(config: Config, rounds: int, steps: int) -> dict[str, Any]:
     """Medians over rounds, and where the middle half of the rounds lies."""
+    from lapclip.autotune.resolve import way_of
     from lapclip.data.batches import load_batches
-    from lapclip.data.opening import finished
-    from lapclip.device import set_up_process
-    from lapclip.feed import feed, look_at
+    from lapclip.data.open import finished
+    from lapclip.machine.device import set_up_process
     from lapclip.model.clip import shape_of
-    from lapclip.prepare import draft, open_here, tokenizer_for
-    from lapclip.settle import way_of
+    from lapclip.step.feed import feed, look_at
+    from lapclip.train.prepare import draft, open_here, tokenizer_for
 
     data = finished(open_here(config))
     tokenizer = tokenizer_for(config, data)
@@ -111,11 +111,11 @@ def compare(config: Config, rounds: int, steps: int) -> dict[str, Any]:
 
 
 class Stepper:
-    """The training step as `lapclip.train` does it, without events."""
+    """The training step as `lapclip.train.loop` does it, without events."""
 
     def __init__(self, config: Config, vocab_size: int):
         from lapclip.model.clip import build_model
-        from lapclip.optim import build_optimizer
+        from lapclip.step.optim import build_optimizer
 
         self.config = config
         self.model = build_model(config.model, vocab_size=vocab_size, has_bias=False, seed=0)
@@ -124,10 +124,10 @@ class Stepper:
 
     def run(self, batches: Iterator[Any], steps: int) -> tuple[float, float]:
         """Seconds of so many steps, and of those the seconds spent waiting for batches."""
-        from lapclip.device import device_named
-        from lapclip.loss import LOSSES
-        from lapclip.settle import way_of
-        from lapclip.step import choose_patches, move, update
+        from lapclip.autotune.resolve import way_of
+        from lapclip.machine.device import device_named
+        from lapclip.step.loss import LOSSES
+        from lapclip.step.step import choose_patches, move, update
 
         train, way = self.config.train, way_of(self.config)
         assert train.batch_size and train.keep_patches and train.loss

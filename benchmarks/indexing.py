@@ -16,10 +16,10 @@ import torch
 from PIL import Image, ImageOps
 
 from lapclip.config import load_config
-from lapclip.data.opening import open_synthetic
+from lapclip.data.open import open_synthetic
 from lapclip.data.tokenizer import train_bpe
-from lapclip.device import device_named
 from lapclip.embedder import Embedder
+from lapclip.machine.device import device_named
 from lapclip.model.clip import CLIP, build_model
 from lapclip.search.update import update
 

@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from lapclip.events import Started, Step, read_events
+from lapclip.runs.events import Started, Step, read_events
 
 SECONDS_TO_SETTLE = 8.0  # before the steady part of a reader is measured: it loads, and reads what there is
 WIDTH, HEIGHT = 140, 45
@@ -122,14 +122,16 @@ class Clocks:
 
 def train_with_clocks(file: Path, size: str, source: str, seconds: float) -> None:
     """Trains as the command does, and writes down what watching cost between `Started` and `Finished`."""
-    from lapclip import closeup, evaluate, train
     from lapclip.cli import run_command
     from lapclip.diagnose import Diagnosis
-    from lapclip.events import Event, Finished
-    from lapclip.inspection import Inspector
-    from lapclip.monitor.line import Screen
-    from lapclip.run import Run
-    from lapclip.sensors import Sensors
+    from lapclip.evaluate import retrieval as evaluate
+    from lapclip.machine.sensors import Sensors
+    from lapclip.runs.events import Event, Finished
+    from lapclip.runs.run import Run
+    from lapclip.step import profile as closeup
+    from lapclip.step.inspection import Inspector
+    from lapclip.train import loop as train
+    from lapclip.view.lines import Screen
 
     clocks = Clocks()
     about: dict[str, Any] = {}

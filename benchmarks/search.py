@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lapclip.cores import wait_calmly
+from lapclip.machine.cores import wait_calmly
 from lapclip.search.approximate import build_graph, nearly_nearest, open_graph
 from lapclip.search.nearest import nearest
 
@@ -104,10 +104,10 @@ def open_searcher(root: Path, size: str, count: int):
     """A searcher of an untrained model, over an index of random embeddings."""
     from indexing import untrained
 
-    from lapclip.search.about import About
+    from lapclip.search.index import About
     from lapclip.search.searcher import Searcher
     from lapclip.search.store import Index
-    from lapclip.search.writing import Writer
+    from lapclip.search.writer import Writer
 
     embedder = untrained(size)
     pictures = root / f"pictures-{size}"

@@ -15,7 +15,7 @@ from PIL import Image
 
 from lapclip.cli import run_command
 from lapclip.config import Config, load_config
-from lapclip.cores import wait_calmly
+from lapclip.machine.cores import wait_calmly
 
 wait_calmly()  # before torch is imported, as the command line does
 
@@ -118,12 +118,12 @@ def call(capfd, monkeypatch):
 @pytest.fixture
 def quick(monkeypatch):
     """A bench that measures for a moment only."""
-    from lapclip import prepare
+    from lapclip.autotune import measure as race
     from lapclip.bench import overview, sections, steps
     from lapclip.bench.ops import time_ops
     from lapclip.bench.rates import bandwidth_gbs, gemm_gflops
     from lapclip.bench.sizes import study_sizes
-    from lapclip.measure import race
+    from lapclip.train import prepare
 
     monkeypatch.setattr(steps, "RACE_SECONDS", 0.3)
     monkeypatch.setattr(steps, "PATIENCE", 0.02)

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 
 import lapclip
 from lapclip.config import PrecisionName
-from lapclip.device import Device
+from lapclip.machine.device import Device
 
 aten = torch.ops.aten
 HERE, THERE = torch.device("cpu"), torch.device("cpu", 0)

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip.appraise import appraise, parted
 from lapclip.config import DataConfig
 from lapclip.data.decode import Unreadable
 from lapclip.data.measured import Measured, to_measure
-from lapclip.data.opening import finished, open_source
+from lapclip.data.open import finished, open_source
 from lapclip.data.source import Source
 from lapclip.errors import UserError
-from lapclip.evaluate import embed_pool, retrieval
+from lapclip.evaluate.full import appraise, parted
+from lapclip.evaluate.retrieval import embed_pool, retrieval
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
 

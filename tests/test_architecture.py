@@ -1,4 +1,4 @@
-"""The rules of the design that a machine can check: layers, backend names, flags, file sizes."""
+"""The rules of the design that a machine can check: layers, backend names, flags."""
 
 import ast
 import re
@@ -16,37 +16,35 @@ from lapclip.model.clip import SIZES
 SOURCE = ROOT / "src" / "lapclip"
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# A module imports only from lower layers; inside data/, model/ and monitor/ each part may import its own.
+# A module imports only from its own package and from lower layers. The packages of one row do not import one another,
+# but for those in `IN_ORDER`, each of which may import the ones before it. CONTRIBUTING.md shows the same table.
 LAYERS = [
-    {"errors"},
-    {
-        "amounts", "config", "intake", "events", "history", "lock", "run", "cores", "machine", "provenance", "plot", "sensors",
-        "battery", "awake", "diagnose", "web", "device",
-    },
-    {"data", "model", "loss", "optim", "augment", "closeup"},
-    {"step", "checkpoint", "feed", "pretrained"},
-    {"embedder", "measure", "recover", "negatives", "resample", "mishaps", "inspection"},
-    {"evaluate", "zero_shot", "settle"},
-    {"tryout", "trust", "snapshot", "mistakes"},
-    {"prepare", "appraise"},
-    {"checkup", "forewarn"},
-    {"train"},
-    {"runs"},
-    {"background", "comparison"},
-    {"bench", "monitor", "report", "search"},
-    {"serve"},
-    {"cli", "__init__"},
-    {"__main__"},
-]  # fmt: skip
-# Within layer 1 these may build on one another, in this order; nothing else on its own layer may.
-ORDER_IN_LAYER_1 = [
-    "amounts", "config", "intake", "events", "history", "cores", "machine", "provenance", "plot", "lock", "run", "sensors",
-    "battery", "awake", "diagnose", "web", "device",
-]  # fmt: skip
-WITHOUT_TORCH = {
-    "errors", "amounts", "config", "intake", "events", "history", "lock", "run", "cores", "machine", "provenance", "plot", "sensors",
-    "battery", "awake", "diagnose", "web", "negatives", "resample", "runs", "background", "comparison", "monitor", "report", "data", "search",
-}  # fmt: skip
+    ("0", ["errors", "units", "files", "config"]),
+    ("1", ["machine"]),
+    ("2", ["runs", "data", "model"]),
+    ("2b", ["weights"]),
+    ("3", ["step", "diagnose", "view"]),
+    ("4", ["embedder", "autotune"]),
+    ("5", ["evaluate"]),
+    ("6", ["train"]),
+    ("7", ["search", "bench"]),
+    ("8", ["serve"]),
+    ("9", ["cli", "__init__", "__main__"]),
+]
+IN_ORDER = {"0", "9"}
+WITHOUT_TORCH = [
+    "errors",
+    "units",
+    "files",
+    "config",
+    "machine",
+    "runs",
+    "data",
+    "diagnose",
+    "view",
+    "search",
+]
+TORCH_ALLOWED = {"machine/device.py"}  # the only file that names a backend
 
 
 def part(path: Path) -> str:
@@ -54,12 +52,8 @@ def part(path: Path) -> str:
     return relative.parts[0].removesuffix(".py")
 
 
-def layer(name: str) -> int:
-    return next(number for number, names in enumerate(LAYERS) if name in names)
-
-
 def imports(path: Path) -> set[str]:
-    """Every lapclip part and outside package a file imports, at its top or inside a function."""
+    """Every module a file imports, at its top or inside a function."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -70,36 +64,38 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+def may_import(own: str) -> set[str]:
+    allowed: set[str] = {own, "__version__"}
+    for number, packages in LAYERS:
+        if own in packages:
+            return allowed | (set(packages[: packages.index(own)]) if number in IN_ORDER else set())
+        allowed |= set(packages)
+    raise AssertionError(f"`{own}` has no layer")
+
+
 @pytest.mark.parametrize("own", sorted({part(path) for path in FILES}))
 def test_imports_point_down_the_layers(own):
-    for name in {name for path in FILES if part(path) == own for name in imports(path)}:
-        if not name.startswith("lapclip."):
-            continue
-        other = name.split(".")[1]
-        if other in (own, "__version__"):
-            continue
-        if layer(other) == layer(own) == 1:
-            assert ORDER_IN_LAYER_1.index(other) < ORDER_IN_LAYER_1.index(own), f"{own} imports {other}"
-        else:
-            assert layer(other) < layer(own), f"{own} imports {other}"
+    for path in (path for path in FILES if part(path) == own):
+        ours = {name.split(".")[1] for name in imports(path) if name.startswith("lapclip.")}
+        if own == "__init__":
+            ours = set()  # lazy: it names what it exports, and imports it when it is first used
+        assert ours <= may_import(own), f"{path.relative_to(SOURCE)} imports {ours - may_import(own)}"
 
 
-@pytest.mark.parametrize("own", sorted(WITHOUT_TORCH))
+def test_contributing_shows_the_same_table():
+    rows = re.findall(r"^\| (\d\w?) \| ([^|]+) \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    shown = [(number, re.findall(r"`(\w+)/?`", packages)) for number, packages in rows]
+    assert shown == [(number, [p for p in packages if p != "__main__"]) for number, packages in LAYERS]
+
+
+@pytest.mark.parametrize("own", WITHOUT_TORCH)
 def test_the_parts_without_torch_do_not_import_it(own):
-    for path in (p for p in FILES if part(p) == own):
+    for path in (p for p in FILES if part(p) == own and str(p.relative_to(SOURCE)) not in TORCH_ALLOWED):
         assert not any(name.split(".")[0] in ("torch", "safetensors") for name in imports(path)), path
 
 
-def test_what_shows_a_run_reaches_nothing_that_has_torch():
-    allowed = WITHOUT_TORCH - {"data", "negatives", "resample", "diagnose", "monitor", "report", "search"}
-    for own in ("monitor", "report", "runs", "background", "comparison"):
-        for path in (p for p in FILES if part(p) == own):
-            ours = {name.split(".")[1] for name in imports(path) if name.startswith("lapclip.")}
-            assert ours <= allowed | {own}, path
-
-
-def test_every_module_has_a_layer():
-    assert {part(path) for path in FILES} <= set().union(*LAYERS)
+def test_few_modules_stand_outside_a_package():
+    assert len(list(SOURCE.glob("*.py"))) <= 8
 
 
 def test_only_device_names_a_backend():
@@ -108,7 +104,7 @@ def test_only_device_names_a_backend():
         words = re.findall(r"\b(cuda|mps|xpu|cudnn)\b", strip_comments(path))
         if part(path) == "config":
             words = [w for w in words if w not in ("cuda", "mps")]
-        assert part(path) == "device" or not words, f"{path} names {words}"
+        assert path == SOURCE / "machine" / "device.py" or not words, f"{path} names {words}"
 
 
 def strip_comments(path: Path) -> str:
@@ -116,14 +112,12 @@ def strip_comments(path: Path) -> str:
 
 
 def test_no_collective_outside_parallel():
-    assert not [
-        path for path in FILES if part(path) != "parallel" and "torch.distributed" in path.read_text()
-    ]
+    assert not [path for path in FILES if path.stem != "parallel" and "torch.distributed" in path.read_text()]
 
 
-def test_only_the_command_line_and_the_monitor_print():
+def test_only_the_command_line_and_the_views_print():
     for path in FILES:
-        if part(path) not in ("cli", "monitor"):
+        if part(path) not in ("cli", "view") and path != SOURCE / "serve" / "watch.py":
             assert not re.search(r"\bprint\(|sys\.std(out|err)", strip_comments(path)), path
 
 
@@ -141,27 +135,12 @@ def test_the_config_knows_every_size():
     assert list(SizeName.__args__) == list(SIZES)
 
 
-@pytest.mark.parametrize("own", sorted({part(path) for path in FILES}))
-def test_a_file_is_one_thing(own):
-    for path in (p for p in FILES if part(p) == own):
-        assert_is_one_thing(path)
-
-
-def assert_is_one_thing(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= 350, path
-    assert path.stem not in (
-        "utils",
-        "util",
-        "common",
-        "helpers",
-        "misc",
-        "base",
-        "manager",
-        "factory",
-        "registry",
-    )
-    assert not text or ast.get_docstring(ast.parse(text)), f"{path} says in its first lines what it is"
+def test_a_file_says_what_it_is():
+    drawers = {"utils", "util", "common", "helpers", "misc", "base", "manager", "factory", "registry"}
+    for path in FILES:
+        text = path.read_text()
+        assert path.stem not in drawers, path
+        assert not text or ast.get_docstring(ast.parse(text)), f"{path} says in its first lines what it is"
 
 
 def test_no_pickle_is_ever_loaded():

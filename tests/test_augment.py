@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from lapclip.augment import augment
+from lapclip.step.augment import augment
 
 NOTHING = {"crop": 1.0, "flip": False, "colour": 0.0}
 

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from lapclip.awake import keep_awake
+from lapclip.machine.awake import keep_awake
 
 STUB = """#!/bin/sh
 trap '{on_end}' TERM
@@ -59,7 +59,7 @@ def test_nothing_is_left_behind_after_an_error(caffeinate):
 
 
 def test_a_program_that_will_not_end_is_killed(caffeinate, tmp_path, monkeypatch):
-    monkeypatch.setattr("lapclip.awake.PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("lapclip.machine.awake.PATIENCE_SECONDS", 0.2)
     write_program(tmp_path / "bin" / "caffeinate", STUB.format(said=caffeinate, on_end=":"))
     with keep_awake():
         pid = int(wait_for(caffeinate)[0])

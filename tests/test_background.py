@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, as_flags, command, environment, wait_for
 
-from lapclip.background import as_arguments, start_training
 from lapclip.cli import app, run_command
 from lapclip.errors import UserError
-from lapclip.run import Run, find_run, new_run
-from lapclip.runs import status_of
+from lapclip.runs.background import as_arguments, start_training
+from lapclip.runs.run import Run, find_run, new_run
+from lapclip.runs.status import status_of
 
 # So much is said that nothing is left to be measured while it is set up.
 SAID = {"chunk": 8, "eval_every": "50", "save_every": "20", "device": "cpu"}

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from conftest import command, environment
 
+from lapclip.autotune.cache import folder_for
 from lapclip.bench import ops, overview, sections, sizes
 from lapclip.bench.sizes import SizeResult, estimate, predicted_speed_up, speed_up, study_sizes
 from lapclip.bench.tables import sizes_table
 from lapclip.config import load_config
-from lapclip.data.opening import finished
-from lapclip.device import DEVICES, present_devices, processor
-from lapclip.machine import cache_folder, read_machine
-from lapclip.measure.cache import folder_for
+from lapclip.data.open import finished
+from lapclip.files import cache_folder
+from lapclip.machine.device import DEVICES, present_devices, processor
+from lapclip.machine.hardware import read_machine
 from lapclip.model.clip import count_parameters, shape_of
 
 pytestmark = pytest.mark.slow

@@ -9,12 +9,12 @@ import pytest
 import torch
 from conftest import environment
 
-from lapclip import checkpoint
-from lapclip.checkpoint import Progress
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.errors import UserError
 from lapclip.model.clip import build_model
-from lapclip.optim import build_optimizer
+from lapclip.step.optim import build_optimizer
+from lapclip.weights import checkpoint
+from lapclip.weights.checkpoint import Progress
 
 NANO = ModelConfig(size="nano", image_size=16)
 

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from lapclip.closeup import Closeup, Kept, gradient_norms, layer_of
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
-from lapclip.device import processor
-from lapclip.events import KINDS_OF_MEMORY, PARTS
-from lapclip.loss import softmax_loss
+from lapclip.machine.device import processor
 from lapclip.model.clip import CLIP, build_model
-from lapclip.optim import build_optimizer
-from lapclip.step import Way, move, update
+from lapclip.runs.events import KINDS_OF_MEMORY, PARTS
+from lapclip.step.loss import softmax_loss
+from lapclip.step.optim import build_optimizer
+from lapclip.step.profile import Closeup, Kept, gradient_norms, layer_of
+from lapclip.step.step import Way, move, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

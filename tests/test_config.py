@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.amounts import is_due
 from lapclip.config import SETTINGS, Config, load_config, to_toml
 from lapclip.errors import UserError
+from lapclip.units import is_due
 
 
 def write(text: str) -> Path:

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 from rich.cells import cell_len
 
-from lapclip.monitor.curves import ASCII, BRAILLE, DOTS, bar, bounds, columns, curve, fill, resample
-from lapclip.monitor.panels_text import beside, cut, padded, paint, plain, spread, width_of, wrapped
+from lapclip.view.braille import ASCII, BRAILLE, DOTS, bar, bounds, columns, curve, fill, resample
+from lapclip.view.panels_text import beside, cut, padded, paint, plain, spread, width_of, wrapped
 
 
 def heights(rows: list[str]) -> list[list[int]]:

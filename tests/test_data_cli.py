@@ -210,7 +210,7 @@ def test_a_picture_of_a_hundred_megapixels_costs_no_more_memory_than_it_must(tmp
     program = """if True:
         import sys
         from lapclip.cli import run_command
-        from lapclip.machine import own_peak_bytes
+        from lapclip.machine.hardware import own_peak_bytes
         for folder in sys.argv[1:]:
             run_command(["data", "check", folder, "--size", "nano", "--json", "--workers", "0"])
             sys.stderr.write(f"{own_peak_bytes()}\\n")

@@ -207,7 +207,7 @@ def peak_megabytes(data: bytes, path) -> float:
     program = """if True:
         import sys
         from lapclip.data.decode import decode
-        from lapclip.machine import own_peak_bytes
+        from lapclip.machine.hardware import own_peak_bytes
         data = open(sys.argv[1], "rb").read()
         before = own_peak_bytes()
         decode(data, 16)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import environment
 
-from lapclip.device import DEVICES, device_named, present_devices, ran_out_of_memory
 from lapclip.errors import UserError
-from lapclip.machine import peak_memory_bytes, read_machine
+from lapclip.machine.device import DEVICES, device_named, present_devices, ran_out_of_memory
+from lapclip.machine.hardware import peak_memory_bytes, read_machine
 
 
 @pytest.mark.parametrize("name", ["mps", "cuda"])
@@ -52,7 +52,7 @@ def test_other_errors_are_not_taken_for_want_of_memory():
 
 def test_threads_are_set_and_freed_memory_is_kept_until_released():
     program = (
-        "import torch, psutil, sys; from lapclip.device import set_up_process, release_memory\n"
+        "import torch, psutil, sys; from lapclip.machine.device import set_up_process, release_memory\n"
         "set_up_process(1); assert torch.get_num_threads() == 1\n"
         "rss = lambda: psutil.Process().memory_info().rss\n"
         "before = rss(); block = torch.ones(100_000_000); del block; kept = rss(); release_memory(); after = rss()\n"

@@ -8,7 +8,7 @@ import pytest
 
 from lapclip.config import load_config
 from lapclip.diagnose import MOST_TIMES, SECONDS_AWAY, Diagnosis
-from lapclip.events import Evaluated, Inspected, Started, Step, Warned
+from lapclip.runs.events import Evaluated, Inspected, Started, Step, Warned
 
 BATCH = 32
 SETTLED = {

@@ -15,14 +15,14 @@ from conftest import SMALL, picture_folder
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-import lapclip.inspection
-from lapclip import checkpoint
+import lapclip.step.inspection
 from lapclip.config import SETTINGS, load_config
 from lapclip.diagnose import evaluations, learning, machine, speed
-from lapclip.events import Evaluated, Event, Inspected, Step, Warned
-from lapclip.machine import num_usable_cores
-from lapclip.prepare import prepare
-from lapclip.train import train
+from lapclip.machine.hardware import num_usable_cores
+from lapclip.runs.events import Evaluated, Event, Inspected, Step, Warned
+from lapclip.train.loop import train
+from lapclip.train.prepare import prepare
+from lapclip.weights import checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -77,7 +77,7 @@ def assert_said(ran: Ran, kind: str, *parts: str, also: set[str] = frozenset()) 
 
 @pytest.fixture
 def look_often(monkeypatch):
-    monkeypatch.setattr(lapclip.inspection, "SECONDS_BETWEEN", 0.1)
+    monkeypatch.setattr(lapclip.step.inspection, "SECONDS_BETWEEN", 0.1)
 
 
 def test_a_usual_run_beats_chance_by_far_and_gives_no_cause_for_words():

@@ -14,14 +14,14 @@ from conftest import ROOT, SMALL, environment, picture_folder
 from PIL import Image
 
 import lapclip as library
-from lapclip.checkpoint import all_checkpoints
 from lapclip.config import load_config
-from lapclip.data.opening import finished, open_source
+from lapclip.data.open import finished, open_source
 from lapclip.embedder import TEMPLATES, Embedder, load
 from lapclip.errors import UserError
-from lapclip.evaluate import embed_pool
-from lapclip.prepare import prepare
-from lapclip.train import train
+from lapclip.evaluate.retrieval import embed_pool
+from lapclip.train.loop import train
+from lapclip.train.prepare import prepare
+from lapclip.weights.checkpoint import all_checkpoints
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -137,7 +137,7 @@ def test_pictures_are_turned_upright(model, files, turned):
 
 
 def test_pixels_are_what_images_come_to(model, files, rows):
-    from lapclip.data.given import decode_as_trained
+    from lapclip.data.images import decode_as_trained
 
     pixels = np.stack([decode_as_trained(file.read_bytes(), model.image_size).pixels for file in files[:5]])
     np.testing.assert_allclose(model.pixels(pixels), rows[:5], atol=1e-5)

@@ -13,7 +13,7 @@ from conftest import SMALL, picture_folder, wait_for
 from PIL import Image
 
 from lapclip.config import load_config
-from lapclip.run import Run
+from lapclip.runs.run import Run
 
 HOSTILE = "cat\u202e[bold]x"
 
@@ -21,8 +21,8 @@ HOSTILE = "cat\u202e[bold]x"
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run, another one that differs in its weights, photos, and a folder of classes."""
-    from lapclip.prepare import prepare
-    from lapclip.train import train
+    from lapclip.train.loop import train
+    from lapclip.train.prepare import prepare
 
     before, cache = Path.cwd(), os.environ.get("LAPCLIP_CACHE")
     folder = tmp_path_factory.mktemp("trained")

@@ -6,8 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lapclip.data.opening import finished
-from lapclip.evaluate import Links, Pool, belong_together, chance, ranking, recall, retrieval, witnesses
+from lapclip.data.open import finished
+from lapclip.evaluate.retrieval import (
+    Links,
+    Pool,
+    belong_together,
+    chance,
+    ranking,
+    recall,
+    retrieval,
+    witnesses,
+)
 
 
 def names(number: int) -> list[str]:

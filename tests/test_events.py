@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.events import (
+from lapclip.runs.events import (
     KINDS,
     KINDS_OF_MEMORY,
     LONGEST_LINE,
@@ -362,7 +362,7 @@ def test_a_reader_lives_within_a_limit_on_memory(file):
         out.truncate(300 << 20)
     append(file, b"\n" + lines([1]))
     program = (
-        "import resource, sys; from pathlib import Path; from lapclip.events import read_events\n"
+        "import resource, sys; from pathlib import Path; from lapclip.runs.events import read_events\n"
         f"resource.setrlimit(resource.RLIMIT_DATA, ({150 << 20}, {150 << 20}))\n"
         "print([event.step for event in read_events(Path(sys.argv[1]))])"
     )

@@ -12,11 +12,11 @@ from conftest import picture_folder
 
 from lapclip.config import load_config
 from lapclip.data.batches import Batch, load_batches
-from lapclip.data.opening import Data, finished
+from lapclip.data.open import Data, finished
 from lapclip.errors import UserError
-from lapclip.feed import ahead, feed, look_at
 from lapclip.model.clip import shape_of
-from lapclip.prepare import open_here, tokenizer_for
+from lapclip.step.feed import ahead, feed, look_at
+from lapclip.train.prepare import open_here, tokenizer_for
 
 PATIENCE_SECONDS = 20  # for a thread that should be quick; nothing here takes as long unless it is broken
 ARRAYS = ("images", "tokens", "ends", "image_ids", "caption_ids")

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageEnhance
 
 from lapclip.data.decode import RECORD, decode
-from lapclip.data.groups import by_first_member, content_groups, duplicates, side_of_groups
+from lapclip.data.split import by_first_member, content_groups, duplicates, side_of_groups
 from lapclip.data.synthetic import SceneSource
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from test_events import ONE_OF_EACH, RECALL
 
-from lapclip.events import Continued, Evaluated, Failed, Finished, Paused, Started, Step, Warned
-from lapclip.history import (
+from lapclip.runs.events import Continued, Evaluated, Failed, Finished, Paused, Started, Step, Warned
+from lapclip.runs.history import (
     LONGEST_GAP,
     MOST_EPOCHS,
     MOST_EVALUATIONS,

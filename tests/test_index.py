@@ -11,12 +11,12 @@ from conftest import SMALL, picture_folder
 from PIL import Image
 
 from lapclip.config import load_config
-from lapclip.run import Run
-from lapclip.search.about import all_abouts
+from lapclip.runs.run import Run
+from lapclip.search.index import all_abouts
 from lapclip.search.searcher import Searcher
 from lapclip.search.store import Index, all_indexes, find_index
 from lapclip.search.update import update
-from lapclip.search.writing import Writer
+from lapclip.search.writer import Writer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

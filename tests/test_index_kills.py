@@ -15,7 +15,7 @@ from conftest import ROOT, environment, wait_for
 from PIL import Image
 from test_index import counts, make_run
 
-from lapclip.search.about import all_abouts
+from lapclip.search.index import all_abouts
 from lapclip.search.store import Index
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -15,9 +15,9 @@ import pytest
 from conftest import SMALL, as_flags, command, environment
 from rich.console import Console
 
-from lapclip.amounts import duration, milliseconds, percent
-from lapclip.events import Paused, Started, Step, Warned
-from lapclip.monitor.line import Average, Screen
+from lapclip.runs.events import Paused, Started, Step, Warned
+from lapclip.units import duration, milliseconds, percent
+from lapclip.view.lines import Average, Screen
 
 
 def in_a_terminal(*arguments: str, columns: int, rows: int = 24) -> str:

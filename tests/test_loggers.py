@@ -14,7 +14,7 @@ import pytest
 from conftest import SMALL, as_flags, command, environment, lapclip, wait_for
 
 from lapclip.errors import UserError
-from lapclip.events import (
+from lapclip.runs.events import (
     KINDS_OF_MEMORY,
     PARTS,
     Evaluated,
@@ -27,12 +27,12 @@ from lapclip.events import (
     read_events,
     to_line,
 )
-from lapclip.monitor import loggers
-from lapclip.monitor.loggers import scalars_of, to_tensorboard
-from lapclip.run import Run
+from lapclip.runs.run import Run
+from lapclip.view import loggers
+from lapclip.view.loggers import scalars_of, to_tensorboard
 
 FOLLOW = (
-    "import sys; from pathlib import Path; from lapclip.run import Run; from lapclip.monitor.loggers import LOGGERS\n"
+    "import sys; from pathlib import Path; from lapclip.runs.run import Run; from lapclip.view.loggers import LOGGERS\n"
     "is_whole = LOGGERS[sys.argv[1]](Run(Path(sys.argv[2])))\n"
     "print('whole' if is_whole else 'left')\n"
     "assert not {'torch', 'tensorflow'} & set(sys.modules)"
@@ -281,8 +281,8 @@ def test_a_missing_package_is_said_with_what_to_install(package):
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name.split('.')[0] == sys.argv[1]: raise ModuleNotFoundError(name, name=name)\n"
         "sys.meta_path.insert(0, Blocker())\n"
-        "from pathlib import Path; from lapclip.run import Run; from lapclip.errors import UserError\n"
-        "from lapclip.monitor.loggers import LOGGERS\n"
+        "from pathlib import Path; from lapclip.runs.run import Run; from lapclip.errors import UserError\n"
+        "from lapclip.view.loggers import LOGGERS\n"
         "try:\n    LOGGERS[sys.argv[1]](Run(Path(sys.argv[2])))\n"
         "except UserError as problem:\n    print(problem.message, '|', problem.hint)"
     )

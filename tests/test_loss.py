@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lapclip.loss import LOSSES
+from lapclip.step.loss import LOSSES
 
 SCALE, BIAS = torch.tensor([10.0]), torch.tensor([-3.0])
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lapclip.cores import Cores, cores_from_kernel, cores_from_sysctl, parse_ranges, parse_sysctl
-from lapclip.machine import Machine, num_usable_cores, read_machine
+from lapclip.machine.cores import Cores, cores_from_kernel, cores_from_sysctl, parse_ranges, parse_sysctl
+from lapclip.machine.hardware import Machine, num_usable_cores, read_machine
 
 M1 = """machdep.cpu.brand_string: Apple M1
 hw.ncpu: 8

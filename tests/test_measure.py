@@ -9,17 +9,17 @@ import fakes
 import pytest
 import torch
 
-from lapclip.amounts import age
+from lapclip.autotune import measure as race
+from lapclip.autotune.cache import MOST_DAYS, folder_for, recall, remember
+from lapclip.autotune.measure import Rigs, measure
+from lapclip.autotune.plans import all_ways, few_ways, thread_counts
+from lapclip.autotune.rehearsal import Work
+from lapclip.autotune.results import Budget, Candidate, Measured, choose, reasons_for, remark_on
 from lapclip.config import DeviceConfig, load_config
-from lapclip.device import DEVICES, Device, processor
-from lapclip.machine import Machine
-from lapclip.measure import race
-from lapclip.measure.cache import MOST_DAYS, folder_for, recall, remember
-from lapclip.measure.race import Rigs, measure
-from lapclip.measure.rehearsal import Work
-from lapclip.measure.results import Budget, Candidate, Measured, choose, reasons_for, remark_on
-from lapclip.measure.ways import all_ways, few_ways, thread_counts
-from lapclip.step import Way
+from lapclip.machine.device import DEVICES, Device, processor
+from lapclip.machine.hardware import Machine
+from lapclip.step.step import Way
+from lapclip.units import age
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
 PLAIN = Way("cpu", "fp32", threads=4, chunk=64)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lapclip.negatives import accuracy_by_difficulty, chance_of_none, likeness, words_of
+from lapclip.evaluate.difficulty import accuracy_by_difficulty, chance_of_none, likeness, words_of
 
 COLOURS, THINGS = (
     ("red", "green", "blue", "grey", "pink", "black"),

@@ -8,7 +8,7 @@ import torch
 from waiting import SlowToAnswer
 
 from lapclip.bench.ops import LONGEST_CALL_SECONDS, OPS, OpTiming, ends, fits, overtakes, time_ops
-from lapclip.device import Device, processor
+from lapclip.machine.device import Device, processor
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ import pytest
 
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.model.clip import build_model
-from lapclip.optim import build_optimizer, schedule, set_lr
+from lapclip.step.optim import build_optimizer, schedule, set_lr
 
 
 def test_the_schedule_rises_then_falls_to_nothing():

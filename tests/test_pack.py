@@ -20,7 +20,7 @@ from lapclip.data import journal
 from lapclip.data import pack as packing
 from lapclip.data.catalogue import Gathering
 from lapclip.data.decode import decode
-from lapclip.data.opening import finished, open_source
+from lapclip.data.open import finished, open_source
 from lapclip.errors import UserError
 
 

@@ -14,8 +14,8 @@ from conftest import SMALL, as_flags, command, environment, wait_for
 from test_web import Server, append, evaluated, inspected, started, step, write_run
 
 from lapclip.cli import run_command
-from lapclip.events import Finished, Step, Warned
-from lapclip.run import Run
+from lapclip.runs.events import Finished, Step, Warned
+from lapclip.runs.run import Run
 
 HOSTILE = "<img src=x onerror=\"document.title='stolen'\"><b id=hostile>bold</b>"
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run --disable-sync"

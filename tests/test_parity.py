@@ -8,14 +8,7 @@ import pytest
 import torch
 from fakes import Cannot, Elsewhere, Peculiar, Small, Wrong, WrongOnPermuted
 
-from lapclip.config import load_config
-from lapclip.data.batches import load_batches
-from lapclip.data.synthetic import SceneSource
-from lapclip.data.tokenizer import train_tokenizer
-from lapclip.device import DEVICES, Device, processor
-from lapclip.errors import UserError
-from lapclip.loss import LOSSES, NEEDS_BIAS
-from lapclip.measure.parity import (
+from lapclip.autotune.parity import (
     NUM_PAIRS,
     Gradients,
     Probe,
@@ -25,9 +18,16 @@ from lapclip.measure.parity import (
     place_checked,
     reference,
 )
+from lapclip.config import load_config
+from lapclip.data.batches import load_batches
+from lapclip.data.synthetic import SceneSource
+from lapclip.data.tokenizer import train_tokenizer
+from lapclip.errors import UserError
+from lapclip.machine.device import DEVICES, Device, processor
 from lapclip.model.clip import CLIP, build_model
-from lapclip.optim import build_optimizer
-from lapclip.step import Way, choose_patches, move, update
+from lapclip.step.loss import LOSSES, NEEDS_BIAS
+from lapclip.step.optim import build_optimizer
+from lapclip.step.step import Way, choose_patches, move, update
 
 SOURCE = SceneSource(num_pairs=2 * NUM_PAIRS)
 TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(NUM_PAIRS)], 300)

@@ -11,15 +11,15 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
+from lapclip.autotune.results import Candidate, Measured
+from lapclip.bench.figures import draw_ops, draw_sizes, draw_steps
 from lapclip.bench.lines import overtakes
 from lapclip.bench.ops import OpTiming
 from lapclip.bench.page import Table, check_picture, write_picture
 from lapclip.bench.paper import duration
-from lapclip.bench.picture import draw_ops, draw_sizes, draw_steps
 from lapclip.bench.sizes import SizeResult
 from lapclip.errors import UserError
-from lapclip.measure.results import Candidate, Measured
-from lapclip.step import Way
+from lapclip.step.step import Way
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from PIL import Image, ImageFont
 
-from lapclip.plot import NUM_FOUND, TILE, draw_found, wrapped
+from lapclip.view.plot import NUM_FOUND, TILE, draw_found, wrapped
 
 BLUE, RED = Image.new("RGB", (TILE, TILE), "blue"), Image.new("RGB", (TILE, TILE), "red")
 

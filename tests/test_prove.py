@@ -13,8 +13,8 @@ import torch
 from conftest import ROOT, SMALL, as_flags, command, environment, lapclip
 from safetensors.torch import load_file
 
-from lapclip import checkpoint
-from lapclip.run import open_run
+from lapclip.runs.run import open_run
+from lapclip.weights import checkpoint
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
 QUICK = " ".join(as_flags(SMALL | {"steps": 3}))

@@ -19,8 +19,8 @@ OPEN = """
 import sys, time
 started = time.perf_counter()
 from lapclip.config import DataConfig
-from lapclip.data.opening import finished, open_source
-from lapclip.machine import peak_memory_bytes
+from lapclip.data.open import finished, open_source
+from lapclip.machine.hardware import peak_memory_bytes
 if __name__ == "__main__":
     data = finished(open_source(DataConfig(source="pairs.csv", captions="all"), 16))
     print(time.perf_counter() - started, peak_memory_bytes(), data.training.num_pairs, data.held_out.num_pairs)

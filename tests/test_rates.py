@@ -17,7 +17,7 @@ from lapclip.bench.rates import (
     parse_build,
     time_block,
 )
-from lapclip.device import Device, processor
+from lapclip.machine.device import Device, processor
 
 WAIT_SECONDS = 0.002
 # As PyTorch prints it on an M2, of a time before its wheels had OpenMP, and on Linux; shortened.

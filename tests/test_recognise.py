@@ -13,8 +13,8 @@ from conftest import picture_folder
 
 from lapclip.config import DataConfig
 from lapclip.data.catalogue import Options
-from lapclip.data.opening import finished, open_source
-from lapclip.data.recognise import open_catalogue
+from lapclip.data.formats.detect import open_catalogue
+from lapclip.data.open import finished, open_source
 from lapclip.errors import UserError
 
 NUM = 8

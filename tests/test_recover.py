@@ -15,23 +15,23 @@ import torch
 from conftest import environment
 from fakes import Peculiar, Small
 
-from lapclip import checkpoint
-from lapclip.checkpoint import Progress
 from lapclip.config import load_config
 from lapclip.data.batches import load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
-from lapclip.device import DEVICES, device_named, processor
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
-from lapclip.events import Step
-from lapclip.loss import LOSSES, NEEDS_BIAS
+from lapclip.machine.device import DEVICES, device_named, processor
 from lapclip.model.clip import CLIP, build_model
-from lapclip.optim import build_optimizer
-from lapclip.prepare import prepare
-from lapclip.recover import GROWS_AFTER, update_or_recover
-from lapclip.step import Numbers, Way, move
-from lapclip.train import train
+from lapclip.runs.events import Step
+from lapclip.step.loss import LOSSES, NEEDS_BIAS
+from lapclip.step.optim import build_optimizer
+from lapclip.step.recover import GROWS_AFTER, update_or_recover
+from lapclip.step.step import Numbers, Way, move
+from lapclip.train.loop import train
+from lapclip.train.prepare import prepare
+from lapclip.weights import checkpoint
+from lapclip.weights.checkpoint import Progress
 
 B = 8
 SOURCE = SceneSource(num_pairs=B)
@@ -185,12 +185,12 @@ import ctypes, json, resource
 import psutil
 from lapclip.config import load_config
 from lapclip.data.tokenizer import load_tokenizer
-from lapclip.device import release_memory
-from lapclip.events import Step, Warned
-from lapclip.measure.rehearsal import Rig, Work
-from lapclip.prepare import prepare
-from lapclip.step import Way
-from lapclip.train import train
+from lapclip.machine.device import release_memory
+from lapclip.runs.events import Step, Warned
+from lapclip.autotune.rehearsal import Rig, Work
+from lapclip.train.prepare import prepare
+from lapclip.step.step import Way
+from lapclip.train.loop import train
 
 FLAGS = dict(source="synthetic:400", size="nano", num_validation=16, batch_size=128, chunk=128, eval_every="99",
              text_length=8, workers=0, threads=1, precision="fp32", device="cpu", steps=6)

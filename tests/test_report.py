@@ -15,8 +15,8 @@ from conftest import SMALL, lapclip
 from PIL import Image
 
 from lapclip.config import load_config, to_toml
-from lapclip.errors import UserError
-from lapclip.events import (
+from lapclip.errors import UserError, one_line
+from lapclip.runs.events import (
     KINDS_OF_MEMORY,
     PARTS,
     Continued,
@@ -30,12 +30,12 @@ from lapclip.events import (
     Warned,
     to_line,
 )
-from lapclip.report import sections_for, to_markdown, write_page, write_report
-from lapclip.report.record import read_record
-from lapclip.report.sections import sections_of
-from lapclip.report.stretches import phases_of, stretches_of
-from lapclip.report.words import clean, share
-from lapclip.run import Run
+from lapclip.runs.record import read_record
+from lapclip.runs.run import Run
+from lapclip.units import share
+from lapclip.view.report import sections_for, to_markdown, write_page, write_report
+from lapclip.view.sections import sections_of
+from lapclip.view.stretches import phases_of, stretches_of
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> | `a` \"'&\u202e\x07"
 MEGABYTE = 1 << 20
@@ -45,8 +45,8 @@ BATCH, PAIRS = 10, 200
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """A run that was really trained, to copy from."""
-    from lapclip.prepare import prepare
-    from lapclip.train import train
+    from lapclip.train.loop import train
+    from lapclip.train.prepare import prepare
 
     before, cache = Path.cwd(), os.environ.get("LAPCLIP_CACHE")
     os.chdir(tmp_path_factory.mktemp("real"))
@@ -658,7 +658,7 @@ def test_the_page_of_many_hours_is_hardly_larger_than_that_of_one():
 
 
 def test_a_line_of_text_is_one_line_whatever_is_in_it():
-    assert clean("a\nb\r\x00c\u2028d\ud800") == "a b  c d"
+    assert one_line("a\nb\r\x00c\u2028d\ud800") == "a b  c d"
 
 
 def at_chance(number) -> Evaluated:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from lapclip.report.against import comparison, is_told
-from lapclip.report.evaluation import evaluation_page, how_measured, write_evaluation, zero_shot_words
-from lapclip.report.intervals import Range, draw_confusion, draw_ranges
+from lapclip.view.against import comparison, is_told
+from lapclip.view.evaluation import evaluation_page, how_measured, write_evaluation, zero_shot_words
+from lapclip.view.intervals import Range, draw_confusion, draw_ranges
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> `a` \"'&\u202e\x07"
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run"
@@ -185,7 +185,7 @@ def test_a_confusion_shows_its_share_by_colour_and_many_classes_without_names():
 
 
 def test_the_page_is_written_whole_and_known_again(result, pictures):
-    from lapclip.report import refuse_foreign
+    from lapclip.view.report import refuse_foreign
 
     for _ in range(2):
         write_evaluation(Path("page.html"), result, pictures)

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lapclip.resample import (
+from lapclip.evaluate.statistics import (
     intervals,
     resampled_intervals,
     resamples,
@@ -64,7 +64,7 @@ def test_the_same_question_gets_the_same_interval():
 
 
 def test_each_draw_has_as_many_pictures_as_there_are(monkeypatch):
-    monkeypatch.setattr("lapclip.resample.MOST_CELLS", 70)
+    monkeypatch.setattr("lapclip.evaluate.statistics.MOST_CELLS", 70)
     drawn = list(resamples(30, 5, seed=0))
     assert [len(times) for times in drawn] == [2, 2, 1]
     assert (np.concatenate(drawn).sum(axis=1) == 30).all()
@@ -102,7 +102,7 @@ def test_equal_models_do_not_differ():
 
 
 def test_the_chance_is_that_over_all_signs(monkeypatch):
-    monkeypatch.setattr("lapclip.resample.MOST_CELLS", 1000)
+    monkeypatch.setattr("lapclip.evaluate.statistics.MOST_CELLS", 1000)
     difference = np.array([3, 1, 1, -1, 2, 0, 1]) / 7
     sums = [abs(np.dot(signs, difference)) for signs in product((-1, 1), repeat=7)]
     exact = np.mean(np.array(sums) >= abs(difference.sum()) - 1e-9)

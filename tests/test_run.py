@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from lapclip.errors import UserError
-from lapclip.events import Failed, Finished, Started, Step, Warned, from_line, read_events, to_line
-from lapclip.run import new_run, open_run, write_atomically
+from lapclip.files import write_atomically
+from lapclip.runs.events import Failed, Finished, Started, Step, Warned, from_line, read_events, to_line
+from lapclip.runs.run import new_run, open_run
 
 
 def step(number: int) -> Step:
@@ -57,7 +58,7 @@ def test_a_run_opens_by_name_and_by_path():
 def test_only_one_process_trains_a_run():
     run = new_run("cats", prefix="x")
     program = (
-        "from pathlib import Path; from lapclip.run import Run\n"
+        "from pathlib import Path; from lapclip.runs.run import Run\n"
         "with Run(Path('runs/cats')).owned():\n    print('mine', flush=True); input()"
     )
     with subprocess.Popen(
@@ -88,7 +89,7 @@ def test_what_stands_in_a_lock_file_does_not_hold_it():
 def test_of_many_processes_that_want_a_run_one_gets_it():
     new_run("cats", prefix="x")
     program = (
-        "import time; from pathlib import Path; from lapclip.run import Run; from lapclip.errors import UserError\n"
+        "import time; from pathlib import Path; from lapclip.runs.run import Run; from lapclip.errors import UserError\n"
         "try:\n    with Run(Path('runs/cats')).owned(): print('mine'); time.sleep(3)\n"
         "except UserError: print('taken')"
     )

@@ -15,7 +15,7 @@ from conftest import command, environment
 
 from lapclip.config import Config, load_config
 from lapclip.errors import UserError
-from lapclip.events import (
+from lapclip.runs.events import (
     Continued,
     Evaluated,
     Event,
@@ -27,8 +27,8 @@ from lapclip.events import (
     Step,
     to_line,
 )
-from lapclip.run import Run, new_run, open_run
-from lapclip.runs import all_runs, newest_run, num_bytes, remove, status_of
+from lapclip.runs.run import Run, new_run, open_run
+from lapclip.runs.status import all_runs, newest_run, num_bytes, remove, status_of
 
 WAY = {f"{what}@{k}": 0.01 for what in ("recall", "chance") for k in (1, 5, 10)}
 NOW = time.time()
@@ -80,7 +80,7 @@ def held():
 
     def hold(run: Run) -> int:
         program = (
-            f"from pathlib import Path; from lapclip.run import Run\n"
+            f"from pathlib import Path; from lapclip.runs.run import Run\n"
             f"run = Run(Path({str(run.path)!r})); run.take_lock(); print('mine', flush=True); input()"
         )
         other = subprocess.Popen(

@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from test_searcher import COPIED, make_index
 from test_thumbnails import decoded
 
-from lapclip.checkpoint import MODEL, best
 from lapclip.cli.found import shorten_path
 from lapclip.cli.thumbnails import COLUMNS, GAP, ROWS
+from lapclip.weights.checkpoint import MODEL, best
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from test_page import Visit, browser  # noqa: F401  # a fixture
 from lapclip.cli import run_command
 from lapclip.config import load_config
 from lapclip.data.tokenizer import train_bpe
-from lapclip.device import processor
 from lapclip.embedder import Embedder
+from lapclip.machine.device import processor
 from lapclip.model.clip import build_model
 from lapclip.search.query import parse_words
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from lapclip.machine import num_usable_cores
-from lapclip.sensors import Battery, Sensors, read_battery
-from lapclip.sensors.asked import Asked
-from lapclip.sensors.busy import (
+from lapclip.machine.asked import Asked
+from lapclip.machine.busy import (
     CoreTime,
     descendants_from_kernel,
     descendants_from_parents,
     parse_proc_stat,
     share,
 )
-from lapclip.sensors.kernel import find_thermometers, hottest, is_awake, used
-from lapclip.sensors.texts import (
+from lapclip.machine.hardware import num_usable_cores
+from lapclip.machine.power import find_thermometers, hottest, is_awake, used
+from lapclip.machine.sensors import Battery, Sensors, read_battery
+from lapclip.machine.texts import (
     parse_ioreg,
     parse_macmon,
     parse_nvidia,

@@ -29,18 +29,18 @@ from PIL import Image
 from lapclip.cli.serve import checked_token, is_for_this_machine
 from lapclip.config import load_config
 from lapclip.data.tokenizer import train_bpe
-from lapclip.device import processor
 from lapclip.embedder import Embedder, load
 from lapclip.errors import UserError
+from lapclip.machine.device import processor
 from lapclip.model.clip import build_model
 from lapclip.search.store import find_index
 from lapclip.search.update import update
 from lapclip.serve.addresses import hosts_of, is_local, names_of
 from lapclip.serve.app import build_server
+from lapclip.serve.http import HEADERS
 from lapclip.serve.limits import Limits, Rates
 from lapclip.serve.refusals import Refused
 from lapclip.serve.service import Service
-from lapclip.web import HEADERS
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +49,7 @@ TOKEN = "a-token-of-enough-letters"
 # As `lapclip serve`, but with little patience.
 PROGRAM = """
 import sys
-from lapclip.cores import wait_calmly
+from lapclip.machine.cores import wait_calmly
 wait_calmly()
 from lapclip.cli.serve import serve_model
 from lapclip.serve.limits import Limits

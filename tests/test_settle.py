@@ -4,11 +4,11 @@ from dataclasses import fields, replace
 
 import pytest
 
+from lapclip.autotune.memory import activation_bytes
+from lapclip.autotune.resolve import DataSummary, half_a_step, settle, share_done, total_steps
 from lapclip.config import Config, load_config
 from lapclip.errors import UserError
-from lapclip.machine import Machine
-from lapclip.measure.memory import activation_bytes
-from lapclip.settle import DataSummary, half_a_step, settle, share_done, total_steps
+from lapclip.machine.hardware import Machine
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
 DATA = DataSummary(num_train=1000, num_held_out=512)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, ImageFont
 
-from lapclip.data.sheet import PICTURE, draw_sheet, lines_of
+from lapclip.view.sheet import PICTURE, draw_sheet, lines_of
 
 RED, BLUE = Image.new("RGB", (32, 24), "red"), Image.new("RGB", (24, 32), "blue")
 

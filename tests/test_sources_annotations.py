@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from lapclip.data.catalogue import Options
-from lapclip.data.sources.annotations import looks_like_annotations, open_annotations
+from lapclip.data.formats.annotations import looks_like_annotations, open_annotations
 from lapclip.errors import UserError
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lapclip.data.catalogue import Options
 from lapclip.data.decode import decode
-from lapclip.data.sources.emoji import find_fonts, fitting_size, from_files, open_emoji, twemoji_folder
+from lapclip.data.formats.emoji import find_fonts, fitting_size, from_files, open_emoji, twemoji_folder
 from lapclip.errors import UserError
 
 COLOUR_FONT = next((path for path in find_fonts() if fitting_size(path)), None)
@@ -53,7 +53,7 @@ def captions(name: str) -> list[str]:
 def in_another_process(code: str, *hidden: str) -> str:
     """What a script prints where some packages, and all fonts of the system, are missing."""
     hide = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))\n"
-    no_fonts = "import lapclip.data.sources.emoji as e; e.FONT_FOLDERS = ('no-fonts',)\n"
+    no_fonts = "import lapclip.data.formats.emoji as e; e.FONT_FOLDERS = ('no-fonts',)\n"
     done = subprocess.run(
         [sys.executable, "-c", hide + no_fonts + code], capture_output=True, text=True, check=False
     )

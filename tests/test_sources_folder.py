@@ -11,9 +11,9 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from lapclip.data.catalogue import Options
-from lapclip.data.sources.folder import open_folder
-from lapclip.data.sources.metadata import description, parse_xmp
-from lapclip.data.sources.naming import caption_in_name, class_name, side_of
+from lapclip.data.formats.folder import open_folder
+from lapclip.data.formats.metadata import description, parse_xmp
+from lapclip.data.formats.names import caption_in_name, class_name, side_of
 from lapclip.errors import UserError
 
 FOLDER = Path("photos")

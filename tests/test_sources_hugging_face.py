@@ -18,8 +18,8 @@ from lapclip.data.catalogue import Catalogue, Options
 from lapclip.errors import UserError
 
 datasets = pytest.importorskip("datasets")
-from lapclip.data.sources.hub import quietly  # noqa: E402 - it needs the package
-from lapclip.data.sources.hugging_face import open_hugging_face  # noqa: E402
+from lapclip.data.formats.hub import quietly  # noqa: E402 - it needs the package
+from lapclip.data.formats.hugging_face import open_hugging_face  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -301,7 +301,7 @@ def test_names_that_cannot_be_datasets_are_said_at_once(name):
 def test_an_unknown_name_offline_is_said_quickly_and_in_words(name, tmp_path):
     code = (
         "import sys\nfrom lapclip.errors import UserError\nfrom lapclip.data.catalogue import Options\n"
-        "from lapclip.data.sources.hugging_face import open_hugging_face\n"
+        "from lapclip.data.formats.hugging_face import open_hugging_face\n"
         "try: open_hugging_face(sys.argv[1], Options())\n"
         "except UserError as error: print(error.message, '|', error.hint)"
     )

@@ -22,10 +22,11 @@ from conftest import ROOT
 from PIL import Image
 
 from lapclip.data.catalogue import Catalogue, Options
+from lapclip.data.formats import remote as byte_ranges
+from lapclip.data.formats import tar
+from lapclip.data.formats.remote import BLOCK_BYTES, NUM_BLOCKS, NUM_OPEN
+from lapclip.data.formats.shards import expand, is_shards, open_shards
 from lapclip.data.source import BUFFER_BYTES, local_order
-from lapclip.data.sources import byte_ranges, tar
-from lapclip.data.sources.byte_ranges import BLOCK_BYTES, NUM_BLOCKS, NUM_OPEN
-from lapclip.data.sources.shards import expand, is_shards, open_shards
 from lapclip.errors import UserError
 
 COCO = ROOT.parent / "shared" / "data" / "coco"

@@ -20,9 +20,9 @@ from PIL import Image
 from lapclip.data.catalogue import Options, Problems
 from lapclip.data.decode import decode
 from lapclip.data.files import FileReader
-from lapclip.data.sources.parquet import look_at_parquet, open_parquet, parquet_rows, text_rows_at_once
-from lapclip.data.sources.splits import split_lists
-from lapclip.data.sources.tables import is_table_name, looks_like_table, open_table
+from lapclip.data.formats.parquet import look_at_parquet, open_parquet, parquet_rows, text_rows_at_once
+from lapclip.data.formats.splits import split_lists
+from lapclip.data.formats.tables import is_table_name, looks_like_table, open_table
 from lapclip.errors import UserError
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="measures as Linux does")
@@ -321,8 +321,8 @@ def test_a_table_in_parts_is_one_table():
 
 @pytest.mark.parametrize("kept", [0, 2**28], ids=["large row groups", "small row groups"])
 def test_parquet_with_hugging_face_pictures_and_lists_of_captions(monkeypatch, kept):
-    monkeypatch.setattr("lapclip.data.sources.parquet.MOST_KEPT", kept)
-    monkeypatch.setattr("lapclip.data.sources.parquet.NUM_PICTURES_AT_ONCE", 2)
+    monkeypatch.setattr("lapclip.data.formats.parquet.MOST_KEPT", kept)
+    monkeypatch.setattr("lapclip.data.formats.parquet.NUM_PICTURES_AT_ONCE", 2)
     rows = [
         {
             "image": {"bytes": picture(colour), "path": "same.png" if i > 3 else f"{colour}.png"},
@@ -422,7 +422,7 @@ def bytes_read() -> int:
 
 
 def test_what_is_kept_of_large_row_groups_is_bounded_and_right(monkeypatch):
-    monkeypatch.setattr("lapclip.data.sources.parquet.MOST_KEPT", 200_000)
+    monkeypatch.setattr("lapclip.data.formats.parquet.MOST_KEPT", 200_000)
     rows = [{"image": picture("red") + os.urandom(3000), "caption": f"a red square {n}"} for n in range(400)]
     pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
     reader = opened("pairs.parquet").reader
@@ -435,8 +435,8 @@ BOMB = """
 import resource
 from pathlib import Path
 from lapclip.data.catalogue import Options
-from lapclip.data.sources.tables import open_table
-from lapclip.machine import own_peak_bytes
+from lapclip.data.formats.tables import open_table
+from lapclip.machine.hardware import own_peak_bytes
 resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30, 6 * 2**30))  # so that a fault here hurts nobody else
 found = open_table([Path("bomb.parquet")], "bomb.parquet", Options())
 print(len(found.names), sum(len(found.reader.read(index)) for index in (0, 7, len(found.names) - 1)))
@@ -470,7 +470,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_read_in_little_memory(column)
 
 @pytest.mark.parametrize("form", ["text", "list", "objects"])
 def test_many_rows_in_one_row_group_are_read_many_at_once(monkeypatch, form):
-    monkeypatch.setattr("lapclip.data.sources.parquet.MOST_AT_ONCE", 500_000)
+    monkeypatch.setattr("lapclip.data.formats.parquet.MOST_AT_ONCE", 500_000)
     texts = [f"a red square, number {n}" for n in range(30_000)]
     captions = {
         "text": texts,
@@ -643,7 +643,7 @@ def test_a_table_made_to_be_read_again_and_again_is_read_soon():
 
 def test_huge_cells_and_lines_are_no_end(monkeypatch):
     save_pictures()
-    monkeypatch.setattr("lapclip.data.sources.layout.MOST_LINE", 3 * 2**20)
+    monkeypatch.setattr("lapclip.data.formats.layout.MOST_LINE", 3 * 2**20)
     name = write(
         f"image,caption\nred.png,{'word ' * 200_000}\nblue.png,{'x' * 4 * 2**20}\ngreen.png,a green one\n"
     )

@@ -10,11 +10,11 @@ from lapclip.config import ModelConfig
 from lapclip.data.batches import Batch, load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
-from lapclip.device import DEVICES, Device
-from lapclip.loss import LOSSES
+from lapclip.machine.device import DEVICES, Device
 from lapclip.model.clip import CLIP, SIZES, build_model
 from lapclip.model.towers import Shape
-from lapclip.step import (
+from lapclip.step.loss import LOSSES
+from lapclip.step.step import (
     choose_patches,
     contrastive_step,
     fixed_length,

@@ -11,12 +11,12 @@ import pytest
 
 from lapclip.data.files import Folders
 from lapclip.errors import UserError
-from lapclip.search import writing
-from lapclip.search.about import About, all_abouts, indexes_folder
+from lapclip.search import writer as writing
+from lapclip.search.index import About, all_abouts, indexes_folder
 from lapclip.search.scan import Stamp, Unopened, pictures_under
 from lapclip.search.store import Index, all_indexes, find_index
 from lapclip.search.update import Summary, forget, keep_disks
-from lapclip.search.writing import Writer, owned
+from lapclip.search.writer import Writer, owned
 
 WIDTH = 4
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lapclip.config import DataConfig
-from lapclip.data.opening import finished, open_source
+from lapclip.data.open import finished, open_source
 from lapclip.data.scenes import ALL_KINDS, BACKGROUNDS, COLOURS, HELD_OUT_COLOUR, KINDS, SIZE_WORDS, Scene
 from lapclip.data.synthetic import DocumentsSource, HeldOutScenes, SceneSource
 from lapclip.errors import UserError

@@ -17,13 +17,13 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import lapclip as library
-from lapclip import checkpoint
 from lapclip.config import load_config
 from lapclip.errors import UserError
-from lapclip.events import Evaluated, Failed, Finished, Saved, Started, Step, Warned
-from lapclip.prepare import prepare, refuse_if_finished, revise
-from lapclip.run import Run, open_run
-from lapclip.train import train
+from lapclip.runs.events import Evaluated, Failed, Finished, Saved, Started, Step, Warned
+from lapclip.runs.run import Run, open_run
+from lapclip.train.loop import train
+from lapclip.train.prepare import prepare, refuse_if_finished, revise
+from lapclip.weights import checkpoint
 
 
 def trained(config, name="run"):
@@ -126,9 +126,9 @@ def test_break_saves_and_a_resumed_run_equals_one_that_never_stopped(straight, w
 
 KILLS_ITSELF = """
 import os, signal
-from lapclip.events import Saved
-from lapclip.run import open_run
-from lapclip.train import train
+from lapclip.runs.events import Saved
+from lapclip.runs.run import open_run
+from lapclip.train.loop import train
 if __name__ == "__main__":
     run = open_run("killed")
     for event in train(run.load_config(), run):

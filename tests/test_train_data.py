@@ -8,9 +8,9 @@ from test_train import assert_equal_to_the_bit, of, trained
 
 from lapclip.config import load_config
 from lapclip.data.pack import packs_folder
-from lapclip.events import Step, Warned
-from lapclip.prepare import prepare
-from lapclip.train import train
+from lapclip.runs.events import Step, Warned
+from lapclip.train.loop import train
+from lapclip.train.prepare import prepare
 
 
 def config_for(source: object, **more):

@@ -10,17 +10,17 @@ from conftest import SMALL, as_flags
 from fakes import Cannot, Elsewhere, Slow, Small, Wrong, WrongOnPermuted
 from safetensors.torch import load_file
 
-from lapclip import checkpoint
+from lapclip.autotune.results import Candidate, choose
 from lapclip.cli.train import show_settled
 from lapclip.config import Config, load_config
-from lapclip.device import DEVICES, Device
 from lapclip.errors import UserError
-from lapclip.events import Failed, Finished, Started, Step, Warned
-from lapclip.measure.results import Candidate, choose
-from lapclip.prepare import prepare, revise
-from lapclip.run import Run, open_run
-from lapclip.step import Way
-from lapclip.train import train
+from lapclip.machine.device import DEVICES, Device
+from lapclip.runs.events import Failed, Finished, Started, Step, Warned
+from lapclip.runs.run import Run, open_run
+from lapclip.step.step import Way
+from lapclip.train.loop import train
+from lapclip.train.prepare import prepare, revise
+from lapclip.weights import checkpoint
 
 pytestmark = pytest.mark.slow
 

@@ -12,16 +12,16 @@ from conftest import SMALL, as_flags, command, environment
 from PIL import Image
 from test_train import of, trained, trained_elsewhere
 
-from lapclip import inspection
-from lapclip import train as training
-from lapclip.evaluate import Pool
-from lapclip.events import PARTS, Continued, Evaluated, Finished, Inspected, Paused, Saved, Step, Warned
-from lapclip.mishaps import Clock, has_slept
-from lapclip.prepare import prepare
-from lapclip.run import open_run
-from lapclip.sensors import Battery
-from lapclip.snapshot import MOST_KEPT, take_snapshot
-from lapclip.train import train
+from lapclip.evaluate.retrieval import Pool
+from lapclip.machine.sensors import Battery
+from lapclip.runs.events import PARTS, Continued, Evaluated, Finished, Inspected, Paused, Saved, Step, Warned
+from lapclip.runs.run import open_run
+from lapclip.step import inspection
+from lapclip.train import loop as training
+from lapclip.train.loop import train
+from lapclip.train.messages import Clock, has_slept
+from lapclip.train.prepare import prepare
+from lapclip.train.snapshot import MOST_KEPT, take_snapshot
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -137,7 +137,7 @@ def test_a_snapshot_that_cannot_be_written_is_said_and_training_goes_on(with_tra
 def battery(monkeypatch):
     """A battery whose charge the test decides; looked at before every step."""
     now = {"battery": Battery(percent=80, is_plugged=False)}
-    monkeypatch.setattr("lapclip.battery.read_battery", lambda: now["battery"])
+    monkeypatch.setattr("lapclip.machine.pause.read_battery", lambda: now["battery"])
     monkeypatch.setattr(training, "SECONDS_BETWEEN_LOOKS", -1)
     monkeypatch.setattr(training, "SECONDS_WAITED", 0.01)
     monkeypatch.setattr(training, "NUM_WAITS", 2)
@@ -197,8 +197,8 @@ def test_a_stop_among_the_last_words_is_still_a_run_that_used_its_budget(with_tr
 def clock(monkeypatch):
     """A clock whose steps take what the test says: seconds, of them busy, of them waiting for data."""
     now = {"clock": 0.0, "busy": 0.0}
-    monkeypatch.setattr("lapclip.mishaps.time.perf_counter", lambda: now["clock"])
-    monkeypatch.setattr("lapclip.mishaps.time.process_time", lambda: now["busy"])
+    monkeypatch.setattr("lapclip.train.messages.time.perf_counter", lambda: now["clock"])
+    monkeypatch.setattr("lapclip.train.messages.time.process_time", lambda: now["busy"])
     made = Clock()
 
     def step(elapsed: float, busy: float, data: float = 0.0) -> float:

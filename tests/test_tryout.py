@@ -8,23 +8,24 @@ from pathlib import Path
 import fakes
 import pytest
 
-from lapclip import tryout
+from lapclip.autotune import measure as race
+from lapclip.autotune import quick as tryout
+from lapclip.autotune.cache import folder_for, remember
+from lapclip.autotune.memory import step_bytes
+from lapclip.autotune.quick import devices_for, room_on, ways_for
+from lapclip.autotune.resolve import DataSummary, settle, settle_workers
+from lapclip.autotune.results import Candidate, Measured
 from lapclip.bench.steps import draft_of
 from lapclip.config import Config, load_config
-from lapclip.data.opening import finished
-from lapclip.device import DEVICES
+from lapclip.data.open import finished
 from lapclip.errors import UserError
-from lapclip.machine import Machine, cache_folder
-from lapclip.measure import race
-from lapclip.measure.cache import folder_for, remember
-from lapclip.measure.memory import step_bytes
-from lapclip.measure.results import Candidate, Measured
+from lapclip.files import cache_folder
+from lapclip.machine.device import DEVICES
+from lapclip.machine.hardware import Machine
 from lapclip.model.clip import shape_of
-from lapclip.prepare import open_here, prepare, preparing
-from lapclip.run import Run
-from lapclip.settle import DataSummary, settle, settle_workers
-from lapclip.step import Way
-from lapclip.tryout import devices_for, room_on, ways_for
+from lapclip.runs.run import Run
+from lapclip.step.step import Way
+from lapclip.train.prepare import open_here, prepare, preparing
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
 DATA = DataSummary(num_train=1000, num_held_out=512)

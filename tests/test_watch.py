@@ -17,9 +17,9 @@ from conftest import SMALL, as_flags, command, environment
 from glass import Terminal
 from test_watched import inspected, started, step, written
 
-from lapclip.events import Finished, read_events
-from lapclip.monitor.watched import Watched, run_to_watch
-from lapclip.run import Run
+from lapclip.runs.events import Finished, read_events
+from lapclip.runs.run import Run
+from lapclip.runs.watched import Watched, run_to_watch
 
 ESSENTIAL = (
     "running", "left", "loss", "in-batch accuracy", "recall@1", "recall@10", "chance", "tau", "gradient norm",
@@ -203,7 +203,7 @@ def test_whoever_reads_only_the_first_line_gets_no_complaint(tmp_path):
 
 
 HOLD = (
-    "import sys; from pathlib import Path; from lapclip.run import Run\n"
+    "import sys; from pathlib import Path; from lapclip.runs.run import Run\n"
     "with Run(Path(sys.argv[1])).owned(): print('held', flush=True); sys.stdin.read()"
 )
 

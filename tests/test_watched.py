@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from lapclip.errors import UserError
-from lapclip.events import Finished, Inspected, Paused, Started, Step, Warned, to_line
-from lapclip.intake import bench_speed
-from lapclip.monitor import server, terminal_lines
-from lapclip.monitor.panels import view
-from lapclip.monitor.panels_text import text_of, width_of
-from lapclip.monitor.view import now_of
-from lapclip.monitor.watched import Watched, run_to_watch
-from lapclip.run import Run, find_run, refuse_name
+from lapclip.runs.events import Finished, Inspected, Paused, Started, Step, Warned, to_line
+from lapclip.runs.intake import bench_speed
+from lapclip.runs.run import Run, find_run, refuse_name
+from lapclip.runs.watched import Watched, run_to_watch
+from lapclip.serve import watch as server
+from lapclip.view import terminal_lines
+from lapclip.view.live import now_of
+from lapclip.view.panels import view
+from lapclip.view.panels_text import text_of, width_of
 
 
 def written(path: Path, *events: object) -> Watched:

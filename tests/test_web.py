@@ -16,7 +16,8 @@ import pytest
 from conftest import command, environment, lapclip
 
 from lapclip.errors import UserError
-from lapclip.events import (
+from lapclip.files import Held
+from lapclip.runs.events import (
     KINDS_OF_MEMORY,
     PARTS,
     Evaluated,
@@ -28,13 +29,12 @@ from lapclip.events import (
     Warned,
     to_line,
 )
-from lapclip.history import History
-from lapclip.lock import Held
-from lapclip.monitor.server import MOST_STREAMS
-from lapclip.monitor.view import columns_of, now_of
-from lapclip.monitor.watched import Standing, standing_of
-from lapclip.run import Run
-from lapclip.web import FIRST_PORT, HEADERS, address_of, listen, require_web
+from lapclip.runs.history import History
+from lapclip.runs.run import Run
+from lapclip.runs.watched import Standing, standing_of
+from lapclip.serve.http import FIRST_PORT, HEADERS, address_of, listen, require_web
+from lapclip.serve.watch import MOST_STREAMS
+from lapclip.view.live import columns_of, now_of
 
 pytestmark = pytest.mark.slow
 
@@ -414,7 +414,7 @@ def test_numbers_that_json_has_no_word_for_are_never_sent(server, live):
 
 def test_a_process_that_dies_without_a_word_is_noticed(server, live):
     program = (
-        "import sys, time; from pathlib import Path; from lapclip.run import Run; from test_web import started, append\n"
+        "import sys, time; from pathlib import Path; from lapclip.runs.run import Run; from test_web import started, append\n"
         "run = Run(Path(sys.argv[1]))\n"
         "with run.owned(): append(run, started(time=time.time())); print('ready', flush=True); time.sleep(60)"
     )

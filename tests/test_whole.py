@@ -9,7 +9,7 @@ from PIL import Image
 
 from lapclip.data.ahead import in_order
 from lapclip.data.decode import Unreadable, decode
-from lapclip.data.formats import undisturbed
+from lapclip.data.image_formats import undisturbed
 from lapclip.data.whole import as_jpeg, whole
 
 

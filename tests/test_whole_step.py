@@ -14,14 +14,14 @@ from lapclip.config import load_config
 from lapclip.data.batches import load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
-from lapclip.device import DEVICES, Device, processor, ran_out_of_memory
-from lapclip.events import Finished, Step
-from lapclip.loss import LOSSES, NEEDS_BIAS, softmax_loss
+from lapclip.machine.device import DEVICES, Device, processor, ran_out_of_memory
 from lapclip.model.clip import CLIP, build_model
-from lapclip.optim import build_optimizer
-from lapclip.prepare import prepare
-from lapclip.step import Numbers, Way, choose_patches, move, update
-from lapclip.train import train
+from lapclip.runs.events import Finished, Step
+from lapclip.step.loss import LOSSES, NEEDS_BIAS, softmax_loss
+from lapclip.step.optim import build_optimizer
+from lapclip.step.step import Numbers, Way, choose_patches, move, update
+from lapclip.train.loop import train
+from lapclip.train.prepare import prepare
 
 B = 6
 SOURCE = SceneSource(num_pairs=B)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lapclip.zero_shot import guess, zero_shot
+from lapclip.evaluate.zero_shot import guess, zero_shot
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

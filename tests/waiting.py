@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from lapclip.device import Device
+from lapclip.machine.device import Device
 
 
 class SlowToAnswer(Device):

@@ -21,7 +21,7 @@ from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 from rich.text import Text
 
-from lapclip.data.opening import open_synthetic
+from lapclip.data.open import open_synthetic
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 LAPCLIP = [sys.executable, "-m", "lapclip"]

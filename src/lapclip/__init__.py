@@ -2,7 +2,7 @@
 
 `lapclip.load("my-run")` gives an `Embedder`, which embeds, compares and classifies pictures and words. It is imported
 when first used, so that `import lapclip` costs nothing.
-To train from Python: `lapclip.prepare.prepare` makes a run, `lapclip.train.train` goes through it.
+To train from Python: `lapclip.train.prepare.prepare` makes a run, `lapclip.train.loop.train` goes through it.
 """
 
 import importlib
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `lapclip` has no attribute `{name}`")
     if HOMES[name] == "embedder":
         # It has an effect before torch is imported only.
-        importlib.import_module("lapclip.cores").wait_calmly()
+        importlib.import_module("lapclip.machine.cores").wait_calmly()
     return getattr(importlib.import_module(f"lapclip.{HOMES[name]}"), name)
 
 

@@ -14,8 +14,8 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lapclip.amounts import parse_every, parse_percent
 from lapclip.errors import UserError, suggest
+from lapclip.units import parse_every, parse_percent
 
 SizeName = Literal[
     "nano", "tiny", "small", "base", "medium", "large", "huge", "vit-b-32", "vit-b-16", "vit-l-14"

@@ -19,19 +19,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lapclip.checkpoint import MODEL, best, load_weights
 from lapclip.config import DeviceName
 from lapclip.data.catalogue import shortened
-from lapclip.data.given import refuse_what_is_no_list, refuse_what_is_no_text, squares
+from lapclip.data.images import refuse_what_is_no_list, refuse_what_is_no_text, squares
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
-from lapclip.device import DEVICES, Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.errors import UserError, printable, suggest
-from lapclip.loss import NEEDS_BIAS
+from lapclip.machine.device import DEVICES, Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.model.clip import CLIP, build_model
-from lapclip.pretrained import folder as own
-from lapclip.pretrained import hugging_face
-from lapclip.pretrained.weights import Pretrained
-from lapclip.run import RUNS, Run, is_run, open_run
+from lapclip.runs.run import RUNS, Run, is_run, open_run
+from lapclip.step.loss import NEEDS_BIAS
+from lapclip.weights import folder as own
+from lapclip.weights import hugging_face
+from lapclip.weights.checkpoint import MODEL, best, load_weights
+from lapclip.weights.reading import Pretrained
 
 Picture = str | Path | Image.Image | np.ndarray | Tensor
 Rows = np.ndarray  # float32 [n, E], embedded already

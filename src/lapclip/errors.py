@@ -1,4 +1,4 @@
-"""The one error meant for people, and what makes any text fit to be shown to them."""
+"""The one error meant for people, and untrusted text made safe to show."""
 
 import difflib
 import re
@@ -29,3 +29,17 @@ def suggest(word: str, known: Iterable[str]) -> str:
 def printable(text: str) -> str:
     """Text that can only be read: names of files and words from them may hold anything."""
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def one_line(text: object) -> str:
+    """Untrusted text as one printable line."""
+    return re.sub(r"[\t\n]", " ", UNPRINTABLE.sub(" ", str(text))).strip()
+
+
+def code(text: object) -> str:
+    """A name in backticks; its own backticks must not end them."""
+    return f"`{one_line(text).replace('`', chr(39)) or ' '}`"
+
+
+def shortened(text: str, most: int = 200) -> str:
+    return text if len(text) <= most else text[: most - 3].rstrip() + "..."

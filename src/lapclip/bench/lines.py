@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from lapclip.bench.paper import COLOURS, INK, MARKS, PALE, PAPER, count, shortened
-from lapclip.device import processor
+from lapclip.machine.device import processor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

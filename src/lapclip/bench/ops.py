@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lapclip.bench.rates import NUM_BLOCKS, Block, calls_in_block, free_bytes, time_block
-from lapclip.device import Device
+from lapclip.machine.device import Device
 
 SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 HEADS, HEAD_WIDTH = 4, 64

@@ -4,10 +4,10 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from lapclip.autotune.cache import folder_for, is_of, load, store
 from lapclip.bench.rates import about_torch, bandwidth_gbs, gemm_gflops
-from lapclip.device import present_devices
-from lapclip.machine import read_machine
-from lapclip.measure.cache import folder_for, is_of, load, store
+from lapclip.machine.device import present_devices
+from lapclip.machine.hardware import read_machine
 
 
 @dataclass(frozen=True)

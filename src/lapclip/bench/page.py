@@ -15,7 +15,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from lapclip.bench.paper import DOTS_PER_INCH, PAPER, drawing, printable
 from lapclip.errors import UserError
-from lapclip.machine import Machine, read_machine
+from lapclip.machine.hardware import Machine, read_machine
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

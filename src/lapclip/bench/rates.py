@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import torch
 
-from lapclip.device import Device
+from lapclip.machine.device import Device
 
 BLOCK_SECONDS = 0.02  # long against the clock and one synchronisation, short enough for many
 LONG_SECONDS = 0.1  # a call that takes this long is not tried again to learn how long

@@ -5,10 +5,12 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lapclip.amounts import age
+from lapclip.autotune.cache import folder_for, load, rebuilt, store
+from lapclip.autotune.quick import devices_for
+from lapclip.autotune.results import Measured
+from lapclip.bench.figures import draw_ops, draw_sizes, draw_steps
 from lapclip.bench.ops import OpTiming, time_ops
 from lapclip.bench.page import Table
-from lapclip.bench.picture import draw_ops, draw_sizes, draw_steps
 from lapclip.bench.sizes import predicted_speed_up, speed_up, study_sizes
 from lapclip.bench.steps import as_json, bench_steps
 from lapclip.bench.tables import (
@@ -20,12 +22,10 @@ from lapclip.bench.tables import (
     steps_table,
 )
 from lapclip.config import Config
-from lapclip.data.opening import Data
-from lapclip.device import Device, default_threads, processor, set_up_process
-from lapclip.machine import read_machine
-from lapclip.measure.cache import folder_for, load, rebuilt, store
-from lapclip.measure.results import Measured
-from lapclip.tryout import devices_for
+from lapclip.data.open import Data
+from lapclip.machine.device import Device, default_threads, processor, set_up_process
+from lapclip.machine.hardware import read_machine
+from lapclip.units import age
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,23 +14,23 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
+from lapclip.autotune.cache import folder_for, load, rebuilt, store
+from lapclip.autotune.measure import Rigs, num_in_block
+from lapclip.autotune.memory import step_bytes
+from lapclip.autotune.parity import first_line
+from lapclip.autotune.rehearsal import Work
+from lapclip.autotune.resolve import CHARACTER_SIZES, SHARE_OF_MEMORY
+from lapclip.autotune.results import spread_of
 from lapclip.bench.steps import draft_of
 from lapclip.config import load_config
-from lapclip.cores import wait_calmly
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.data.workers import STOPPING, start_worker
-from lapclip.device import Device, default_threads, device_named, ran_out_of_memory, set_up_process
 from lapclip.errors import UserError
-from lapclip.machine import read_machine
-from lapclip.measure.cache import folder_for, load, rebuilt, store
-from lapclip.measure.memory import step_bytes
-from lapclip.measure.parity import first_line
-from lapclip.measure.race import Rigs, num_in_block
-from lapclip.measure.rehearsal import Work
-from lapclip.measure.results import spread_of
+from lapclip.machine.cores import wait_calmly
+from lapclip.machine.device import Device, default_threads, device_named, ran_out_of_memory, set_up_process
+from lapclip.machine.hardware import read_machine
 from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
-from lapclip.settle import CHARACTER_SIZES, SHARE_OF_MEMORY
-from lapclip.step import Way
+from lapclip.step.step import Way
 
 STUDIED = ("nano", "tiny", "small", "base", "medium", "large", "huge")
 EPOCH_PAIRS = 10_000

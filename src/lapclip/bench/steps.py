@@ -5,17 +5,17 @@ from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Any
 
+from lapclip.autotune.cache import folder_for, recall, remember
+from lapclip.autotune.measure import measure
+from lapclip.autotune.plans import all_ways
+from lapclip.autotune.quick import ways_for
+from lapclip.autotune.resolve import Reasons, way_of
+from lapclip.autotune.results import Candidate, Measured, remark_on
 from lapclip.config import Config
-from lapclip.data.opening import Data, finished
-from lapclip.device import device_named
-from lapclip.measure.cache import folder_for, recall, remember
-from lapclip.measure.race import measure
-from lapclip.measure.results import Candidate, Measured, remark_on
-from lapclip.measure.ways import all_ways
-from lapclip.prepare import Draft, draft, open_here, tokenizer_for
-from lapclip.settle import Reasons, way_of
-from lapclip.step import Way
-from lapclip.tryout import ways_for
+from lapclip.data.open import Data, finished
+from lapclip.machine.device import device_named
+from lapclip.step.step import Way
+from lapclip.train.prepare import Draft, draft, open_here, tokenizer_for
 
 RACE_SECONDS = 45.0
 PATIENCE = 2.0  # seconds for a step in low precision

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
+from lapclip.autotune.results import remark_on
 from lapclip.bench.ops import OpTiming, overtakes
 from lapclip.bench.page import Table
 from lapclip.bench.paper import count, duration
 from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, speed_up
 from lapclip.bench.steps import MOST_DRIFT, StepsResult
-from lapclip.measure.results import remark_on
 
 
 def steps_table(result: StepsResult) -> Table:

@@ -20,8 +20,8 @@ from lapclip.cli.search import search
 from lapclip.cli.serve import serve
 from lapclip.cli.train import train
 from lapclip.cli.watch import watch
-from lapclip.cores import wait_calmly
 from lapclip.errors import UserError
+from lapclip.machine.cores import wait_calmly
 
 app = App(
     name="lapclip",

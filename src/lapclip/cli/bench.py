@@ -68,11 +68,11 @@ def bench(
 
         check_picture(picture, max(1, ops + sizes))
     with working("starting"):
+        from lapclip.autotune.quick import devices_for
         from lapclip.bench.overview import in_words, look_over
         from lapclip.bench.page import write_picture
         from lapclip.bench.sections import ops_section, sizes_section, steps_section
-        from lapclip.prepare import open_here
-        from lapclip.tryout import devices_for
+        from lapclip.train.prepare import open_here
 
     devices_for(config.device)  # one asked for by name must be there
     compile = bool(flags.get("compile"))

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from lapclip.amounts import size
 from lapclip.cli.flags import AsJson, with_settings
 from lapclip.cli.screen import people, print_json, show_packing, stop_requests, working
 from lapclip.config import load_config
 from lapclip.errors import UserError, suggest
+from lapclip.units import size
 
 if TYPE_CHECKING:
     from lapclip.config import Config
     from lapclip.data.doctor import Report
-    from lapclip.data.opening import Data
+    from lapclip.data.open import Data
 
 data = App(name="data", help="Look at a source before training, and prepare it.")
 HOW_TO_READ = ("format", "images", "image_column", "caption_column", "validation_share")
@@ -33,7 +33,7 @@ def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
         )
     config = load_config(flags=flags)
     with working("starting"):
-        from lapclip.data.opening import open_source
+        from lapclip.data.open import open_source
         from lapclip.model.clip import shape_of
     with stop_requests("stopping; what is packed already is kept") as requests:
         opened = show_packing(open_source(config.data, shape_of(config.model).image_size), requests)
@@ -49,7 +49,7 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
     """
     config, opened = open_for({**flags, "pack": True})
     with working("examining"):
-        from lapclip.checkup import check_up
+        from lapclip.train.checkup import check_up
 
         reports = [
             (part.name, part.files.catalogue.format, check_up(config, part))
@@ -151,7 +151,7 @@ def show(
     import numpy as np
 
     from lapclip.data.decode import Unreadable
-    from lapclip.data.sheet import draw_sheet
+    from lapclip.view.sheet import draw_sheet
 
     training = opened.training
     chosen = np.unique(np.linspace(0, training.num_different - 1, count).astype(int)).tolist()

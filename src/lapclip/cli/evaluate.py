@@ -14,8 +14,8 @@ from lapclip.config import SETTINGS, Config, load_config
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
-    from lapclip.appraise import Progress
     from lapclip.data.measured import Measured
+    from lapclip.evaluate.full import Progress
 
 NUM_LISTED, NUM_KEPT, MOST_KEPT = 10, 50, 1000  # mistakes in the terminal, in JSON and pages, and at most
 BATCH_SIZE = 12  # for a model whose own is not known
@@ -94,8 +94,8 @@ def evaluate(
     page = None if html is None else page_path(html, folder)
     sheet = None if sheet is None else sheet_path(sheet)
     with working("starting"):
-        from lapclip.appraise import appraise
         from lapclip.embedder import TEMPLATES, load
+        from lapclip.evaluate.full import appraise
 
         embedder = load(run)
         other = None if against is None else load(against)
@@ -167,7 +167,7 @@ def refuse_templates(templates: Sequence[str]) -> None:
 
 def own_config(name: str) -> tuple[Config | None, Path | None]:
     """The settings and the folder of the run that is meant, or that a checkpoint lies in; of other models nothing."""
-    from lapclip.run import Run, open_run
+    from lapclip.runs.run import Run, open_run
 
     path = Path(name).expanduser()
     try:
@@ -190,7 +190,7 @@ def page_path(named: Sequence[Path], folder: Path | None) -> Path:
             f"`--html {path}` does not end in `.html`",
             hint="name the page `evaluation.html`, or alike; a source stands before `--html`",
         )
-    from lapclip.report import refuse_foreign
+    from lapclip.view.report import refuse_foreign
 
     try:
         refuse_foreign(path)
@@ -221,7 +221,7 @@ def open_measured(
 ) -> "tuple[Measured, dict[str, Any]]":
     """What to measure on, and its name. Of what one of the models was trained on, only what was held out."""
     from lapclip.data.measured import to_measure
-    from lapclip.data.opening import open_source
+    from lapclip.data.open import open_source
 
     runs = [own for own in (config, other) if own is not None]
     if source is None:
@@ -248,7 +248,7 @@ def open_measured(
 
 def names_in(config: Config) -> set[str]:
     """The sources that a run was trained on."""
-    from lapclip.data.opening import parse_source
+    from lapclip.data.open import parse_source
 
     return {name for name, _ in parse_source(config.data.source)}
 

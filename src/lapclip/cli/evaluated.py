@@ -18,10 +18,10 @@ from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.data.whole import as_jpeg
 from lapclip.errors import UserError, printable
-from lapclip.monitor.line import recall_table
-from lapclip.plot import NUM_FOUND, TILE, draw_found
-from lapclip.report.against import comparison, is_told, points_between, tests_of
-from lapclip.report.evaluation import how_measured, write_evaluation, zero_shot_words
+from lapclip.view.against import comparison, is_told, points_between, tests_of
+from lapclip.view.evaluation import how_measured, write_evaluation, zero_shot_words
+from lapclip.view.lines import recall_table
+from lapclip.view.plot import NUM_FOUND, TILE, draw_found
 
 NUM_CLASSES = 8  # of those that are named worst
 NUM_UNREADABLE = 3  # that are named

@@ -9,15 +9,15 @@ from PIL import Image
 from rich.cells import cell_len
 from rich.table import Table
 
-from lapclip.amounts import plural
 from lapclip.cli.screen import say
 from lapclip.data.ahead import in_order
 from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.files import read_file
-from lapclip.data.sheet import draw_sheet
 from lapclip.data.whole import whole
 from lapclip.errors import UserError
+from lapclip.units import plural
+from lapclip.view.sheet import draw_sheet
 
 if TYPE_CHECKING:
     from lapclip.search.searcher import Found

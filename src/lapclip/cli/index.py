@@ -10,13 +10,13 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from lapclip.amounts import age, duration, plural, size
 from lapclip.cli.flags import AsJson
 from lapclip.cli.screen import Stopped, own_name, people, print_json, say, stop_requests, working
 from lapclip.errors import UserError, printable, suggest
+from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
-    from lapclip.search.about import About
+    from lapclip.search.index import About
     from lapclip.search.update import Progress, Summary
 
 
@@ -87,9 +87,9 @@ def refuse_missing(folders: Sequence[str], model: str | None) -> None:
 
 def choose_model(model: str | None) -> Chosen:
     """The model that was named; else that of the index updated last, else the newest run with a checkpoint."""
-    from lapclip.run import RUNS
-    from lapclip.runs import all_runs
-    from lapclip.search.about import MODEL
+    from lapclip.runs.run import RUNS
+    from lapclip.runs.status import all_runs
+    from lapclip.search.index import MODEL
     from lapclip.search.store import abouts_of, path_of_model
 
     known = abouts_of(model)
@@ -114,7 +114,7 @@ def choose_model(model: str | None) -> Chosen:
 
 def say_model(chosen: Chosen, fingerprint: str) -> None:
     """Says which model is used, if nobody named it, and that everything begins anew if it is not what it was."""
-    from lapclip.search.about import all_abouts
+    from lapclip.search.index import all_abouts
 
     if chosen.why:
         say(f"with the model `{chosen.name}`, {chosen.why}; `--model` takes another")
@@ -238,7 +238,7 @@ def disks_of(about: "About") -> list[str]:
 
 
 def show_all(json: bool) -> int:
-    from lapclip.search.about import all_abouts
+    from lapclip.search.index import all_abouts
     from lapclip.search.store import Index
 
     records, out = [], Table(box=None, padding=(0, 2, 0, 0))
@@ -285,7 +285,7 @@ def folder_bytes(about: "About") -> int:
 
 
 def remove_one(model: str, json: bool) -> int:
-    from lapclip.search.about import all_abouts
+    from lapclip.search.index import all_abouts
     from lapclip.search.store import abouts_of
     from lapclip.search.update import remove
 

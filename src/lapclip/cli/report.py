@@ -31,10 +31,10 @@ def report(
     Works on finished runs and on those that were stopped, failed, or are still running. Prints the file's path.
     """
     refuse_contradictions(len(runs), output, markdown=markdown, json=json)
-    from lapclip.report import sections_for, to_markdown, write_page
-    from lapclip.report.numbers import as_numbers
-    from lapclip.report.record import read_record
-    from lapclip.run import open_run
+    from lapclip.runs.record import read_record
+    from lapclip.runs.run import open_run
+    from lapclip.view.numbers import as_numbers
+    from lapclip.view.report import sections_for, to_markdown, write_page
 
     opened = list({run.path.resolve(): run for run in map(open_run, runs)}.values())
     with working("reading"):

@@ -8,15 +8,15 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from lapclip.amounts import age, duration, size
 from lapclip.cli.flags import AsJson, with_settings
 from lapclip.cli.screen import complain, own_name, print_json, say, working
 from lapclip.config import BUDGETS
 from lapclip.errors import UserError, printable, suggest
+from lapclip.units import age, duration, size
 
 if TYPE_CHECKING:
-    from lapclip.run import Run
-    from lapclip.runs import Status
+    from lapclip.runs.run import Run
+    from lapclip.runs.status import Status
 
 runs = App(name="runs", help="List the runs in this folder; stop, resume, compare or remove them.")
 Name = Annotated[str, Parameter(help="a run, by name or path")]
@@ -30,8 +30,8 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
 
     `stop NAME` saves and ends one, `resume NAME` goes on with it, `compare A B` shows what differs.
     """
-    from lapclip.run import RUNS
-    from lapclip.runs import all_runs, status_of
+    from lapclip.runs.run import RUNS
+    from lapclip.runs.status import all_runs, status_of
 
     if words:
         known = ("stop", "resume", "compare", "remove")
@@ -95,8 +95,8 @@ def as_record(status: "Status") -> dict[str, Any]:
 @runs.command
 def stop(name: Name, /, *, json: AsJson = False) -> int:
     """Have a run save and end, and wait until it has. `resume` goes on from there."""
-    from lapclip.run import find_run
-    from lapclip.runs import ask_to_stop, status_of
+    from lapclip.runs.run import find_run
+    from lapclip.runs.status import ask_to_stop, status_of
 
     run = find_run(name)
     before = status_of(run)
@@ -166,8 +166,8 @@ def resume(name: Name, *, json: AsJson = False, flags: dict[str, Any]) -> int:
 @runs.command
 def compare(first: Name, second: Name, /, *, json: AsJson = False) -> int:
     """Show two runs side by side: the settings and machines that differ, and the results."""
-    from lapclip.comparison import compare
-    from lapclip.run import find_run
+    from lapclip.runs.comparison import compare
+    from lapclip.runs.run import find_run
 
     found = compare(find_run(first), find_run(second))
     if json:
@@ -234,8 +234,8 @@ def remove(
     json: AsJson = False,
 ) -> int:
     """Remove runs with all they hold. Asks first; a run that is being trained is refused."""
-    from lapclip.run import find_run
-    from lapclip.runs import num_bytes, remove, status_of
+    from lapclip.runs.run import find_run
+    from lapclip.runs.status import num_bytes, remove, status_of
 
     if not names:
         raise UserError("name a run to remove", hint="`lapclip runs` lists them")

@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 
-from lapclip.amounts import size
 from lapclip.errors import printable
+from lapclip.units import size
 
 if TYPE_CHECKING:
     from lapclip.data.pack import Progress as Packing

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import CycloptsError, Parameter
 from rich.console import Console
 
-from lapclip.amounts import milliseconds, plural
 from lapclip.cli.flags import AsJson, whole_number
 from lapclip.cli.screen import own_name, people, print_json, say, working
 from lapclip.data.catalogue import shortened
 from lapclip.errors import UserError, suggest
+from lapclip.units import milliseconds, plural
 
 if TYPE_CHECKING:
     from lapclip.search.query import Term
@@ -219,9 +219,9 @@ def follow(work: Generator[tuple[int, int], None, T], what: str) -> T:
 
 def has_learned(index: "Index") -> bool:
     """Whether the run that an index was made with has other weights by now."""
-    from lapclip.checkpoint import MODEL, best
     from lapclip.embedder import load
-    from lapclip.run import find_run
+    from lapclip.runs.run import find_run
+    from lapclip.weights.checkpoint import MODEL, best
 
     try:
         checkpoint = best(find_run(index.model).checkpoints)

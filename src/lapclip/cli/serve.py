@@ -48,8 +48,8 @@ def serve(
 
     `/openapi.json` describes what can be asked. Only pictures of the index are ever shown.
     """
+    from lapclip.serve.http import require_web
     from lapclip.serve.limits import Limits
-    from lapclip.web import require_web
 
     require_web()
     if rate is not None and not 0 < rate < 1e6:
@@ -108,8 +108,8 @@ def serve_model(
     import webbrowser
 
     from lapclip.serve.addresses import hosts_of, names_of
-    from lapclip.web import address_of, listen
-    from lapclip.web import serve as serve_app
+    from lapclip.serve.http import address_of, listen
+    from lapclip.serve.http import serve as serve_app
 
     with listen(port, host) as listening:  # before the model is loaded, which takes seconds
         number = listening.getsockname()[1]
@@ -117,7 +117,7 @@ def serve_model(
         hosts = hosts_of(names, number, allowed)
         with working("loading the model"):
             embedder, index = load_model(model)
-        from lapclip.device import default_threads, set_up_process
+        from lapclip.machine.device import default_threads, set_up_process
         from lapclip.serve.app import build_server
         from lapclip.serve.connection import connection_for
         from lapclip.serve.service import Service
@@ -153,7 +153,7 @@ def serve_model(
 def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
     """The model and its index; without an index the model alone, by name or the newest run's."""
     from lapclip.embedder import load
-    from lapclip.runs import newest_run
+    from lapclip.runs.status import newest_run
     from lapclip.search.store import abouts_of, find_index
 
     newest = newest_run() if model is None else None

@@ -24,9 +24,9 @@ from lapclip.errors import UserError
 
 if TYPE_CHECKING:
     from lapclip.config import Config
-    from lapclip.data.opening import Data
-    from lapclip.events import Finished
-    from lapclip.run import Run
+    from lapclip.data.open import Data
+    from lapclip.runs.events import Finished
+    from lapclip.runs.run import Run
 
 
 @with_settings(*SETTINGS)
@@ -63,7 +63,7 @@ def train(
     with stop_requests("stopping as soon as all is saved") as requests, ExitStack() as held:
         reserved = None
         if lock_handle is not None:
-            from lapclip.run import RUNS, Run, open_run
+            from lapclip.runs.run import RUNS, Run, open_run
 
             reserved = open_run(resume) if resume else Run(RUNS / (run or ""))
             held.enter_context(reserved.reserved(lock_handle))
@@ -84,8 +84,8 @@ def start(
     config: Path | None, name: str | None, resume: str | None, flags: dict[str, Any], *, as_json: bool
 ) -> int:
     """Starts the training in a process of its own, once all is checked that can be checked at once."""
-    from lapclip.background import as_arguments, log_of, refuse_if_done, start_training
-    from lapclip.run import new_run, open_run, refuse_name
+    from lapclip.runs.background import as_arguments, log_of, refuse_if_done, start_training
+    from lapclip.runs.run import new_run, open_run, refuse_name
 
     if resume is None:
         settings = load_config(config, flags)
@@ -119,9 +119,9 @@ def start(
 
 def name_of_source(source: str) -> str:
     """What a run over a source is called; a source that is not there is an error at once."""
-    from lapclip.data.opening import parse_source, plain_name
-    from lapclip.data.recognise import not_there
-    from lapclip.data.sources.patterns import is_shards
+    from lapclip.data.formats.detect import not_there
+    from lapclip.data.formats.patterns import is_shards
+    from lapclip.data.open import parse_source, plain_name
 
     for name, _ in parse_source(source):
         is_known = name.partition(":")[0] in ("synthetic", "emoji", "hf") or is_shards(name) or "*" in name
@@ -133,13 +133,13 @@ def name_of_source(source: str) -> str:
 def begin(
     config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
 ) -> "tuple[Run, Config, Data]":
-    from lapclip.run import refuse_name
+    from lapclip.runs.run import refuse_name
 
     settings = load_config(config, flags)
     if name is not None and reserved is None:
         refuse_name(name)
     with working("setting up"):
-        from lapclip.prepare import open_here, preparing
+        from lapclip.train.prepare import open_here, preparing
     data = show_packing(open_here(settings), requests)
     run = show_stages(preparing(settings, name, data, reserved), requests, "setting up")
     return run, run.load_config(), data
@@ -148,14 +148,14 @@ def begin(
 def go_on(
     name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
 ) -> "tuple[Run, Config, Data]":
-    from lapclip.run import open_run
+    from lapclip.runs.run import open_run
 
     run = reserved or open_run(name)
     refuse_fixed(run, flags)
     if reserved is None and run.owner() is not None:
         raise run.is_taken()  # before setting up, which takes a while
     with working("setting up"):
-        from lapclip.prepare import open_here, refuse_if_finished, refuse_if_other, revising
+        from lapclip.train.prepare import open_here, refuse_if_finished, refuse_if_other, revising
     where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}
     config = run.load_config()
     data = show_packing(open_here(replace(config, data=replace(config.data, **where))), requests)
@@ -186,11 +186,11 @@ def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
 def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, as_json: bool) -> int:
     """Trains and shows it, until the budget is used up or somebody asks to stop."""
     with working("starting"):
-        from lapclip.awake import keep_awake
-        from lapclip.events import Continued, Paused
-        from lapclip.monitor.line import Screen
-        from lapclip.runs import read_end
-        from lapclip.train import train as events_of
+        from lapclip.machine.awake import keep_awake
+        from lapclip.runs.events import Continued, Paused
+        from lapclip.runs.status import read_end
+        from lapclip.train.loop import train as events_of
+        from lapclip.view.lines import Screen
 
     with ExitStack() as awake, closing(events_of(config, run, data)) as events:
         awake.enter_context(keep_awake())
@@ -241,7 +241,7 @@ def value_of(config: "Config", name: str) -> Any:
 
 def write_page(run: "Run") -> Path | None:
     """Writes the report; without one the run is as good."""
-    from lapclip.report import write_report
+    from lapclip.view.report import write_report
 
     try:
         return write_report(run)
@@ -251,8 +251,8 @@ def write_page(run: "Run") -> Path | None:
 
 
 def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: bool) -> None:
-    from lapclip.amounts import duration, size
-    from lapclip.monitor.line import recall_table
+    from lapclip.units import duration, size
+    from lapclip.view.lines import recall_table
 
     what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
     people.print(

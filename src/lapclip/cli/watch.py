@@ -11,7 +11,7 @@ from lapclip.cli.screen import own_name, print_json, say
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
-    from lapclip.monitor.watched import Watched
+    from lapclip.runs.watched import Watched
 
 
 def watch(
@@ -36,15 +36,15 @@ def watch(
     if port is not None and not web:
         raise UserError("`--port` is for the page", hint="add `--web`")
     if web:
-        from lapclip.monitor.server import serve_page
+        from lapclip.serve.watch import serve_page
 
         serve_page(run, port, open)
         return 0
-    from lapclip.monitor.watched import Watched, run_to_watch
+    from lapclip.runs.watched import Watched, run_to_watch
 
     watched = Watched(run_to_watch(run))
     if to is not None:
-        from lapclip.monitor.loggers import LOGGERS
+        from lapclip.view.loggers import LOGGERS
 
         return 0 if LOGGERS[to](watched.run) else 130
     if json:
@@ -65,8 +65,8 @@ def refuse_together(**flags: bool) -> None:
 
 
 def show(watched: "Watched", *, once: bool) -> int:
-    from lapclip.monitor.terminal import draw_once, watch_here
-    from lapclip.monitor.terminal_lines import follow_in_lines
+    from lapclip.view.terminal import draw_once, watch_here
+    from lapclip.view.terminal_lines import follow_in_lines
 
     if once:
         watched.read()

@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-from lapclip.machine import num_usable_cores
+from lapclip.machine.hardware import num_usable_cores
 
 A = TypeVar("A")
 B = TypeVar("B")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
-from lapclip.data.formats import FORMATS, formats, undisturbed, what_it_is
+from lapclip.data.image_formats import FORMATS, formats, undisturbed, what_it_is
 
 # What a record notes about a picture, one bit each.
 TRAITS = ("grey", "cmyk", "sixteen_bit", "alpha", "palette", "rotated", "animated")

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lapclip.data.opening import LEAST_ON_A_SIDE, Data, Files, Part
+from lapclip.data.captions import ALL, UNUSED, VALIDATION
+from lapclip.data.open import LEAST_ON_A_SIDE, Data, Files, Part
 from lapclip.data.source import Mixed, Packed, Source, Viewed
-from lapclip.data.view import ALL, UNUSED, VALIDATION
 from lapclip.errors import UserError
 
 

@@ -23,8 +23,8 @@ from lapclip.data.decode import RECORD, Unreadable, decode, digest
 from lapclip.data.journal import Fault, Journal, Outcome, locked, read_whys
 from lapclip.data.workers import held, worker_pool
 from lapclip.errors import UserError
-from lapclip.machine import cache_folder, num_usable_cores
-from lapclip.run import write_atomically
+from lapclip.files import cache_folder, write_atomically
+from lapclip.machine.hardware import num_usable_cores
 
 VERSION = 1
 PIECE = 32  # pictures a process decodes at once

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from lapclip.data.captions import ALL, TRAIN, View
 from lapclip.data.catalogue import Reader
 from lapclip.data.decode import Unreadable, decode
-from lapclip.data.view import ALL, TRAIN, View
 
 BUFFER_BYTES = 48 * 2**20  # of encoded pictures that a streamed source shuffles among
 

@@ -5,7 +5,7 @@ import io
 from PIL import Image, UnidentifiedImageError
 
 from lapclip.data.decode import Unreadable, orientation, refuse_too_large, to_rgb, top_value, upright
-from lapclip.data.formats import formats, undisturbed, what_it_is
+from lapclip.data.image_formats import formats, undisturbed, what_it_is
 
 
 def whole(data: bytes, most_side: int) -> Image.Image:

@@ -13,7 +13,7 @@ from lapclip.diagnose.gradients import Exploding, Vanishing
 from lapclip.diagnose.learning import Collapsed, Duplicates, Pinned, rate_still_high
 from lapclip.diagnose.machine import DataBound, MemoryNearLimit
 from lapclip.diagnose.speed import Slower
-from lapclip.events import Event, Started, Step, Warned
+from lapclip.runs.events import Event, Started, Step, Warned
 
 MOST_TIMES = 3  # that one kind is said in a run: who did nothing the third time knows
 SECONDS_AWAY = 600.0  # of training without it, before it is news again

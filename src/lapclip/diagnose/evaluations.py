@@ -7,7 +7,7 @@ from statistics import fmean
 
 from lapclip.config import Config
 from lapclip.diagnose.finding import Finding
-from lapclip.events import Evaluated, Event, Started, Step, mean_recall
+from lapclip.runs.events import Evaluated, Event, Started, Step, mean_recall
 
 SMALL_POOL = 100  # pictures; below, ten points of recall are within the noise
 GOOD_POOL = 512  # pictures; four points

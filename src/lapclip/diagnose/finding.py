@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from lapclip.events import Event
+from lapclip.runs.events import Event
 
 RAN_OUT = "memory-ran-out"  # kind of the warning after which smaller chunks make steps slower by design
 

@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 from lapclip.config import Config
 from lapclip.diagnose.finding import Finding
-from lapclip.events import Event, Inspected, Started, Step
+from lapclip.runs.events import Event, Inspected, Started, Step
 
 BLOCK_STEPS = 50  # judged together: single long gradients are usual and are shortened
 SOME_STEPS = 10  # of a block that must be far too long

@@ -8,7 +8,7 @@ from statistics import fmean
 from lapclip.config import MAX_SCALE, Config
 from lapclip.diagnose.finding import Finding
 from lapclip.diagnose.gradients import MUCH_DECAY
-from lapclip.events import Event, Started, Step
+from lapclip.runs.events import Event, Started, Step
 
 CHANCE_STEPS = 100  # together: 1,600 choices even in batches of 8, so that chance can be told from a little
 CHANCE_FROM = 0.15  # of the run: `nano` leaves chance in the first tenth, at a tenth of its rate in a fifth

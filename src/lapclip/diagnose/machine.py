@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from lapclip.config import Config
 from lapclip.diagnose.finding import RAN_OUT, Finding
-from lapclip.events import Event, Inspected, Started, Step, Warned
+from lapclip.runs.events import Event, Inspected, Started, Step, Warned
 
 DATA_STEPS = 50  # at least, and
 DATA_SECONDS = 10.0  # at least, looked at together: the first batches are always waited for

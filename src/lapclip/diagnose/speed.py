@@ -8,7 +8,7 @@ from typing import Any
 
 from lapclip.config import Config
 from lapclip.diagnose.finding import Finding
-from lapclip.events import Event, Inspected, Started, Step
+from lapclip.runs.events import Event, Inspected, Started, Step
 
 BLOCK_SECONDS = 20.0  # of training, and
 BLOCK_STEPS = 10  # at least, whose median speed counts as one: a hiccup is no change of speed

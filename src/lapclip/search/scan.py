@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from lapclip.data.catalogue import Problems
 from lapclip.data.files import Folders, is_picture_name
-from lapclip.data.sources.folder import walk
+from lapclip.data.formats.folder import walk
 from lapclip.errors import UserError
-from lapclip.machine import cache_folder
+from lapclip.files import cache_folder
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
-from lapclip.data.given import decode_as_trained
+from lapclip.data.images import decode_as_trained
 from lapclip.errors import UserError
 from lapclip.search import approximate
 from lapclip.search.alike import groups_of

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from lapclip.errors import UserError, suggest
-from lapclip.run import RUNS, find_run
-from lapclip.search.about import FILES, MODEL, VECTORS, VERSION, About, all_abouts, damaged, speaking
+from lapclip.runs.run import RUNS, find_run
+from lapclip.search.index import FILES, MODEL, VECTORS, VERSION, About, all_abouts, damaged, speaking
 
 SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value) WITHOUT ROWID;

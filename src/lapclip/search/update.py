@@ -19,11 +19,11 @@ import numpy as np
 from lapclip.data.ahead import in_order
 from lapclip.data.decode import Unreadable, digest
 from lapclip.data.files import MOST_BYTES, Folders, open_regular
-from lapclip.data.given import decode_as_trained
+from lapclip.data.images import decode_as_trained
 from lapclip.errors import UserError
-from lapclip.search.about import MODEL, About, all_abouts, indexes_folder, read_about, remove_files, speaking
+from lapclip.search.index import MODEL, About, all_abouts, indexes_folder, read_about, remove_files, speaking
 from lapclip.search.scan import Stamp, Unopened, is_under, outermost, pictures_under, real_folders, why_away
-from lapclip.search.writing import Writer, clear, owned
+from lapclip.search.writer import Writer, clear, owned
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import psutil
 
 from lapclip.errors import UserError
-from lapclip.web import bracketed, own_hosts, resolve
+from lapclip.serve.http import bracketed, own_hosts, resolve
 
 
 def is_local(host: str) -> bool:

@@ -11,13 +11,13 @@ from lapclip import __version__
 from lapclip.errors import UserError
 from lapclip.search.searcher import Found
 from lapclip.serve.door import Door
+from lapclip.serve.http import HEADERS, Guard, send_static
 from lapclip.serve.limits import Gone, Held, Limits, Rates, Upload, send_and_close
 from lapclip.serve.openapi import build_openapi
 from lapclip.serve.operations import LONGEST_TEXT, MOST_TEXTS, Operation, find_operations
 from lapclip.serve.parameters import read_query
 from lapclip.serve.refusals import Answer, Refused, come_back, json_answer
 from lapclip.serve.service import Service
-from lapclip.web import HEADERS, Guard, send_static
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

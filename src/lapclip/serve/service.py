@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lapclip.data.decode import Unreadable
-from lapclip.data.given import decode_as_trained
+from lapclip.data.images import decode_as_trained
 from lapclip.embedder import TEMPLATES, Embedder
 from lapclip.errors import UserError
-from lapclip.search.about import all_abouts
+from lapclip.search.index import all_abouts
 from lapclip.search.query import combined, parse_words
 from lapclip.search.searcher import Found, Searcher
 from lapclip.search.store import Entry, Index
 from lapclip.serve.batching import NUM_KNOWN, Batcher, Embedding
+from lapclip.serve.images import Missing, Thumbnails, picture_of
 from lapclip.serve.operations import MOST_TEXTS
-from lapclip.serve.pictures import Missing, Thumbnails, picture_of
 from lapclip.serve.refusals import Refused, come_back
 
 SECONDS_BETWEEN_LOOKS = 1.0

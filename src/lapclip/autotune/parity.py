@@ -1,0 +1,196 @@
+"""An accelerator is checked before it is trusted: its loss and every gradient against the processor's, in fp32.
+
+Backends have returned wrong numbers without a word, mostly for permuted inputs: both kinds are tried.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from lapclip.config import TrainConfig
+from lapclip.data.batches import Batch
+from lapclip.errors import UserError
+from lapclip.machine.device import Device, device_named, no_memory_left, processor, ran_out_of_memory
+from lapclip.model.clip import CLIP
+from lapclip.step.loss import Loss
+from lapclip.step.optim import build_optimizer
+from lapclip.step.step import Inputs, Way, contrastive_step, move
+
+# The length of a difference as a share of the gradient's length. Two orders of sums differ by 1e-6 in fp32, bf16 by 3%
+# and fp16 by 0.5% from fp32, as measured on a processor; a gradient that is off by 1% must be seen in fp32.
+TOLERANCES = {"fp32": 1e-3, "fp16": 0.03, "bf16": 0.15}
+LEAST_SHARE = 1e-4  # of the whole gradient: a tensor's own gradient may vanish, and then is all rounding
+LEAST_LENGTH = 1e-8  # of a gradient that is not nothing
+NUM_PAIRS = 16  # are enough
+MOST_LOSS_SCALE = 2.0**16
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is tried on both sides."""
+
+    batch: Batch
+    keep_BK: Tensor | None
+    loss_fn: Loss
+    text_length: int | None = None  # the model's, where captions are padded as an accelerator has them
+
+    def inputs(self, device: str) -> Inputs:
+        return move(self.batch, device_named(device), self.keep_BK, fixed_length=self.text_length)
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The loss of a batch and its gradient by tensor, on the processor."""
+
+    loss: float
+    by_name: dict[str, Tensor]
+
+
+def num_probed(way: Way, batch_size: int) -> int:
+    """How many pairs are tried: a compiled program is one for its number of pairs, so it is tried with that."""
+    return min(batch_size, way.chunk if way.compile else NUM_PAIRS)
+
+
+def reference(model: CLIP, probe: Probe, way: Way) -> Gradients:
+    """What is right: the processor in fp32, with the model still there and no more in memory than the way holds."""
+    plain = Way(processor().name, "fp32", threads=way.threads, chunk=way.chunk)
+    return gradients_in_memory(model, probe.inputs(plain.device), probe.loss_fn, plain)
+
+
+def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients:
+    """The gradients of one batch; the model keeps none. In fp16 with the largest loss scale that does not overflow."""
+    loss_scale = MOST_LOSS_SCALE if way.precision == "fp16" else 1.0
+    while True:
+        model.zero_grad()
+        outcome = contrastive_step(
+            model,
+            inputs,
+            loss_fn,
+            way.chunk,
+            device=device_named(way.device),
+            precision=way.precision,
+            loss_scale=loss_scale,
+        )
+        found = {
+            name: parameter.grad.detach().float().cpu() / loss_scale
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        model.zero_grad()
+        if loss_scale <= 1 or all(gradient.isfinite().all() for gradient in found.values()):
+            return Gradients(outcome.loss.item(), found)
+        loss_scale /= 4
+
+
+def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients:
+    """With as many pairs at once as there is memory for: a device that is merely small is not wrong."""
+    while True:
+        try:
+            return gradients(model, inputs, loss_fn, way)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out_of_memory(error) or way.chunk == 1:
+                raise
+        way = replace(way, chunk=(way.chunk + 1) // 2)
+        device_named(way.device).release_memory()
+
+
+def disagreement(model: CLIP, probe: Probe, right: Gradients, way: Way) -> str | None:
+    """What is wrong with a way, in words that name the worst tensor; None when it agrees with the processor."""
+    if problem := optimizer_problem(device_named(way.device)):
+        return problem
+    straight = probe.inputs(way.device)
+    kinds = {"contiguous": straight, "permuted": permuted(straight)}
+    if way.compile:
+        kinds.pop("permuted")  # would be compiled anew, into a program that nothing trains with
+    for kind, inputs in kinds.items():
+        # Once at once and once in chunks: both are trained with.
+        chunk = len(straight.images) if kind == "contiguous" else -(-len(straight.images) // 2)
+        found = gradients_in_memory(model, inputs, probe.loss_fn, replace(way, chunk=min(way.chunk, chunk)))
+        if problem := difference(found, right, TOLERANCES[way.precision]):
+            return f"{problem}, with {kind} inputs"
+    return None
+
+
+def place_checked(model: CLIP, probe: Probe, way: Way) -> CLIP:
+    """Takes a model from the processor to where it is trained, and refuses to train where the numbers are wrong.
+
+    A new model, also of a run that is resumed: the loss of a trained one nearly vanishes, and then its gradients in low
+    precision are mostly rounding.
+    """
+    try:
+        right = None if way.is_plain else reference(model, probe, way)
+        model = device_named(way.device).place(model)
+        if way.compile:
+            model.compile_towers()
+        problem = None if right is None else disagreement(model, probe, right, way)
+    except (RuntimeError, MemoryError) as error:
+        if ran_out_of_memory(error):
+            raise no_memory_left(error) from None
+        problem = first_line(error)
+    if problem is not None:
+        compiled = ", compiled" if way.compile else ""
+        raise UserError(
+            f"`{way.device}` in {way.precision}{compiled} cannot be trusted with this model: {problem}",
+            hint="train on the processor: `--device cpu --precision fp32 --no-compile`",
+        )
+    return model
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__)[:200]
+
+
+def optimizer_problem(device: Device) -> str | None:
+    """Whether AdamW changes weights there as it does on the processor; it has been wrong as well."""
+    changes = []
+    for place in (processor(), device):
+        layer = nn.Linear(7, 5)
+        weights = torch.linspace(-1, 1, 40)
+        torch.nn.utils.vector_to_parameters(weights.clone(), layer.parameters())
+        layer = place.place(layer)
+        optimizer = build_optimizer(layer, TrainConfig(lr=1e-3))
+        for step in range(1, 4):
+            for parameter in layer.parameters():
+                parameter.grad = torch.cos(step * parameter.detach())
+            optimizer.step()
+        changes.append(
+            torch.nn.utils.parameters_to_vector(p.detach().cpu() for p in layer.parameters()) - weights
+        )
+    right, found = changes
+    error = float((found - right).norm() / right.norm())
+    if error <= TOLERANCES["fp32"]:
+        return None
+    return f"AdamW's update differs from the processor's by {error:.2%}; {TOLERANCES['fp32']:.1%} is allowed"
+
+
+def difference(found: Gradients, right: Gradients, tolerance: float) -> str | None:
+    """The worst of what differs by more than is allowed."""
+    errors = {"the loss": abs(found.loss - right.loss) / max(abs(right.loss), 1e-3)}
+    whole = torch.stack([gradient.norm() for gradient in right.by_name.values()]).norm()
+    for name, gradient in right.by_name.items():
+        length = torch.maximum(gradient.norm(), LEAST_SHARE * whole).clamp_min(LEAST_LENGTH)
+        other = found.by_name.get(name, torch.full_like(gradient, torch.nan))
+        errors[f"the gradient of `{name}`"] = float((other - gradient).norm() / length)
+    # A number that is none is the worst of all.
+    worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name])
+    if errors[worst] <= tolerance:
+        return None
+    return f"{worst} differs from the processor's by {errors[worst]:.2%}; {tolerance:.1%} is allowed"
+
+
+def permuted(inputs: Inputs) -> Inputs:
+    """The same numbers in another order of memory."""
+
+    def turned(rows: Tensor) -> Tensor:
+        return rows.T.contiguous().T
+
+    return replace(
+        inputs,
+        images=inputs.images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+        tokens_BT=turned(inputs.tokens_BT),
+        ends_B=inputs.ends_B.repeat_interleave(2)[::2],
+        same_BB=turned(inputs.same_BB),
+        keep_BK=None if inputs.keep_BK is None else turned(inputs.keep_BK),
+    )

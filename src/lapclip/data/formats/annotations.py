@@ -1,0 +1,259 @@
+"""Captions in one JSON for many pictures: COCO's `captions_*.json`, and the `dataset_*.json` of Karpathy's splits."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
+from lapclip.data.files import FileReader, Folders, open_regular
+from lapclip.data.formats.folder import MOST_FOLDERS, folders_in, legible, spread
+from lapclip.data.formats.names import side_of
+from lapclip.errors import UserError
+
+MOST_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
+GLANCE_BYTES = 2**16  # at each end of a file, to see what it is
+NUM_PROBED = 40  # names, to see which folders hold the pictures
+LISTS = re.compile(rb'"(images|annotations)"\s*:\s*\[')
+COCO_KEYS = (re.compile(rb'"caption"\s*:'), re.compile(rb'"image_id"\s*:'))
+KARPATHY_KEYS = (
+    re.compile(rb'"sentences"\s*:\s*\['),
+    re.compile(rb'"raw"\s*:'),
+    re.compile(rb'"filename"\s*:'),
+)
+USUAL = re.compile(r"images|(train|val|test)\d{4}")
+
+
+@dataclass
+class Annotated:
+    """The pictures of one file, by parallel lists."""
+
+    names: list[str] = field(
+        default_factory=list
+    )  # as the file writes them, the folder first where it has one
+    captions: list[list[str]] = field(default_factory=list)
+    sides: list[Side | None] = field(default_factory=list)
+
+    def add(self, name: str, captions: list[str], side: Side | None) -> None:
+        self.names.append(name)
+        self.captions.append(captions)
+        self.sides.append(side)
+
+
+def looks_like_annotations(path: Path) -> bool:
+    """Whether a file holds captions in one of the two forms; only its two ends are read."""
+    try:
+        with open_regular(path) as file:
+            head = file.read(GLANCE_BYTES)
+            rest = os.fstat(file.fileno()).st_size - len(head)
+            file.seek(max(rest - GLANCE_BYTES, 0) + len(head))
+            tail = file.read(GLANCE_BYTES)
+    except (OSError, ValueError):
+        return False
+    if not head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{") or not LISTS.search(head):
+        return False
+    seen = head + b" " + tail
+    return any(all(key.search(seen) for key in keys) for keys in (COCO_KEYS, KARPATHY_KEYS))
+
+
+def open_annotations(files: list[Path], name: str, options: Options) -> Catalogue:
+    """The pictures that one or more such files name, wherever they lie beside them."""
+    gathering = Gathering()
+    found = [(file, *read_annotations(file, gathering.problems)) for file in files]
+    forms = sorted({form for _, form, _ in found})
+    wanted = options.format or forms[0]
+    if len(forms) > 1 and options.format is None:
+        raise UserError(
+            f"`{name}` holds captions in two forms: "
+            + ", ".join(f"`{file.name}` ({form})" for file, form, _ in found[:6]),
+            hint=f"pass the file you mean: `{found[0][0]}`",
+        )
+    if wanted not in forms:
+        raise UserError(
+            f"`{name}` is in the form `{forms[0]}`, not `{wanted}`", hint=f"pass `--format {forms[0]}`"
+        )
+    paths: list[str] = []
+    for file, form, annotated in found:
+        if form == wanted:
+            gather(gathering, paths, annotated, image_folders(file, annotated.names, options.images))
+    if not paths:
+        raise none_found(
+            name, [n for _, form, a in found if form == wanted for n in a.names], gathering, options
+        )
+    return gathering.catalogue(name, wanted, FileReader(paths))
+
+
+def gather(gathering: Gathering, paths: list[str], annotated: Annotated, folders: Folders) -> None:
+    """Adds the pictures that are there; each is called by its path within what the folders have in common."""
+    start = len(os.path.commonpath(folders.roots).rstrip(os.sep)) + 1
+    found = [folders.find(name) for name in annotated.names]
+    last_parts = {os.path.basename(name) for name in annotated.names}
+    if not any(path for path, _ in found) and len(last_parts) == len(annotated.names):
+        # The names may have folders of somebody else's disk, or the one that `--images` already means.
+        found = [folders.find(os.path.basename(name)) for name in annotated.names]
+    for number, (path, why) in enumerate(found):
+        if path is None:
+            gathering.problems.add(why, annotated.names[number])
+        else:
+            name, side = legible(path[start:]), annotated.sides[number]
+            if gathering.add(name, annotated.captions[number], side=side) == len(paths):
+                paths.append(path)
+
+
+def none_found(name: str, names: list[str], gathering: Gathering, options: Options) -> UserError:
+    if not names:
+        return UserError(
+            f"`{name}` names no pictures{gathering.why_not()}",
+            hint="`lapclip data check --help` lists what can be read",
+        )
+    where = f"in `{options.images}`" if options.images else "beside it"
+    return UserError(
+        f"none of the {len(names):,} pictures that `{name}` names was found {where}{gathering.why_not()}",
+        hint="say where they are with `--images FOLDER`",
+    )
+
+
+def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
+    """Where to look for pictures: in the folders usual for these forms, and in those beside that hold some."""
+    bases = [images or os.path.dirname(os.path.abspath(file))]
+    if images is None and os.path.basename(bases[0]).lower() == "annotations":
+        bases.append(os.path.dirname(bases[0]))
+    beside = [folder for base in bases for folder in folders_in(base)]
+    beside += [below for folder in beside if last_part(folder) == "images" for below in folders_in(folder)]
+    usual = [folder for folder in beside if USUAL.fullmatch(last_part(folder))]
+    wanted = {os.path.basename(name) for name in names}
+    others = [
+        folder
+        for folder in beside[:MOST_FOLDERS]
+        if folder not in usual and holds_some(folder, names, wanted)
+    ]
+    # Two folders may use the same names for different pictures: those of the file's own side are meant.
+    sides = {folder: side_of(last_part(folder)) for folder in [*usual, *others]}
+    own = side_in(file.stem)
+    if own is not None and own in sides.values():
+        usual, others = ([f for f in folders if sides[f] in (own, None)] for folders in (usual, others))
+    return Folders(*usual, *bases, *others)
+
+
+def last_part(folder: str) -> str:
+    return os.path.basename(folder).lower()
+
+
+def holds_some(folder: str, names: list[str], wanted: set[str]) -> bool:
+    """Whether some of the pictures lie there: few of many names, or many of few files, so both are looked at."""
+    look = Folders(folder)
+    if any(look.find(name)[0] for name in spread(names, NUM_PROBED)):
+        return True
+    try:
+        with os.scandir(folder) as entries:
+            return any(entry.name in wanted for entry in islice(entries, 10 * NUM_PROBED))
+    except OSError:
+        return False
+
+
+def side_in(stem: str) -> Side | None:
+    """The side that a file is of: `captions_train2017`."""
+    return next((SIDES[word] for word in re.findall(r"[a-z]+", stem.lower()) if word in SIDES), None)
+
+
+def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
+    """The form of a file, and what it says."""
+    content = read_json(file)
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list):
+        raise UserError(
+            f"`{file}` has no list of `images`",
+            hint="pass COCO's `captions_*.json` or a Karpathy `dataset_*.json`",
+        )
+    if isinstance(content.get("annotations"), list):
+        return "coco", read_coco(images, content["annotations"], file, problems)
+    if any(isinstance(image, dict) and "sentences" in image for image in images):
+        return "karpathy", read_karpathy(images, file, problems)
+    raise UserError(
+        f"`{file}` has neither `annotations` nor images with `sentences`",
+        hint="pass COCO's `captions_*.json` or a Karpathy `dataset_*.json`",
+    )
+
+
+def read_json(file: Path) -> Any:
+    try:
+        with open_regular(file) as opened:
+            size = os.fstat(opened.fileno()).st_size
+            data = opened.read() if size <= MOST_BYTES else b""
+    except OSError as error:
+        raise UserError(f"`{file}` cannot be read: {error.strerror}", hint="check its permissions") from None
+    except ValueError as error:
+        raise UserError(f"`{file}` {error}", hint="pass a file") from None
+    if size > MOST_BYTES:
+        raise UserError(f"`{file}` is {size / 1e9:.1f} GB", hint="pass a JSON file of at most 4 GB")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UserError(
+            f"`{file}` is not valid JSON: {str(error)[:200]}",
+            hint="download it again; half a file looks like this",
+        ) from None
+
+
+def read_coco(images: list[Any], annotations: list[Any], file: Path, problems: Problems) -> Annotated:
+    result = Annotated()
+    side = side_in(file.stem)
+    numbers: dict[str, int] = {}
+    for place, image in enumerate(images):
+        fields = image if isinstance(image, dict) else {}
+        key, name = as_key(fields.get("id")), fields.get("file_name")
+        if key is None or not isinstance(name, str) or not name:
+            problems.add("has no `id` or no `file_name`", f"images[{place}] of {file.name}")
+        elif key in numbers:
+            problems.add("has the `id` of another picture", name)
+        else:
+            numbers[key] = len(result.names)
+            result.add(name, [], side)
+    for place, annotation in enumerate(annotations):
+        fields = annotation if isinstance(annotation, dict) else {}
+        number = numbers.get(as_key(fields.get("image_id")) or "")
+        caption = fields.get("caption")
+        if number is None:
+            problems.add("belongs to no picture", f"annotations[{place}] of {file.name}")
+        elif not isinstance(caption, str):
+            problems.add("has a caption that is not text", result.names[number])
+        else:
+            result.captions[number].append(caption)
+    return result
+
+
+def as_key(value: object) -> str | None:
+    """An id as text: other programs write 5 as "5" or as 5.0."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    return str(value) if not isinstance(value, int) or abs(value) < 10**18 else None
+
+
+def read_karpathy(images: list[Any], file: Path, problems: Problems) -> Annotated:
+    result = Annotated()
+    for place, image in enumerate(images):
+        fields = image if isinstance(image, dict) else {}
+        name, folder, split = (fields.get(key) for key in ("filename", "filepath", "split"))
+        if not isinstance(name, str) or not name:
+            problems.add("has no `filename`", f"images[{place}] of {file.name}")
+            continue
+        side = SIDES.get(split.lower()) if isinstance(split, str) else None
+        if isinstance(folder, str) and folder:
+            name = f"{folder}/{name}"
+        result.add(name, list(sentences(fields.get("sentences"), name, problems)), side)
+    return result
+
+
+def sentences(found: object, name: str, problems: Problems) -> Iterator[str]:
+    for sentence in found if isinstance(found, list) else []:
+        raw = sentence.get("raw") if isinstance(sentence, dict) else None
+        if isinstance(raw, str):
+            yield raw
+        else:
+            problems.add("has a caption that is not text", name)

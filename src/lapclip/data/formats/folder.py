@@ -1,0 +1,282 @@
+"""A folder of pictures, with captions beside them, within them, or as the names of folders or files."""
+
+import os
+import re
+import stat
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side, shortened
+from lapclip.data.files import FileReader, Folders, is_picture_name, open_regular
+from lapclip.data.formats.metadata import description
+from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of
+from lapclip.errors import UserError
+
+KINDS = ("txt", "metadata", "classes", "names")
+TEXT_SUFFIXES = (".txt", ".caption")
+MOST_TEXT_BYTES = 10**6
+MOST_LINES = 1000  # of captions of one picture
+# What systems leave behind, and lapclip itself; hidden files and folders are not seen either.
+UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", "lapclip-sheet.png")
+BOXES = re.compile(r"\s*+\d++(\s++-?(\d++(\.\d*+)?|\.\d++)){4,}+\s*+")  # objects as YOLO writes them
+MOST_FOLDERS = 1_000  # beside a table or captions, that are looked into
+NUM_OPENED = 40  # pictures, to see whether they describe themselves
+
+
+@dataclass
+class Listing:
+    """The files of a folder by their names within it, in an order that is the same on every file system."""
+
+    root: str
+    names: list[str]  # of pictures
+    texts: dict[str, str]  # by name in lower case suffix and composed letters
+    links: dict[str, str]  # where those files that are links lead
+    num_files: int
+
+    def path(self, name: str) -> str:
+        return self.links.get(name) or os.path.join(self.root, name)
+
+
+def open_folder(path: Path, name: str, options: Options) -> Catalogue:
+    """The pictures of a folder, with captions as its kind has them."""
+    if options.format is not None and options.format not in KINDS:
+        raise UserError(
+            f"`{name}` is a folder of pictures, which cannot be read as `{options.format}`",
+            hint=f"pass one of {', '.join(f'`--format {kind}`' for kind in KINDS)}",
+        )
+    gathering = Gathering()
+    listing = look_through(path, Folders(path, *filter(None, [options.images])), gathering.problems)
+    if not listing.names:
+        found = f"{listing.num_files:,} files and no pictures" if listing.num_files else "no files"
+        raise UserError(
+            f"`{name}` holds {found}{gathering.why_not()}",
+            hint="pass a folder with pictures, such as JPEG or PNG files",
+        )
+    places = placed({os.path.dirname(picture) for picture in listing.names})
+    kind = options.format or kind_of(listing, places)
+    if kind is None:
+        example = shortened(listing.names[0])
+        raise UserError(
+            f"`{name.rstrip('/')}/` has pictures but no captions",
+            hint=f"put `{os.path.splitext(example)[0]}.txt` next to `{example}`,"
+            " or name a table with both, such as `pairs.csv`",
+        )
+    if kind == "txt":
+        count_lonely_texts(listing, gathering.problems)
+    paths: list[str] = []
+    for picture in listing.names:
+        side, folder = places[os.path.dirname(picture)]
+        label = None
+        if kind == "txt":
+            captions = captions_beside(listing, picture, gathering.problems)
+        elif kind == "metadata":
+            captions = description(listing.path(picture))
+        elif kind == "names":
+            captions = [caption] if (caption := caption_in_name(picture)) else []
+        elif folder:
+            label = class_name(folder)
+            captions = [label]
+        else:
+            gathering.problems.add("lies in no class folder", picture)
+            continue
+        if gathering.add(legible(picture), captions, side=side, label=label) == len(paths):
+            paths.append(listing.path(picture))
+    return gathering.catalogue(name, kind, FileReader(paths))
+
+
+def kind_here(path: Path, num_others: int) -> str | None:
+    """The kind of a folder with more pictures directly in it than some other files; None if it has no captions."""
+    with os.scandir(path) as entries:
+        if sum(is_picture_name(entry.name) for entry in entries) <= num_others:
+            return None
+    listing = look_through(path, Folders(path), Problems())
+    return kind_of(listing, placed({os.path.dirname(picture) for picture in listing.names}))
+
+
+def walk(root: str, problems: Problems) -> Iterator[os.DirEntry[str]]:
+    """All that is no folder, hidden things left out; links to folders are not followed."""
+    pending = [root]
+    while pending:
+        folder = pending.pop()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.startswith(".") or entry.name in UNSEEN:
+                        continue
+                    if not entry.is_dir(follow_symlinks=False):
+                        yield entry
+                    elif not is_run(entry.path):
+                        pending.append(entry.path)
+        except OSError as error:
+            problems.add(f"cannot be opened: {error.strerror}", folder)
+
+
+def is_run(folder: str) -> bool:
+    """Whether lapclip itself made this folder, with its own `learned.png`."""
+    return all(
+        os.path.exists(os.path.join(folder, name)) for name in ("config.toml", "machine.json", "checkpoints")
+    )
+
+
+def folders_in(base: str) -> list[str]:
+    """The folders in a folder; hidden ones and links are left out."""
+    try:
+        with os.scandir(base) as entries:
+            return sorted(
+                entry.path
+                for entry in entries
+                if entry.is_dir(follow_symlinks=False) and entry.name[0] != "." and entry.name not in UNSEEN
+            )[:MOST_FOLDERS]
+    except OSError:
+        return []
+
+
+def look_through(path: Path, folders: Folders, problems: Problems) -> Listing:
+    root = os.path.realpath(path)
+    start = len(root.rstrip(os.sep)) + 1
+    found: list[str] = []
+    linked: list[str] = []
+    num_files = 0
+    for entry in walk(root, problems):
+        num_files += 1
+        is_link = entry.is_symlink()
+        if entry.name.lower().endswith(TEXT_SUFFIXES) or is_picture_name(entry.name) or is_link:
+            (linked if is_link else found).append(entry.path[start:])
+            if not is_link and not entry.is_file(follow_symlinks=False):
+                problems.add("is not a regular file", found.pop())
+    links = dict(resolved(root, sorted(linked), folders, problems))
+    listing = Listing(root, [], {}, links, num_files)
+    for name in sorted([*found, *links]):
+        if is_picture_name(name):
+            listing.names.append(name)
+        else:
+            stem, suffix = os.path.splitext(name)
+            listing.texts.setdefault(composed(stem) + suffix.lower(), name)
+    return listing
+
+
+def resolved(root: str, linked: list[str], folders: Folders, problems: Problems) -> Iterator[tuple[str, str]]:
+    """Where links lead, of those that lead to a file of the source."""
+    for name in linked:
+        target = os.path.realpath(os.path.join(root, name))
+        try:
+            mode = os.lstat(target).st_mode
+        except OSError:
+            mode = 0
+        is_wanted = is_picture_name(name) or name.lower().endswith(TEXT_SUFFIXES)
+        if stat.S_ISDIR(mode):
+            problems.add("is a link to a folder; such are not followed", name)
+        elif is_wanted and not folders.contains(target):
+            problems.add("is a link that leads out of the folder", name)
+        elif is_wanted and not stat.S_ISREG(mode):
+            problems.add("is a link that leads nowhere", name)
+        elif is_wanted:
+            yield name, target
+
+
+def kind_of(listing: Listing, places: dict[str, tuple[Side | None, str]]) -> str | None:
+    """The first kind that most of the pictures fit; only a few pictures are opened for it."""
+    names = listing.names
+    num_with_text = sum(bool(texts_beside(listing, name)) for name in names)
+    if num_with_text * 10 >= len(names):
+        return "txt"
+    opened = spread(names, NUM_OPENED)
+    described = [found[0] for name in opened if (found := description(listing.path(name)))]
+    if len(described) * 2 >= len(opened) and len(set(described)) * 2 >= len(described):
+        return "metadata"
+    if are_captions(names):
+        return "names"
+    classes = [places[os.path.dirname(name)][1] for name in names]
+    if len({*classes} - {""}) >= 2 and classes.count("") * 20 <= len(classes):
+        return "classes"
+    return None
+
+
+def spread(names: list[str], most: int) -> list[str]:
+    """Some of the names, from all over the list."""
+    return [names[i * len(names) // most] for i in range(most)] if len(names) > most else names
+
+
+def placed(folders: Iterable[str]) -> dict[str, tuple[Side | None, str]]:
+    """For each folder with pictures its side, where there is a level such as `train`, and the class folder below it."""
+    levels = {folder: folder.split(os.sep) if folder else [] for folder in folders}
+    shared = os.path.commonpath(list(levels))
+    for part in shared.split(os.sep) if shared else []:
+        if side_of(part):
+            break
+        levels = {folder: rest[1:] for folder, rest in levels.items()}
+    for folder, rest in levels.items():
+        if len(rest) > 1 and FILLER.fullmatch(rest[0].lower()) and side_of(rest[1]):
+            levels[folder] = rest[1:]  # images/train2017/...
+    tops = {rest[0] for rest in levels.values() if rest}
+    sides = {top: side for top in tops if (side := side_of(top))}
+    # "train" beside "bus" and "car" is a class.
+    if len(sides) == len(tops) or ("train" in sides.values() and len({*sides.values()}) > 1):
+        padded = ((folder, [*rest, "", ""]) for folder, rest in levels.items())
+        return {folder: (sides.get(rest[0]), rest[1] if rest[0] in sides else "") for folder, rest in padded}
+    return {folder: (None, rest[0] if rest else "") for folder, rest in levels.items()}
+
+
+def texts_beside(listing: Listing, picture: str) -> list[str]:
+    """The text files of a picture: `cat.txt` or `cat.caption` of `cat.jpg`, or else `cat.jpg.txt`."""
+    for stem in (os.path.splitext(picture)[0], picture):
+        if found := [text for s in TEXT_SUFFIXES if (text := listing.texts.get(composed(stem) + s))]:
+            return found
+    return []
+
+
+def count_lonely_texts(listing: Listing, problems: Problems) -> None:
+    used = {text for picture in listing.names for text in texts_beside(listing, picture)}
+    for text in sorted({*listing.texts.values()} - used):
+        problems.add("has no picture beside it", text)
+
+
+def captions_beside(listing: Listing, picture: str, problems: Problems) -> list[str]:
+    captions: list[str] = []
+    for name in texts_beside(listing, picture):
+        try:
+            with open_regular(listing.path(name)) as file:
+                data = file.read(MOST_TEXT_BYTES + 1)
+        except (OSError, ValueError) as error:
+            problems.add(f"cannot be read: {getattr(error, 'strerror', None) or error}", name)
+            continue
+        for line in text_of(data, name, problems).splitlines():
+            if BOXES.fullmatch(line):
+                problems.add("holds the boxes of objects, not captions", name)
+                break
+            if len(captions) == MOST_LINES:
+                problems.add(f"has more than {MOST_LINES:,} captions; the others were left out", name)
+                break
+            if line.strip():
+                captions.append(line)
+    return captions
+
+
+def text_of(data: bytes, name: str, problems: Problems) -> str:
+    """The text in a file, in whatever a person's editor wrote it."""
+    if len(data) > MOST_TEXT_BYTES:
+        problems.add(f"has more than {MOST_TEXT_BYTES // 10**6} MB of text; it was cut", name)
+        line_end = data.rfind(b"\n", 0, MOST_TEXT_BYTES)
+        data = data[: line_end if line_end > 0 else MOST_TEXT_BYTES]
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return data.decode("utf-16", "replace")
+    if b"\0" in data:
+        problems.add("is not text", name)
+        return ""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        problems.add("is not UTF-8; it was read as Windows-1252", name)
+        return data.decode("cp1252", "replace")
+
+
+def composed(name: str) -> str:
+    """Letters with their accents in one: a Mac may have written one of two names otherwise."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def legible(name: str) -> str:
+    """A file name that can be written down; what is not Unicode in it appears as `\\xe9`."""
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")

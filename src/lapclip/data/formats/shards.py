@@ -1,0 +1,270 @@
+"""WebDataset shards: tar archives, local or by URL, in which members that share a key are one picture and its captions.
+
+Each archive's headers are walked once; only texts are read, and pictures are known by shard, offset and size.
+"""
+
+import json
+import re
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side, clean_caption
+from lapclip.data.files import MOST_BYTES, is_picture_name
+from lapclip.data.formats.patterns import expand, is_shards, is_url, without_query
+from lapclip.data.formats.remote import LocalFiles, NoRanges, RemoteFiles
+from lapclip.data.formats.tar import ReadAt, walk
+from lapclip.errors import UserError
+
+__all__ = ["ShardReader", "expand", "is_shards", "open_shards", "read_shards"]
+
+MOST_TEXT_BYTES = 2**20  # of one caption file
+TEXTS = ("txt", "text", "caption", "cap")
+CAPTION_KEYS = ("caption", "captions", "text", "texts", "sentence", "sentences", "raw")
+LESSER_KEYS = (
+    "description",
+    "title",
+    "alt",
+    "alt_text",
+    "TEXT",
+    "CAPTION",
+    "prompt",
+)  # the first that says something
+CLASS_KEYS = ("class_name", "label_name", "label", "class")
+META = re.compile(r"(^|/)__[^/]*__($|/)")  # webdataset's own notes
+
+
+@dataclass(frozen=True)
+class ShardReader:
+    """Pictures by shard, offset and size."""
+
+    shards: list[str]
+    shard_of: "array[int]"  # in quotes: before Python 3.12 an array has no such type when running
+    offsets: "array[int]"
+    sizes: "array[int]"
+    local: LocalFiles = field(default_factory=LocalFiles)
+    remote: RemoteFiles = field(default_factory=RemoteFiles)
+
+    def read(self, index: int) -> bytes:
+        shard = self.shards[self.shard_of[index]]
+        data = self.files(shard).read(shard, self.offsets[index], self.sizes[index])
+        if len(data) < self.sizes[index]:
+            raise OSError("is cut off: its shard has become shorter")
+        return data
+
+    def stamp(self, index: int) -> str:
+        shard = self.shards[self.shard_of[index]]
+        known = self.files(shard).stamp(shard)
+        return known and f"{known} {self.offsets[index]} {self.sizes[index]}"
+
+    def files(self, shard: str) -> LocalFiles | RemoteFiles:
+        return self.remote if is_url(shard) else self.local
+
+
+@dataclass(slots=True)
+class Pair:
+    """What the members of one key amount to."""
+
+    picture: str = ""
+    rank: int = 9  # of the picture: lower is likelier to be the one meant
+    offset: int = 0
+    size: int = 0
+    captions: list[str] = field(default_factory=list)
+    label: str | None = None
+    side: Side | None = None
+    has_class_number: bool = False
+
+
+def open_shards(pattern: str, name: str, options: Options) -> Catalogue:
+    """The catalogue of all shards that a pattern means."""
+    return read_shards(expand(pattern), name, options)
+
+
+def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
+    """The catalogue of some shards, by paths or URLs."""
+    titles = short_names(shards)
+    sides = sides_of(titles)
+    gathering = Gathering()
+    reader = ShardReader(shards, array("i"), array("q"), array("q"))
+    for number, (shard, title, side) in enumerate(zip(shards, titles, sides, strict=True)):
+        try:
+            files = reader.files(shard)
+            pairs = find_pairs(
+                partial(files.read, shard), files.length(shard), title, gathering.problems, options
+            )
+        except FileNotFoundError:
+            gathering.problems.add("is missing", title)
+            continue
+        except NoRanges as error:
+            raise UserError(
+                f"the server of `{shard}` does not send parts of files",
+                hint="copy the shards to a folder and give `folder/*.tar`",
+            ) from error
+        except OSError as error:
+            if is_url(shard):  # the line or the permission, and with it most likely all other shards
+                raise UserError(str(error), hint="check the address and the connection") from error
+            gathering.problems.add(f"cannot be opened: {error.strerror or error}", title)
+            continue
+        for pair in pairs:
+            path = f"{title}/{pair.picture}"
+            if is_complete(pair, path, gathering):
+                gathering.add(path, pair.captions, side=pair.side or side, label=pair.label)
+                reader.shard_of.append(number)
+                reader.offsets.append(pair.offset)
+                reader.sizes.append(pair.size)
+    return gathering.catalogue(name, "tar", reader)
+
+
+def is_complete(pair: Pair, path: str, gathering: Gathering) -> bool:
+    """Whether there is a picture and something said about it; what is missing is noted."""
+    pair.captions = list(dict.fromkeys(map(clean_caption, pair.captions)))
+    if not any(pair.captions):
+        pair.captions = [pair.label.replace("_", " ")] if pair.label else []
+    problem = ""
+    if pair.rank == 9:
+        problem = "has no picture"
+    elif not any(pair.captions):
+        problem = (
+            "has a class number, but nothing names the class" if pair.has_class_number else "has no caption"
+        )
+    elif path in gathering.index:
+        problem = "comes twice"
+    if problem:
+        gathering.problems.add(problem, path)
+    return not problem
+
+
+def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, options: Options) -> Iterable[Pair]:
+    """All pairs of one archive, in the order of their first members."""
+    pairs: dict[str, Pair] = {}
+    for full_name, offset, size, problem in walk(read, length):
+        name = full_name.removeprefix("./")  # as GNU tar writes for `.`
+        if problem:
+            problems.add(problem, f"{title}/{name}" if name else title)
+            continue
+        folder, slash, file = name.rpartition("/")
+        stem, _, kind = file.partition(".")
+        if not stem or not kind or ("__" in name and META.search(name)):
+            continue  # no key, as webdataset sees it: `.DS_Store`, `._photo.jpg` of macOS, `README`
+        kind = kind.lower()
+        key = folder + slash + stem
+        if is_picture_name(f".{kind}"):
+            pair = pairs.setdefault(key, Pair(key))
+            if size > MOST_BYTES:
+                problems.add(
+                    f"is more than {MOST_BYTES >> 20} MB, too large for a picture", f"{title}/{name}"
+                )
+                continue
+            add_picture(pair, name, kind, (offset, size), title=title, problems=problems, options=options)
+        elif is_text(kind):
+            pair = pairs.setdefault(key, Pair(key))
+            if size > MOST_TEXT_BYTES:
+                problems.add(f"is a text of more than {MOST_TEXT_BYTES >> 20} MB", f"{title}/{name}")
+                continue
+            try:
+                add_text(pair, kind, read(offset, size), options)
+            except (ValueError, RecursionError):
+                what = "is not JSON" if kind.endswith("json") else "is not UTF-8 text"
+                problems.add(what, f"{title}/{name}")
+    return pairs.values()
+
+
+def is_text(kind: str) -> bool:
+    return kind.rpartition(".")[2] in (*TEXTS, "json", "cls")
+
+
+def add_picture(
+    pair: Pair,
+    name: str,
+    kind: str,
+    place: tuple[int, int],
+    *,
+    title: str,
+    problems: Problems,
+    options: Options,
+) -> None:
+    """Takes the likeliest of several pictures with one key; the others are noted."""
+    if options.image_column:
+        if kind != options.image_column.lower().lstrip("."):
+            return
+        rank = 0
+    else:
+        first, dot, _ = kind.partition(".")
+        rank = 0 if not dot else 1 if first in ("image", "img", "0") else 2
+    if pair.rank < 9:
+        other = name if rank >= pair.rank else pair.picture
+        problems.add("is a further picture of its pair", f"{title}/{other}")
+    if rank < pair.rank:
+        pair.picture, pair.rank, (pair.offset, pair.size) = name, rank, place
+
+
+def add_text(pair: Pair, kind: str, data: bytes, options: Options) -> None:
+    """Adds what a text member says; ValueError or RecursionError when it cannot be read."""
+    text = data.decode("utf-8-sig")
+    column = options.caption_column
+    if kind.endswith("json"):
+        add_notes(pair, json.loads(text), column)
+    elif "cls" in kind.split("."):
+        if text.strip().lstrip("-").isdecimal():
+            pair.has_class_number = True
+        elif text.strip():
+            pair.label = clean_caption(text)
+    elif column is None or kind == column.lower().lstrip("."):
+        pair.captions += [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def add_notes(pair: Pair, notes: Any, column: str | None) -> None:
+    """Adds what a JSON member says: captions, the class and the side."""
+    if not isinstance(notes, dict):
+        if column is None:
+            pair.captions += strings(notes)
+        return
+    if column is not None:
+        pair.captions += strings(notes.get(column))
+    else:
+        said = [text for key in CAPTION_KEYS if key in notes for text in strings(notes[key])]
+        lesser = (strings(notes.get(key)) for key in LESSER_KEYS)
+        pair.captions += said or next(filter(None, lesser), [])
+    for key in CLASS_KEYS:
+        value = notes.get(key)
+        if isinstance(value, str) and value.strip():
+            pair.label = clean_caption(value)
+            break
+        pair.has_class_number |= isinstance(value, int)
+    side = notes.get("split")
+    if isinstance(side, str):
+        pair.side = SIDES.get(side.strip().lower(), pair.side)
+
+
+def strings(value: Any) -> list[str]:
+    """The captions in a JSON value: a string, a list of them, or a list of `{raw: ...}` as COCO has."""
+    found = []
+    for one in value if isinstance(value, list) else [value]:
+        words = one
+        if isinstance(one, dict):
+            words = next((one[key] for key in ("raw", "caption", "text", "sentence") if key in one), None)
+        if isinstance(words, str) and words.strip():
+            found.append(words)
+    return found
+
+
+def short_names(shards: list[str]) -> list[str]:
+    """Paths from the folder that all shards share."""
+    parts = [without_query(shard).split("/") for shard in shards]
+    shared = 0
+    for column in zip(*(path[:-1] for path in parts), strict=False):
+        if len(set(column)) > 1:
+            break
+        shared += 1
+    return ["/".join(path[shared:]) for path in parts]
+
+
+def sides_of(titles: list[str]) -> list[Side | None]:
+    """The side that each shard's path names, provided that the paths name at least two."""
+    named = []
+    for title in titles:
+        words = {SIDES[word] for word in re.split(r"[^a-z]+", title.lower()) if word in SIDES}
+        named.append(words.pop() if len(words) == 1 else None)
+    return named if len(set(named) - {None}) > 1 else [None] * len(titles)

@@ -1,0 +1,94 @@
+"""Starts a training that goes on without the terminal it was started from.
+
+The run's lock is taken here and handed to the new process while it is held, so that from the first moment the run is
+owned, and nobody comes in between.
+"""
+
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from lapclip.config import BUDGETS, SETTINGS
+from lapclip.errors import UserError
+from lapclip.files import cannot_write
+from lapclip.runs.events import Finished
+from lapclip.runs.run import Run
+from lapclip.runs.status import read_end
+
+# Until it listens to them: what is asked of it while it starts is not lost.
+BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+def log_of(run: Run) -> Path:
+    """What it would have said on a terminal."""
+    return run.path / "output.log"
+
+
+def start_training(run: Run, arguments: Sequence[str]) -> int:
+    """Starts `lapclip train` with these arguments, as the owner of a run, in a session of its own; its process."""
+    run.take_lock()
+    assert run.handle is not None
+    own = ["-P", "-m", "lapclip", "train", *arguments, f"--lock-handle={run.handle}"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    try:
+        with log_of(run).open("ab") as log:
+            log.write(f"lapclip train {shlex.join(arguments)}\n".encode(errors="surrogateescape"))
+            log.flush()
+            process = subprocess.Popen(  # noqa: S603  # ourselves
+                [sys.executable, *own],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=[run.handle],
+            )
+        run.hand_over(process.pid)
+    except OSError as error:
+        run.release()
+        raise cannot_write(log_of(run), error) from None
+    except psutil.Error:  # it is gone already, and its log says why
+        run.release()
+        raise UserError("the training ended as soon as it began", hint=f"`{log_of(run)}` says why") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    process.returncode = 0  # it outlives us, and nobody waits for it
+    return process.pid
+
+
+def as_arguments(flags: Mapping[str, Any]) -> list[str]:
+    """Settings as they are typed."""
+    arguments = []
+    for name, value in flags.items():
+        flag = SETTINGS[name].flag
+        if isinstance(value, bool):
+            arguments.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        else:
+            arguments.append(f"{flag}={value}")
+    return arguments
+
+
+def refuse_if_done(run: Run, flags: Mapping[str, Any]) -> None:
+    """Refuses to go on with a run that has had its budget and is given no larger one, as `train` would."""
+    done = read_end(run.path / "events.jsonl").finished
+    if done is None or done.reason != "budget" or is_more(done, flags):
+        return
+    more = (
+        f"--minutes {float(f'{2 * done.seconds / 60:.2g}'):g}"
+        if run.load_config().train.minutes
+        else f"--steps {2 * done.step}"
+    )
+    raise UserError(
+        f"run `{run.name}` has had its budget: {done.step} steps in {done.seconds / 60:.1f} minutes of training",
+        hint=f"give it a larger one, counted from its start: `lapclip runs resume {run.reference} {more}`",
+    )
+
+
+def is_more(done: Finished, flags: Mapping[str, Any]) -> bool:
+    had = {"minutes": done.seconds / 60, "epochs": done.epochs, "steps": done.step}
+    return any(flags[name] > had[name] for name in BUDGETS if name in flags)

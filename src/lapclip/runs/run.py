@@ -1,0 +1,329 @@
+"""The run folder: settings, machine, tokenizer, events, checkpoints, and the lock of the process that owns it."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from lapclip.config import Config, load_config, to_toml
+from lapclip.errors import UserError, suggest
+from lapclip.files import (
+    Held,
+    Taken,
+    adopt_lock,
+    cannot_write,
+    read_lock,
+    release_lock,
+    take_lock,
+    write_atomically,
+    write_lock,
+    write_lock_owner,
+)
+from lapclip.runs.events import Event, Failed, Finished, Step, read_events, to_line
+
+RUNS = Path("runs")
+LONGEST_NAME = 100  # bytes
+# The file keeps no more `Step` lines than one in that time: under 5 MB an hour, however small the model.
+SECONDS_BETWEEN_STEPS = 0.5
+MOST_SAID = 400  # characters of a message or a hint in the lock, whose block holds both
+# What lies in a run's folder before its `config.toml`, which is written last.
+WHILE_SET_UP = (
+    "lock", "output.log", "events.jsonl", "checkpoints", "tokenizer.json", "machine.json", ".*.writing",
+)  # fmt: skip
+
+
+@dataclass
+class Run:
+    """A run by its path. Opening it reads nothing; `owned` lets one process at a time write to it."""
+
+    path: Path
+    last_step_written: float = field(default=0.0, repr=False)
+    step_left_out: Step | None = field(default=None, repr=False)
+    handle: int | None = field(default=None, repr=False)  # of the lock, while this process holds it
+    is_reserved: bool = field(default=False, repr=False)  # held for a training that has not begun
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def reference(self) -> str:
+        """What a command calls it: its name when it lies in `runs/` here, else its path."""
+        return self.name if self.path == RUNS / self.name else str(self.path)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    def make_folders(self) -> None:
+        try:
+            self.checkpoints.mkdir()
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+
+    def load_config(self) -> Config:
+        return load_config(self.path / "config.toml")
+
+    def write_config(self, config: Config) -> None:
+        write_atomically(self.path / "config.toml", to_toml(config))
+
+    def load_machine(self) -> dict[str, Any]:
+        """What the run was prepared on, and under `reasons` why each automatic choice was made."""
+        try:
+            facts = json.loads((self.path / "machine.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return facts if isinstance(facts, dict) else {}
+
+    def write_machine(self, facts: dict[str, Any]) -> None:
+        write_atomically(self.path / "machine.json", json.dumps(facts, indent=2))
+
+    def is_finished(self) -> bool:
+        """Whether the last thing that happened is that its budget was used up."""
+        last = None
+        for last in self.events():  # noqa: B007  # the loop is for its end
+            pass
+        return isinstance(last, Finished) and last.reason == "budget"
+
+    def events(self) -> Iterator[Event]:
+        return read_events(self.path / "events.jsonl")
+
+    def write(self, event: Event) -> None:
+        """Appends an event; of many steps a second only some are kept, and the last one before anything else."""
+        before = ""
+        if isinstance(event, Step):
+            now = time.monotonic()
+            if now - self.last_step_written < SECONDS_BETWEEN_STEPS:
+                self.step_left_out = event
+                return
+            self.last_step_written = now
+        elif self.step_left_out is not None:
+            before = to_line(self.step_left_out)
+        self.step_left_out = None
+        try:
+            with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+                file.write(before + to_line(event))
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Holds the run's lock; what ends the block badly is written down as `Failed` on its way."""
+        if not self.is_reserved:
+            self.take_lock()
+        self.is_reserved = False
+        try:
+            self.end_torn_line()
+            yield
+        finally:
+            self.let_go(sys.exception())
+
+    @contextlib.contextmanager
+    def reserved(self, handle: int) -> Iterator[None]:
+        """Holds the lock that the process that started this one took for it, until `owned` goes on with it."""
+        self.take_lock(handle)
+        self.is_reserved = True
+        try:
+            yield
+        finally:
+            if self.is_reserved:
+                self.is_reserved = False
+                self.let_go(sys.exception())
+
+    def let_go(self, problem: BaseException | None) -> None:
+        if problem is not None and not isinstance(problem, (GeneratorExit, KeyboardInterrupt)):
+            self.write_failure(problem)
+        self.release()
+
+    def take_lock(self, handle: int | None = None) -> None:
+        """Takes the lock, or takes over one that was taken for this process, and writes down whose it is."""
+        path = self.path / "lock"
+        try:
+            taken = take_lock(path) if handle is None else adopt_lock(handle, path)
+        except Taken:
+            raise self.is_taken() from None
+        except OSError as error:
+            raise cannot_write(path, error) from None
+        self.handle = taken
+        try:
+            write_lock_owner(taken, os.getpid())
+        except OSError as error:
+            self.release()
+            raise cannot_write(path, error) from None
+
+    def is_taken(self) -> UserError:
+        return UserError(
+            f"run `{self.name}` is being trained by process {self.owner() or 'another one'}",
+            hint=f"wait for it, or stop it: `lapclip runs stop {self.reference}` saves and ends it",
+        )
+
+    def hand_over(self, pid: int) -> None:
+        """Leaves the lock to a process that was started with it open."""
+        assert self.handle is not None
+        write_lock_owner(self.handle, pid)
+        os.close(self.handle)
+        self.handle = None
+
+    def release(self) -> None:
+        """Lets go of the lock; a failure that could be written nowhere else stays in it."""
+        if self.handle is not None:
+            release_lock(self.handle, keep=self.read_lock().said is not None)
+            self.handle = None
+
+    def read_lock(self) -> Held:
+        return read_lock(self.path / "lock")
+
+    def owner(self) -> int | None:
+        """The process that is training the run now; what a killed one left in the file does not count."""
+        return self.read_lock().owner
+
+    def end_torn_line(self) -> None:
+        """Ends the line a killed process left half written, so that the next event does not stand behind it."""
+        events = self.path / "events.jsonl"
+        if events.exists() and events.stat().st_size and last_byte(events) != b"\n":
+            try:
+                with events.open("a", encoding="utf-8") as file:
+                    file.write("\n")
+            except OSError as error:
+                raise cannot_write(self.path, error) from None
+
+    def write_failure(self, problem: BaseException) -> None:
+        fault = "this is a fault of lapclip; please report it"
+        hint = problem.hint if isinstance(problem, UserError) else fault
+        event = Failed(message=str(problem) or type(problem).__name__, hint=hint)
+        try:
+            self.end_torn_line()
+            self.write(event)
+        except (UserError, OSError):  # the disk is full
+            with contextlib.suppress(OSError):
+                short = replace(event, message=event.message[:MOST_SAID], hint=event.hint[:MOST_SAID])
+                assert self.handle is not None, "owned"
+                write_lock(self.handle, {"said": asdict(short)})
+
+
+def last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read()
+
+
+def refuse_name(name: str) -> None:
+    """Refuses what cannot be the name of a new run, before any work is done for it."""
+    is_word = name.strip(".") and name.isprintable() and not re.search(r"[\s/\\]", name)
+    if not is_word or name.startswith("-") or len(name.encode()) > LONGEST_NAME:
+        what = "is too long" if len(name.encode()) > LONGEST_NAME else "has a space or a slash, or is no word"
+        raise UserError(
+            f"`{name[:LONGEST_NAME]}` cannot be the name of a run: it {what}",
+            hint="use a plain word: `--run cats`; it becomes `runs/cats`",
+        )
+    if (RUNS / name).exists() and not is_leftover(RUNS / name):
+        raise UserError(
+            f"there is a run called `{name}` already",
+            hint=f"continue it with `--resume {name}`, or choose another name with `--run`",
+        )
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is a run, if only one that is being set up."""
+    return any((path / name).is_file() for name in ("config.toml", "lock", "events.jsonl"))
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a run was never set up: there is nothing in it to go on from."""
+    if not (path / "lock").is_file() or (path / "config.toml").exists() or Run(path).owner() is not None:
+        return False
+    return all(
+        any(fnmatch(child.name, known) for known in WHILE_SET_UP) for child in path.iterdir()
+    ) and not any((path / "checkpoints").glob("*"))
+
+
+def clear_leftover(path: Path) -> None:
+    leftover = Run(path)
+    leftover.take_lock()
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    finally:
+        leftover.release()
+
+
+def new_run(name: str | None, *, prefix: str) -> Run:
+    """Makes `runs/NAME` here; without a name, the next free `runs/PREFIX-1`, `-2` and so on."""
+    if name is not None:
+        refuse_name(name)
+    try:
+        if name is not None:
+            path = RUNS / name
+            if is_leftover(path):
+                clear_leftover(path)
+            path.mkdir(parents=True)
+            return Run(path)
+        RUNS.mkdir(exist_ok=True)
+        number = 1
+        while True:
+            path = RUNS / f"{prefix}-{number}"
+            try:
+                path.mkdir()
+                return Run(path)
+            except FileExistsError:
+                number += 1
+    except FileExistsError:
+        if not RUNS.is_dir():
+            raise UserError(
+                f"`{RUNS.absolute()}` is a file, not a folder for runs",
+                hint="move it, or train in another folder",
+            ) from None
+        raise UserError(
+            f"there is a run called `{name}` already",
+            hint=f"continue it with `--resume {name}`, or choose another name with `--run`",
+        ) from None
+    except OSError as error:
+        raise cannot_write(path if name else RUNS, error) from None
+
+
+def open_run(name: str) -> Run:
+    """The run of that name or path, which has been set up."""
+    run = find_run(name)
+    if (run.path / "config.toml").is_file():
+        return run
+    if run.owner() is not None:
+        raise UserError(
+            f"run `{run.name}` is still being set up", hint=f"wait: `lapclip watch {run.reference}`"
+        )
+    raise UserError(
+        f"run `{run.name}` was never set up, so that there is nothing in it yet",
+        hint=f"begin it again: the first line of `{run.path}/output.log` is its command",
+    )
+
+
+def find_run(name: str) -> Run:
+    """The run of that name or path, also while it is being set up."""
+    for path in (Path(name), RUNS / name):
+        if (path / "config.toml").is_file():
+            return Run(path if path.name else path.absolute())
+    for path in (RUNS / name, Path(name)):
+        if path.name == Path(name).name and path.parent != Path() and is_run(path):
+            return Run(path)
+    newest = sorted(filter(is_run, RUNS.glob("*")), key=lambda path: path.stat().st_mtime, reverse=True)
+    known = [path.name for path in newest]
+    more = f" and {len(known) - 5} more" if len(known) > 5 else ""
+    here = (
+        f"; there are {', '.join(f'`{k}`' for k in known[:5])}{more}"
+        if known
+        else f"; `{RUNS.absolute()}` holds none"
+    )
+    raise UserError(
+        f"there is no run `{name}`{suggest(name, known) or here}",
+        hint="name a run, or the path of its folder, as `train` printed it",
+    )

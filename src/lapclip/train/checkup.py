@@ -1,0 +1,43 @@
+"""The doctor's round: reads a packed part of the data with the tokenizer that training would use, and examines it."""
+
+from dataclasses import replace
+
+from lapclip.autotune.resolve import settle_tokenizer
+from lapclip.config import Config
+from lapclip.data.captions import VALIDATION
+from lapclip.data.doctor import Report, examine
+from lapclip.data.open import Data, Part
+from lapclip.data.scripts import share_outside_a_to_z
+from lapclip.data.tokenizer import train_tokenizer
+from lapclip.model.clip import shape_of
+from lapclip.train.prepare import NUM_CAPTIONS_READ, sample_captions, summarise
+
+
+def check_up(config: Config, part: Part) -> Report:
+    """What there is to say about one part; of settings, what training would choose."""
+    files = part.files
+    assert files is not None, "what lapclip draws is sound"
+    sample = sample_captions(part.training, NUM_CAPTIONS_READ)
+    kind, _ = settle_tokenizer(config, share_outside_a_to_z(sample))
+    tokenizer = train_tokenizer(kind, sample, config.data.max_vocab)
+    captions = [caption for own in files.catalogue.captions for caption in own]
+    report = examine(
+        files.catalogue,
+        files.pack.records,
+        files.pack.unreadable,
+        files.groups,
+        files.sides == VALIDATION,
+        tokenizer.lengths(captions),
+        text_length=shape_of(config.model).text_length,
+        vocab=kind,
+        image_size=shape_of(config.model).image_size,
+    )
+    alone = Data((part,), "", part.training, part.held_out)
+    settings = [advice.sentence for advice in summarise(config, alone, tokenizer).advice.values()]
+    if num := sum("pip install" in why for why in files.pack.unreadable.values()):
+        settings.append(
+            f"{num:,} of the unreadable pictures are HEIC: `pip install 'lapclip[heic]'`, then try again"
+        )
+    return replace(
+        report, advice=[*settings, *(line for line in report.advice if not line.startswith("`--"))]
+    )

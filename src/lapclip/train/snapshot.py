@@ -1,0 +1,121 @@
+"""What a model thinks now: a few fixed captions with the pictures it finds, and a matrix of similarities.
+
+Small files in `snapshots/` that an event refers to; every picture is written once.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from lapclip.data.decode import Unreadable
+from lapclip.data.source import Source
+from lapclip.errors import UserError
+from lapclip.evaluate.difficulty import spread
+from lapclip.evaluate.retrieval import Pool, belong_together
+from lapclip.files import write_atomically
+from lapclip.runs.events import Warned
+from lapclip.view import plot
+
+NUM_QUERIES = 6
+MATRIX_SIDE = 24
+PICTURE_SIDE = 96  # pixels
+MOST_KEPT = 200  # snapshots; then every second one goes
+
+
+def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
+    """Writes what the model finds; the file's name in the run folder."""
+    folder = run / "snapshots"
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    thin_out(folder)
+    is_pair_MN = belong_together(pool)
+    content = {
+        "step": step,
+        "queries": [
+            found_for(query, folder, source, pool, is_pair_MN)
+            for query in spread(len(pool.captions), NUM_QUERIES).tolist()
+        ],
+        "matrix": matrix(folder, source, pool),
+    }
+    path = folder / f"step-{step:06d}.json"
+    write_atomically(path, json.dumps(content, separators=(",", ":")))
+    return f"{folder.name}/{path.name}"
+
+
+def found_for(
+    query: int, folder: Path, source: Source, pool: Pool, is_pair_MN: np.ndarray
+) -> dict[str, object]:
+    """One caption, the place its own picture came to, and the first pictures that are found."""
+    cosine_N = pool.text_ME[query] @ pool.image_NE.T
+    order = np.argsort(-cosine_N, kind="stable")
+    return {
+        "text": pool.captions[query],
+        "rank": int(np.argmax(is_pair_MN[query, order])) + 1,
+        "found": [
+            {
+                "picture": keep_picture(folder, source, int(pool.indices[n])),
+                "score": round(float(cosine_N[n]), 4),
+                "is_right": bool(is_pair_MN[query, n]),
+            }
+            for n in order[: plot.NUM_FOUND]
+        ],
+    }
+
+
+def matrix(folder: Path, source: Source, pool: Pool) -> dict[str, object]:
+    """Cosines of a few pictures and the first caption of each, which stand on the diagonal."""
+    images = spread(len(pool.indices), MATRIX_SIDE)
+    first_caption_N = np.unique(pool.image_of_caption, return_index=True)[1]
+    captions = first_caption_N[images]
+    cosine = pool.text_ME[captions] @ pool.image_NE[images].T
+    return {
+        "captions": [pool.captions[m] for m in captions],
+        "pictures": [keep_picture(folder, source, int(pool.indices[n])) for n in images],
+        "cosine": [[round(float(value), 3) for value in row] for row in cosine],
+    }
+
+
+def keep_picture(folder: Path, source: Source, index: int) -> str:
+    name = f"pictures/{index:06d}.jpg"
+    if not (folder / name).exists():
+        picture = source.picture(index, PICTURE_SIDE).resize((PICTURE_SIDE, PICTURE_SIDE))
+        beside = folder / f"{name}.writing"
+        picture.convert("RGB").save(beside, format="JPEG", quality=85)
+        beside.replace(folder / name)
+    return name
+
+
+def thin_out(folder: Path) -> None:
+    """Lets every second of too many old snapshots go."""
+    kept = sorted(folder.glob("step-*.json"))
+    for path in kept[1::2] if len(kept) >= MOST_KEPT else ():
+        path.unlink()
+
+
+def forget_pictures(run: Path) -> None:
+    """For when the source has changed: a number may now be another picture's."""
+    shutil.rmtree(run / "snapshots", ignore_errors=True)
+
+
+def no_snapshot(step: int, problem: Exception) -> Warned:
+    hint = problem.hint if isinstance(problem, UserError) else "training goes on without what it thinks now"
+    return Warned(step, f"no snapshot could be made: {problem}", hint, kind="no-snapshot")
+
+
+def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries: int = 5) -> Warned | None:
+    """Draws a few captions of the pool and the pictures the model finds for them; a picture is no reason to fail."""
+    is_pair_MN = belong_together(pool)
+    rows = []
+    try:
+        for query in spread(len(pool.captions), num_queries):
+            found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: plot.NUM_FOUND]
+            pictures = [
+                (source.picture(int(pool.indices[n]), plot.TILE), bool(is_pair_MN[query, n])) for n in found
+            ]
+            rows.append((pool.captions[query], pictures))
+        plot.draw_found(path, rows)
+    except (OSError, Unreadable) as problem:
+        why = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
+        return Warned(step, f"cannot write `{path}`: {why}", "the model is saved; make room on the disk")
+    return None

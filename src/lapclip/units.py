@@ -1,0 +1,131 @@
+"""Numbers as people write and read them: `500` steps, `5m` of training, 3m05s, 1.25 GB, 3.1%; a dash where unknown."""
+
+import math
+from typing import TypeGuard
+
+UNKNOWN = "-"
+NOT_MEASURED = "not measured"
+SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def parse_every(text: str) -> tuple[float, float]:
+    """Steps and seconds of `500`, `90s`, `5m` or `1h`, the other one endless; ValueError for anything else."""
+    unit = SECONDS.get(text[-1:])
+    amount = int(text) if unit is None else float(text[:-1]) * unit
+    if not 0 < amount < math.inf:
+        raise ValueError
+    return (amount, math.inf) if unit is None else (math.inf, amount)
+
+
+def parse_percent(text: str) -> float:
+    """20 of `20%` or `20`; ValueError for anything else."""
+    percent = float(text.removesuffix("%"))
+    if not (percent == 0 or 1 <= percent <= 100):  # 0.2 may be meant as a share
+        raise ValueError
+    return percent
+
+
+def is_due(every: str, steps: int, seconds: float) -> bool:
+    """Whether so many steps or seconds since the last time are enough."""
+    least_steps, least_seconds = parse_every(every)
+    return steps >= least_steps or seconds >= least_seconds
+
+
+def duration(seconds: float | None) -> str:
+    """120 ms, 8.3 s, 54 s, 3m05s, 1h02m."""
+    if not is_number(seconds):
+        return UNKNOWN
+    if seconds < 1:
+        return milliseconds(seconds)
+    if round(seconds) < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:,}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
+
+
+def milliseconds(seconds: float) -> str:
+    """8.3 ms, 125 ms, 1.25 s."""
+    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1000:.{0 if seconds >= 0.1 else 1}f} ms"
+
+
+def percent(share: float) -> str:
+    """25%, 3.1%, 0.003%: a small share with the digits that tell it from nothing."""
+    if share >= 0.0995 or share == 0 or math.isnan(share):
+        return f"{share:.0%}"
+    return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
+
+
+def plural(count: int, thing: str) -> str:
+    """1 thread, 2,000 threads."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def size(num_bytes: float | None) -> str:
+    """1.25 GB, 120 MB, 3.4 kB."""
+    if not is_number(num_bytes):
+        return UNKNOWN
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.{2 if num_bytes < 1e10 else 1}f} GB"
+    if num_bytes >= 1e5 or num_bytes == 0:
+        return f"{num_bytes / 1e6:.{0 if num_bytes >= 1e7 else 1}f} MB"
+    return f"{num_bytes / 1e3:.1f} kB"
+
+
+def age(seconds: float) -> str:
+    """How long ago, in words."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            return f"{plural(int(seconds // length), unit)} ago"
+    return "just now"
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a finite number; a bool is none."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def share(value: float | None) -> str:
+    """A share as a percentage, with as many digits as a small one needs."""
+    if not is_number(value):
+        return UNKNOWN
+    return f"{value:.1%}" if value == 0 or abs(value) >= 0.0005 else f"{100 * value:.1g}%"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    if not is_number(value):
+        return UNKNOWN
+    if value != 0 and not 1e-3 <= abs(value) < 1e6:
+        return f"{value:.2g}"
+    return f"{value:,.{digits}f}" if abs(value) < 100 else f"{value:,.0f}"
+
+
+def count(value: float | None) -> str:
+    return UNKNOWN if not is_number(value) else f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Pairs a second; slow ones with a digit after the point."""
+    if not is_number(value):
+        return UNKNOWN
+    return f"{value:,.0f}" if value >= 100 else f"{value:,.1f}"
+
+
+def epochs(value: float) -> str:
+    """Times over the data; a part of one to two digits."""
+    return f"{value:.2g}" if value < 1 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def energy(joules: float | None) -> str:
+    if not is_number(joules):
+        return NOT_MEASURED
+    return f"{joules:,.0f} J" if joules < 36_000 else f"{joules / 3600:,.1f} Wh"
+
+
+def listed(things: list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return things[0] if len(things) == 1 else f"{', '.join(things[:-1])} and {things[-1]}" if things else ""
+
+
+def times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")

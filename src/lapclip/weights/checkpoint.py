@@ -1,0 +1,201 @@
+"""Weights and training state in and out of `checkpoints/step-000500/`, without pickle and never half.
+
+A checkpoint is written beside, synced, then renamed: a killed process leaves the old ones or the new one.
+"""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lapclip.errors import UserError
+from lapclip.files import cannot_write, write_atomically
+
+MODEL = "model.safetensors"
+OPTIMIZER = "state/optimizer.safetensors"
+PROGRESS = "state/progress.json"
+NUM_KEPT = 2  # newest checkpoints, besides the best
+
+
+@dataclass
+class Progress:
+    """Where a run stands. Order, patches and schedule follow from it and the seed: there is no other random state."""
+
+    step: int = 0
+    seconds: float = 0.0  # of training
+    num_pairs_seen: int = 0
+    last_eval_step: int = 0
+    last_eval_seconds: float = 0.0
+    best_step: int | None = None
+    best_recall: dict[str, Any] | None = None
+    highest: float | None = None  # mean recall so far; the best one may be a later one that is as good
+    loss_scale: float = 2.0**16  # of fp16, where small gradients would vanish
+    last_overflow_step: int = 0
+
+
+def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> Path:
+    """Writes a whole checkpoint and makes it the latest; older ones but the last and the best go."""
+    target = folder / name_of(progress.step)
+    beside = folder / f".writing-{target.name}"
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        (beside / "state").mkdir(parents=True)
+        save_file(dict(model.state_dict()), beside / MODEL)
+        save_file(optimizer_tensors(model, optimizer), beside / OPTIMIZER)
+        (beside / PROGRESS).write_text(json.dumps(asdict(progress)), "utf-8")
+        for file in (MODEL, OPTIMIZER, PROGRESS, "state", "."):
+            sync(beside / file)
+        if target.exists():  # the end of a run may save a step again, with its recall
+            target.rename(folder / f".writing-{target.name}-old")
+        beside.rename(target)
+        sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise cannot_write(target, error if isinstance(error, OSError) else OSError(str(error))) from None
+    write_atomically(folder / "latest", target.name)
+    if progress.best_step is not None:
+        write_atomically(folder / "best", name_of(progress.best_step))
+    prune(folder)
+    return target
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def is_saved(folder: Path, step: int) -> bool:
+    return (folder / name_of(step)).is_dir()
+
+
+def sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """AdamW's memory by parameter name: `exp_avg/text.embed.weight` and so on; nothing is copied."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {
+        f"{kind}/{names[id(parameter)]}": tensor
+        for parameter, memory in optimizer.state.items()
+        for kind, tensor in memory.items()
+    }
+
+
+def prune(folder: Path) -> None:
+    """Removes what is neither among the newest nor the best, and what a killed process left half written."""
+    checkpoints = all_checkpoints(folder)
+    kept = {*checkpoints[-NUM_KEPT:], pointed_at(folder, "best")}
+    for path in checkpoints:
+        if path not in kept:
+            # Out of sight first: a checkpoint with its name on it is always whole.
+            doomed = path.rename(path.with_name(f".writing-{path.name}-old"))
+            shutil.rmtree(doomed)
+    for path in folder.glob(".writing-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def all_checkpoints(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def pointed_at(folder: Path, pointer: str) -> Path | None:
+    try:
+        path = folder / (folder / pointer).read_text("utf-8").strip()
+    except OSError:
+        return None
+    return path if path.parent == folder and path.is_dir() else None
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest checkpoint. By its number, not its pointer: a process may be killed between the two."""
+    checkpoints = all_checkpoints(folder)
+    return checkpoints[-1] if checkpoints else None
+
+
+def best(folder: Path) -> Path | None:
+    """The checkpoint with the best recall, or the newest while nothing was evaluated."""
+    return pointed_at(folder, "best") or latest(folder)
+
+
+def load_weights(checkpoint: Path, model: nn.Module) -> None:
+    """Reads a checkpoint's weights into a model of the same shape, one tensor at a time."""
+    copy_tensors(checkpoint, MODEL, model.state_dict())
+
+
+def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    """Reads the optimizer's memory."""
+    copy_tensors(checkpoint, OPTIMIZER, optimizer_tensors(model, optimizer))
+
+
+def load_progress(checkpoint: Path) -> Progress:
+    """Where the run stood."""
+    try:
+        return Progress(**json.loads((checkpoint / PROGRESS).read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise unreadable(checkpoint, PROGRESS, error) from None
+
+
+def copy_tensors(checkpoint: Path, name_of_file: str, into: dict[str, Tensor]) -> None:
+    file = checkpoint / name_of_file
+    try:
+        with safe_open(file, framework="pt") as stored:
+            names = list(stored.keys())
+            check_shapes(file, {name: tuple(stored.get_slice(name).get_shape()) for name in names}, into)
+            with torch.no_grad():
+                for name, tensor in into.items():
+                    tensor.copy_(stored.get_tensor(name))
+    except (OSError, SafetensorError) as error:
+        raise unreadable(checkpoint, name_of_file, error) from None
+
+
+def check_shapes(file: Path, stored: dict[str, tuple[int, ...]], wanted: dict[str, Tensor]) -> None:
+    """Refuses a checkpoint of another model, naming the first tensors that differ."""
+    differences = [f"`{name}` is missing" for name in wanted.keys() - stored.keys()]
+    differences += [f"`{name}` is not in this model" for name in stored.keys() - wanted.keys()]
+    differences += [
+        f"`{name}` is {list(stored[name])}, not {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in stored and stored[name] != tuple(tensor.shape)
+    ]
+    if differences:
+        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
+        raise UserError(
+            f"`{file}` holds a model of another shape: {', '.join(sorted(differences)[:3])}{more}",
+            hint="its `config.toml` and `tokenizer.json` must be the ones it was trained with",
+        )
+
+
+def unreadable(checkpoint: Path, file: str, error: Exception) -> UserError:
+    return UserError(
+        f"cannot read `{checkpoint / file}`: {error}",
+        hint=f"remove `{checkpoint}` to go back to the checkpoint before it",
+    )
+
+
+def num_bytes(checkpoint: Path) -> int:
+    return sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
+
+
+def check_space(folder: Path, num_parameters: int) -> None:
+    """Refuses before training when the disk cannot hold the checkpoints a run keeps."""
+    # Weights and two moments, 4 bytes each; the last two, the best, and the one being written.
+    needed = 4 * 12 * num_parameters
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(
+            f"checkpoints need up to {needed / 1e9:.1f} GB, but `{folder}` has {free / 1e9:.1f} GB left",
+            hint="free some space, train in a folder on another disk, or choose a smaller `--size`",
+        )

@@ -1,0 +1,133 @@
+"""Model folders as lapclip writes them: `model.json`, `tokenizer.json`, `model.safetensors`, and nothing else."""
+
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from lapclip.data.catalogue import shortened
+from lapclip.data.tokenizer import Tokenizer
+from lapclip.errors import UserError
+from lapclip.files import write_atomically
+from lapclip.model.blocks import ACTIVATIONS
+from lapclip.model.clip import CLIP, Size
+from lapclip.model.towers import Shape
+from lapclip.weights.reading import (
+    TOKENIZER,
+    WEIGHTS,
+    Pretrained,
+    check_ids,
+    check_numbers,
+    read_json,
+    read_model,
+    read_tokenizer,
+    refused,
+)
+
+DESCRIPTION = "model.json"
+SWITCHES = ("pre_norm", "patch_bias", "projection_bias")
+
+
+def describe(name: str, model: CLIP, tokenizer: Tokenizer, fingerprint: str) -> str:
+    """The content of `model.json`: everything but the weights and the vocabulary."""
+    content = {
+        "name": name,
+        "fingerprint": fingerprint,
+        "size": asdict(model.size),
+        "vocab_size": model.text.embed.num_embeddings,
+        "has_bias": model.bias is not None,
+        "tokens": {"start": tokenizer.start, "end": tokenizer.end, "pad": tokenizer.pad},
+    }
+    return json.dumps(content, indent=2)
+
+
+def load_model_folder(folder: Path) -> Pretrained:
+    """A model that lapclip wrote, under the name it had then."""
+    about = read_json(folder / DESCRIPTION)
+    try:
+        size = Size(
+            image=Shape(**about["size"]["image"]),
+            text=Shape(**about["size"]["text"]),
+            **{key: value for key, value in about["size"].items() if key not in ("image", "text")},
+        )
+        vocab_size, tokens = about["vocab_size"], about["tokens"]
+        start, end, pad = tokens["start"], tokens["end"], tokens["pad"]
+        has_bias, name = about["has_bias"] is True, str(about["name"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise refused(folder, f"its `{DESCRIPTION}` lacks something: {shortened(str(error))}") from None
+    check_numbers(folder, size, vocab_size)
+    are_known = size.activation in list(ACTIVATIONS) and all(
+        type(getattr(size, name)) is bool for name in SWITCHES
+    )
+    if not are_known:
+        raise refused(folder, f"its `{DESCRIPTION}` has an unknown setting in `size`")
+    tokenizer = read_tokenizer(folder)
+    check_ids(folder, tokenizer, [start, end, pad], vocab_size)
+    own = Tokenizer(tokenizer.pipeline, start=start, end=end, pad=pad)
+    model = read_model(folder, size, vocab_size, has_bias)
+    return Pretrained(shortened(name), model, own, weights=folder / WEIGHTS)
+
+
+def write_model_folder(
+    folder: Path, name: str, model: CLIP, tokenizer: Tokenizer, *, fingerprint: str, weights: Path | None
+) -> None:
+    """Writes beside, then renames; the same model again is left as it is, and anything else is never overwritten."""
+    if not folder.name or "\0" in folder.name:
+        raise UserError(f"`{folder}` is no name for a new folder", hint="name one that does not exist yet")
+    beside = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            refuse_other_content(folder, fingerprint)
+            return
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        try:
+            write_weights(beside / WEIGHTS, model, weights)
+            write_atomically(beside / TOKENIZER, tokenizer.to_json())
+            write_atomically(beside / DESCRIPTION, describe(name, model, tokenizer, fingerprint))
+            beside.rename(folder)  # over nothing, or over an empty folder
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"cannot write `{folder}`: {why.lower()}", hint="make room, or choose a folder you may write to"
+        ) from None
+
+
+def refuse_other_content(folder: Path, fingerprint: str) -> None:
+    if not (folder / DESCRIPTION).is_file():
+        raise UserError(f"`{folder}` exists already, and is no model folder", hint="choose another folder")
+    if read_json(folder / DESCRIPTION).get("fingerprint") != fingerprint:
+        raise UserError(
+            f"`{folder}` holds another model already", hint="choose another folder, or remove that one"
+        )
+
+
+def write_weights(file: Path, model: CLIP, source: Path | None) -> None:
+    """Links the file they came from, if it still holds them: a checkpoint is replaced but never changed."""
+    if source is not None:
+        with contextlib.suppress(OSError, SafetensorError):
+            os.link(os.path.realpath(source), file)
+            if holds_weights(file, model):
+                return
+        file.unlink(missing_ok=True)
+    save_file({name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}, file)
+    with file.open("rb") as written:
+        os.fsync(written.fileno())
+
+
+def holds_weights(file: Path, model: CLIP) -> bool:
+    """Whether a file has a model's weights, number by number."""
+    with safe_open(file, framework="pt") as stored:
+        ours = model.state_dict()
+        return set(stored.keys()) == ours.keys() and all(
+            torch.equal(stored.get_tensor(name).to(tensor.dtype), tensor.cpu())
+            for name, tensor in ours.items()
+        )

@@ -1,0 +1,211 @@
+"""CLIP models as transformers saves them: `config.json`, `model.safetensors`, `tokenizer.json`.
+
+What the towers here cannot express is refused in words instead of computed wrongly.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lapclip.data.catalogue import shortened
+from lapclip.data.tokenizer import Tokenizer
+from lapclip.errors import UserError
+from lapclip.model.blocks import ACTIVATIONS
+from lapclip.model.clip import CLIP, Size
+from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
+from lapclip.weights.reading import (
+    TOKENIZER,
+    WEIGHTS,
+    Pretrained,
+    check_ids,
+    check_numbers,
+    read_json,
+    read_model,
+    read_tokenizer,
+    refused,
+)
+
+DESCRIPTION = "config.json"
+# What transformers takes for a number that a description leaves out.
+THEIR_TEXT = {
+    "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
+    "num_attention_heads": 8, "max_position_embeddings": 77, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+    "eos_token_id": 49407,
+}  # fmt: skip
+THEIR_VISION = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def load_hugging_face_folder(folder: Path) -> Pretrained:
+    """A CLIP model as transformers saves it: `config.json`, `model.safetensors`, `tokenizer.json`."""
+    config = read_json(folder / DESCRIPTION)
+    kind = config.get("model_type")
+    if kind != "clip":
+        raise refused(folder, f"it is a `{shortened(str(kind))}` model, and only `clip` can be loaded")
+    require_files(folder)
+    text, vision = section(config, "text", THEIR_TEXT), section(config, "vision", THEIR_VISION)
+    size = Size(
+        image=Shape(vision["hidden_size"], vision["num_hidden_layers"], vision["num_attention_heads"]),
+        text=Shape(text["hidden_size"], text["num_hidden_layers"], text["num_attention_heads"]),
+        image_size=vision["image_size"],
+        patch_size=vision["patch_size"],
+        text_length=text["max_position_embeddings"],
+        embedding=config.get("projection_dim", 512),
+        activation=text["hidden_act"],
+        pre_norm=True,
+        patch_bias=False,
+        projection_bias=False,
+    )
+    vocab_size = text["vocab_size"]
+    check_numbers(folder, size, vocab_size)
+    check_parts(folder, text, vision)
+    tokenizer = framed(folder, read_tokenizer(folder), text["eos_token_id"])
+    check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end], vocab_size)
+    model = read_model(folder, size, vocab_size, has_bias=False, recipe=their_names(size))
+    mean, std, factor = their_pixels(folder)
+    if not all(map(math.isclose, [*mean, *std, factor], [*PIXEL_MEAN, *PIXEL_STD, 1.0])):
+        model = fold_pixels(model, mean, std, factor)
+    return Pretrained(folder.absolute().name, model, tokenizer, weights=None)
+
+
+def require_files(folder: Path) -> None:
+    there = {path.name for path in folder.iterdir()}
+    if WEIGHTS not in there:
+        if "pytorch_model.bin" in there:
+            raise UserError(
+                f"`{folder}` has its weights in `pytorch_model.bin` only, which could run a program when opened",
+                hint="if you trust it, convert it once: "
+                "`CLIPModel.from_pretrained(folder).save_pretrained(folder)` with transformers",
+            )
+        raise UserError(
+            f"`{folder}` has a `{DESCRIPTION}` but no `{WEIGHTS}`",
+            hint="download the whole folder, weights in one file included",
+        )
+    if TOKENIZER not in there:
+        raise UserError(
+            f"`{folder}` has no `{TOKENIZER}`",
+            hint="write it once: `CLIPTokenizerFast.from_pretrained(folder).save_pretrained(folder)` with transformers",
+        )
+
+
+def section(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of one tower; old files keep them under another name, which then counts."""
+    for key in (f"{name}_config_dict", f"{name}_config"):
+        if isinstance(config.get(key), dict):
+            return defaults | config[key]
+    return defaults
+
+
+def check_parts(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> None:
+    """Refuses what would be computed otherwise here than where the model was trained."""
+    for tower, its in (("text", text), ("image", vision)):
+        if its["intermediate_size"] != 4 * its["hidden_size"]:
+            what = f"{its['intermediate_size']} wide inside, not 4 x {its['hidden_size']}"
+            raise refused(folder, f"the {tower} tower's perceptrons are {shortened(what)}")
+        if its["layer_norm_eps"] != 1e-5:
+            raise refused(folder, f"the {tower} tower's norms add {its['layer_norm_eps']!s:.20}, not 1e-05")
+        if its["hidden_act"] not in list(ACTIVATIONS):
+            known = " or ".join(f"`{name}`" for name in ACTIVATIONS)
+            raise refused(
+                folder, f"the {tower} tower bends with `{shortened(str(its['hidden_act']))}`, not {known}"
+            )
+    if text["hidden_act"] != vision["hidden_act"]:
+        raise refused(
+            folder, f"its towers bend differently: `{text['hidden_act']}` and `{vision['hidden_act']}`"
+        )
+    if vision["num_channels"] != 3:
+        raise refused(folder, f"it looks at {shortened(str(vision['num_channels']))} channels, not 3")
+
+
+def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any) -> Tokenizer:
+    """The tokenizer with its own start and end, which its file shows when it is given nothing to say."""
+    frame = tokenizer.pipeline.encode("", add_special_tokens=True).ids
+    if len(frame) != 2:
+        raise refused(folder, f"its `{TOKENIZER}` does not put one start and one end around a text")
+    start, end = frame
+    # transformers reads a text out at this token; with the 2 of old files at the highest id of the row.
+    is_read_at_end = end == tokenizer.highest_id if end_read_at == 2 else end == end_read_at
+    if not is_read_at_end:
+        raise refused(
+            folder,
+            f"texts are read out at token {shortened(str(end_read_at), 20)}, but `{TOKENIZER}` ends them with {end}",
+        )
+    return Tokenizer(tokenizer.pipeline, start=start, end=end, pad=end)
+
+
+def their_names(size: Size) -> dict[str, Sequence[str]]:
+    """For each of our tensors those of transformers, in the order in which they are joined."""
+    names: dict[str, Sequence[str]] = {
+        "log_scale": ["logit_scale"],
+        "project_image.weight": ["visual_projection.weight"],
+        "project_text.weight": ["text_projection.weight"],
+        "image.class_token": ["vision_model.embeddings.class_embedding"],
+        "image.embed.weight": ["vision_model.embeddings.patch_embedding.weight"],
+        "image.positions": ["vision_model.embeddings.position_embedding.weight"],
+        "text.embed.weight": ["text_model.embeddings.token_embedding.weight"],
+        "text.positions": ["text_model.embeddings.position_embedding.weight"],
+    }
+    for kind in ("weight", "bias"):
+        names[f"image.pre_norm.{kind}"] = [f"vision_model.pre_layrnorm.{kind}"]  # spelt so
+        names[f"image.transformer.norm.{kind}"] = [f"vision_model.post_layernorm.{kind}"]
+        names[f"text.transformer.norm.{kind}"] = [f"text_model.final_layer_norm.{kind}"]
+        for tower, theirs, shape in (("image", "vision", size.image), ("text", "text", size.text)):
+            for number in range(shape.depth):
+                block, layer = (
+                    f"{tower}.transformer.blocks.{number}",
+                    f"{theirs}_model.encoder.layers.{number}",
+                )
+                names[f"{block}.attention.qkv.{kind}"] = [f"{layer}.self_attn.{x}_proj.{kind}" for x in "qkv"]
+                names[f"{block}.attention.out.{kind}"] = [f"{layer}.self_attn.out_proj.{kind}"]
+                names[f"{block}.mlp.up.{kind}"] = [f"{layer}.mlp.fc1.{kind}"]
+                names[f"{block}.mlp.down.{kind}"] = [f"{layer}.mlp.fc2.{kind}"]
+                names[f"{block}.norm1.{kind}"] = [f"{layer}.layer_norm1.{kind}"]
+                names[f"{block}.norm2.{kind}"] = [f"{layer}.layer_norm2.{kind}"]
+    return names
+
+
+def their_pixels(folder: Path) -> tuple[Sequence[float], Sequence[float], float]:
+    """Mean and spread that the model was trained with, and what a pixel from 0 to 1 is multiplied with before."""
+    about: Any = {}
+    if (folder / "preprocessor_config.json").exists():
+        about = read_json(folder / "preprocessor_config.json")
+    elif (folder / "processor_config.json").exists():
+        about = read_json(folder / "processor_config.json").get("image_processor")
+    about = about if isinstance(about, dict) else {}
+    mean, std = about.get("image_mean") or PIXEL_MEAN, about.get("image_std") or PIXEL_STD
+    factor = about.get("rescale_factor") or 1 / 255
+    try:
+        mean, std = [float(m) for m in mean], [float(s) for s in std]
+        factor = 255 * float(factor) if about.get("do_rescale", True) else 255.0
+        is_usable = (
+            len(mean) == len(std) == 3 and all(map(math.isfinite, [*mean, *std, factor])) and min(std) > 0
+        )
+    except (TypeError, ValueError, OverflowError):
+        is_usable = False
+    if not is_usable:
+        raise refused(folder, "its pictures are normalised by something other than three means and spreads")
+    return (mean, std, factor) if about.get("do_normalize", True) else ((0.0,) * 3, (1.0,) * 3, factor)
+
+
+def fold_pixels(model: CLIP, mean: Sequence[float], std: Sequence[float], factor: float) -> CLIP:
+    """The same model for pictures normalised as ours are: another mean and spread are other patch weights."""
+    num_pixels = model.size.patch_size**2
+    their_mean, their_std, our_mean, our_std = (
+        torch.tensor(numbers, dtype=torch.float64).repeat_interleave(num_pixels)
+        for numbers in (mean, std, PIXEL_MEAN, PIXEL_STD)
+    )
+    size = replace(model.size, patch_bias=True)
+    with torch.random.fork_rng(devices=[]):
+        folded = CLIP(size, vocab_size=model.text.embed.num_embeddings)
+    tensors = model.state_dict()
+    weight = tensors["image.embed.weight"].double()
+    tensors["image.embed.weight"] = (weight * (our_std * factor / their_std)).float()
+    tensors["image.embed.bias"] = (weight @ ((our_mean * factor - their_mean) / their_std)).float()
+    folded.load_state_dict(tensors)
+    return folded

@@ -1,0 +1,205 @@
+"""A folder's numbers and weights, checked before memory is taken for them: what any kind of model folder needs.
+
+A folder may come from a stranger: nothing in it is run, and every fault becomes a sentence.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from lapclip.data.catalogue import shortened
+from lapclip.data.files import open_regular
+from lapclip.data.tokenizer import Tokenizer, load_tokenizer
+from lapclip.errors import UserError
+from lapclip.machine.hardware import memory_limit_bytes
+from lapclip.model.clip import CLIP, Size, count_parameters
+
+WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+MOST_BYTES = 10 * 2**20  # of a description
+# More than any CLIP has: what lies beyond is a mistake or a trap.
+MOST = {
+    "width": 8192, "depth": 128, "heads": 256, "image_size": 1024, "patch_size": 256, "text_length": 8192,
+    "embedding": 16384, "vocab_size": 2_000_000,
+}  # fmt: skip
+MOST_GROWTH = 1000  # times as long as a text was, before it is cut into tokens
+MOST_PATCHES = 16384  # of one picture, each of which looks at all the others
+IGNORED = ("position_ids",)  # 0, 1, 2 and so on, which old versions of transformers wrote down
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model that was read from a folder."""
+
+    name: str
+    model: CLIP
+    tokenizer: Tokenizer
+    weights: Path | None  # a file that holds them as they are here, under the same names
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        with open_regular(path) as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError("is far too long")
+        content = json.loads(data)
+        if not isinstance(content, dict):
+            raise ValueError("is no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(
+            f"cannot read `{path}`: {shortened(why)}", hint="copy the folder again, whole"
+        ) from None
+    return content
+
+
+def refused(folder: Path, why: str) -> UserError:
+    return UserError(
+        f"`{folder}` cannot be loaded: {why}", hint="choose a CLIP model of OpenAI's form, or train one"
+    )
+
+
+def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
+    """Every number that decides a shape is a whole one within reason, and they fit one another."""
+    numbers = {
+        **{f"{name} of the {tower} tower": (name, getattr(getattr(size, tower), name))
+           for tower in ("image", "text") for name in ("width", "depth", "heads")},
+        **{name: (name, getattr(size, name)) for name in ("image_size", "patch_size", "text_length", "embedding")},
+        "vocab_size": ("vocab_size", vocab_size),
+    }  # fmt: skip
+    for said, (name, value) in numbers.items():
+        if type(value) is not int or not 1 <= value <= MOST[name]:
+            raise refused(
+                folder, f"{said} is {shortened(repr(value), 40)}, not a number from 1 to {MOST[name]:,}"
+            )
+    for shape in (size.image, size.text):
+        if shape.width % shape.heads:
+            raise refused(folder, f"a width of {shape.width} cannot be shared by {shape.heads} heads")
+    if size.image_size % size.patch_size:
+        raise refused(
+            folder, f"pictures of {size.image_size} pixels cannot be cut into patches of {size.patch_size}"
+        )
+    if (num_patches := (size.image_size // size.patch_size) ** 2) > MOST_PATCHES:
+        raise refused(folder, f"{num_patches:,} patches a picture are more than {MOST_PATCHES:,}")
+    if size.text_length < 3:
+        raise refused(folder, f"captions of {size.text_length} tokens hold no word")
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The folder's tokenizer, if it can write any text and makes none of them enormous."""
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    normalizer = tokenizer.pipeline.normalizer
+    if normalizer is not None and growth(json.loads(normalizer.__getstate__())) > MOST_GROWTH:
+        raise refused(folder, f"its `{TOKENIZER}` would make texts more than {MOST_GROWTH:,} times as long")
+    try:
+        tokenizer.pipeline.encode("a \N{SNOWMAN}", add_special_tokens=False)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exception, and its panics are not even that
+        raise refused(folder, f"its `{TOKENIZER}` cannot write every text: {shortened(str(error))}") from None
+    return tokenizer
+
+
+def growth(normalizer: dict[str, Any]) -> int:
+    """How many times as long a text can be after this, at most."""
+    inner = math.prod(growth(step) for step in normalizer.get("normalizers", ()))
+    return inner * (1 + len(normalizer.get("content", normalizer.get("prepend", ""))))
+
+
+def check_ids(folder: Path, tokenizer: Tokenizer, ids: Iterable[Any], vocab_size: int) -> None:
+    if not all(type(id) is int and 0 <= id < vocab_size for id in [*ids, tokenizer.highest_id]):
+        raise refused(
+            folder,
+            f"its `{TOKENIZER}` has ids up to {tokenizer.highest_id:,}, the model only {vocab_size:,} tokens",
+        )
+
+
+def read_model(
+    folder: Path,
+    size: Size,
+    vocab_size: int,
+    has_bias: bool,
+    recipe: dict[str, Sequence[str]] | None = None,
+) -> CLIP:
+    """The model with its weights in fp32; `recipe` says which tensors of the file are joined to one of ours."""
+    file = folder / WEIGHTS
+    try:
+        with open_regular(file) as opened:  # the library would wait for a pipe's writer
+            refuse_too_large(
+                folder, os.fstat(opened.fileno()).st_size
+            )  # a file with holes can claim any length
+        with safe_open(file, framework="pt") as stored:
+            names = [name for name in stored.keys() if not name.endswith(IGNORED)]  # noqa: SIM118  # it is no dict
+            slices = {name: stored.get_slice(name) for name in names}
+            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            for name, part in slices.items():
+                if part.get_dtype() not in FLOATS:
+                    raise refused(
+                        folder, f"`{shortened(name)}` holds {part.get_dtype()}, not floating-point numbers"
+                    )
+            # The header is as long as the file allows; so then is the model, whatever the description says.
+            num_stored = sum(map(math.prod, shapes.values()))
+            wanted = count_parameters(size, vocab_size=vocab_size, has_bias=has_bias)
+            if wanted > num_stored:
+                raise refused(
+                    folder, f"it describes {wanted:,} parameters, and `{WEIGHTS}` holds {num_stored:,}"
+                )
+            refuse_too_large(folder, 4 * wanted)
+            with torch.random.fork_rng(devices=[]):
+                model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
+            ours = model.state_dict()
+            sources = recipe or {name: (name,) for name in ours}
+            check_shapes(folder, {name: ours[name] for name in sources}, sources, shapes)
+            with torch.no_grad():
+                for name, parts in sources.items():
+                    joined = torch.cat([torch.atleast_1d(stored.get_tensor(part)) for part in parts])
+                    ours[name].copy_(joined.reshape(ours[name].shape))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(
+            f"cannot read `{file}`: {shortened(str(error))}", hint="copy the folder again, whole"
+        ) from None
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in [*ours.values(), model.scale()]):
+        raise refused(folder, f"`{WEIGHTS}` holds numbers that are infinite or none at all")
+    return model
+
+
+def refuse_too_large(folder: Path, num_bytes: int) -> None:
+    if num_bytes > memory_limit_bytes():
+        raise refused(folder, f"it needs {num_bytes / 1e9:,.0f} GB of memory, more than there is")
+
+
+def check_shapes(
+    folder: Path, ours: dict[str, Tensor], recipe: dict[str, Sequence[str]], stored: dict[str, tuple]
+) -> None:
+    wanted = {
+        part: shape_of_part(part, ours[name], parts) for name, parts in recipe.items() for part in parts
+    }
+    problems = [f"`{name}` is missing" for name in wanted if name not in stored]
+    problems += [f"`{shortened(name)}` has no place in it" for name in stored if name not in wanted]
+    problems += [
+        f"`{name}` is {list(stored[name])}, not {list(shape)}"
+        for name, shape in wanted.items()
+        if name in stored and stored[name] != shape
+    ]
+    if problems:
+        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise refused(folder, f"`{WEIGHTS}` is of another model: {', '.join(problems[:3])}{more}")
+
+
+def shape_of_part(part: str, ours: Tensor, parts: Sequence[str]) -> tuple[int, ...]:
+    """What one of the tensors that ours is joined from must look like in the file."""
+    if part == "logit_scale":
+        return ()
+    if part.endswith("patch_embedding.weight"):  # of a convolution, where ours is a matrix
+        side = math.isqrt(ours.shape[1] // 3)
+        return (ours.shape[0], 3, side, side)
+    return (ours.shape[0] // len(parts), *ours.shape[1:])
