@@ -6,7 +6,7 @@
 One process. First bench measures and chooses, as `lapclip bench --fresh` does. Then rounds, in an order that changes: a
 block of real training with the choice (the `train` generator itself, drawing and all), and a block of every way of an
 exhaustive sweep (all threads, chunks down to an eighth, both allocators), so that a busy minute is shared. Real
-training looks at whole pictures for the last fifth of a run; it is stopped before.
+training looks at whole images for the last fifth of a run; it is stopped before.
 """
 
 import argparse

@@ -49,7 +49,7 @@ def make_photos(folder: Path, num_photos: int) -> None:
             photo, said = enlarged(original, rng), captions[original.name]
         else:
             photo = smooth_noise(rng)
-            said = [f"picture {number} of a fog, seen {k + 1} times" for k in range(5)]
+            said = [f"image {number} of a fog, seen {k + 1} times" for k in range(5)]
         photo.save(folder / name, quality=90, subsampling="4:2:0")
         rows += [f'{name},"{caption}"' for caption in said]
     (folder / "captions.csv").write_text("\n".join(rows) + "\n", "utf-8")
@@ -100,13 +100,13 @@ def usual_transform(path: str, size: int) -> Any:
     import torch
 
     with Image.open(path) as opened:
-        picture = opened.convert("RGB")
-    scale = size / min(picture.size)
-    width, height = (max(size, round(extent * scale)) for extent in picture.size)
-    picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+        image = opened.convert("RGB")
+    scale = size / min(image.size)
+    width, height = (max(size, round(extent * scale)) for extent in image.size)
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
     left, top = (width - size) // 2, (height - size) // 2
-    picture = picture.crop((left, top, left + size, top + size))
-    tensor = torch.from_numpy(np.array(picture)).permute(2, 0, 1).float().div(255)
+    image = image.crop((left, top, left + size, top + size))
+    tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div(255)
     return (tensor - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
@@ -127,11 +127,11 @@ class Files:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Any:
-        picture = usual_transform(self.paths[index], self.size)
+        image = usual_transform(self.paths[index], self.size)
         if self.tokenizer is None:
-            return picture
+            return image
         said = self.captions[os.path.basename(self.paths[index])]
-        return picture, said[np.random.randint(len(said))]
+        return image, said[np.random.randint(len(said))]
 
     def together(self, pairs: list[Any]) -> Any:
         """A batch, its captions tokenised all at once, in the worker."""
@@ -253,7 +253,7 @@ RATIOS = {
 
 
 def measure(contender: str, folder: Path, image_size: int) -> tuple[float, float]:
-    """Pictures or pairs a second, and the peak of memory in GB, of a process of its own."""
+    """Images or pairs a second, and the peak of memory in GB, of a process of its own."""
     command = [sys.executable, __file__, "--contender", contender, "--folder", str(folder)]
     command += ["--image-size", str(image_size)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -330,7 +330,7 @@ def main() -> None:
 def table(found: dict[str, Any]) -> str:
     lines = [
         f"{found['pictures']} photos of {WIDTH} x {HEIGHT}, {found['mean_kb']:.0f} kB each; "
-        f"pictures of {found['image_size']} px; {NUM_PROCESSES} cores; {found['rounds']} rounds",
+        f"images of {found['image_size']} px; {NUM_PROCESSES} cores; {found['rounds']} rounds",
         f"\n{'':28} {'median / s':>12} {'from':>10} {'to':>10} {'peak GB':>9}",
     ]
     for who, speeds in found["per_second"].items():

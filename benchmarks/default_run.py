@@ -34,7 +34,7 @@ def main() -> None:
         print(
             f"seed {seed}: {result['num_pairs_seen']:,} pairs, {result['pairs_per_second']:.0f} pairs/s,"
             f" recall@1 {words['recall@1']:.1%}, recall@10 {words['recall@10']:.1%}"
-            f" over {result['recall']['num_images']} pictures (chance {words['chance@1']:.1%})",
+            f" over {result['recall']['num_images']} images (chance {words['chance@1']:.1%})",
             flush=True,
         )
     print(f"recall@1 {statistics.mean(found):.1%}, from {min(found):.1%} to {max(found):.1%}")

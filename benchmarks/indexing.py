@@ -1,4 +1,4 @@
-"""Pictures a second of `lapclip index` against the loop that people write: open, convert, resize, stack, model.
+"""Images a second of `lapclip index` against the loop that people write: open, convert, resize, stack, model.
 
 Run by `benchmarks/search.py`. Both see the same files with the same model, in turn. Ours also hashes every file, and
 writes what it found to the disk so that a killed process loses nothing; the loop only fills an array.
@@ -37,13 +37,13 @@ def compare_indexing(photos: Path | None) -> None:
         embedder = untrained(size)
         for shape, count in SIDES:
             with tempfile.TemporaryDirectory() as folder:
-                pictures = prepare(photos, shape, count, Path(folder) / "pictures")
-                loop, ours = race(embedder, pictures, Path(folder))
+                images = prepare(photos, shape, count, Path(folder) / "pictures")
+                loop, ours = race(embedder, images, Path(folder))
             ratios = sorted(a / b for a, b in zip(loop, ours, strict=True))
             shown = "as they are" if shape is None else f"{shape[0]} x {shape[1]}"
-            rates = [f"{len(pictures) / statistics.median(seconds):,.0f}/s" for seconds in (loop, ours)]
+            rates = [f"{len(images) / statistics.median(seconds):,.0f}/s" for seconds in (loop, ours)]
             print(
-                f"`{size}`, {len(pictures):,} pictures {shown}: plain loop {rates[0]}, lapclip index {rates[1]}, "
+                f"`{size}`, {len(images):,} images {shown}: plain loop {rates[0]}, lapclip index {rates[1]}, "
                 f"{statistics.median(ratios):.2f} times as fast "
                 f"({ratios[0]:.2f} to {ratios[-1]:.2f} in {ROUNDS} rounds)",
                 flush=True,
@@ -62,7 +62,7 @@ def untrained(size: str) -> Embedder:
 def prepare(photos: Path | None, shape: tuple[int, int] | None, count: int, folder: Path) -> list[Path]:
     """JPEG files of some shape: photos, or without them drawings."""
     folder.mkdir()
-    for number, picture in enumerate(some_pictures(photos, count)):
+    for number, picture in enumerate(some_images(photos, count)):
         path = folder / f"{number:05}.jpg"
         if shape is None and isinstance(picture, Path):
             path.write_bytes(picture.read_bytes())
@@ -72,33 +72,33 @@ def prepare(photos: Path | None, shape: tuple[int, int] | None, count: int, fold
     return sorted(folder.iterdir())
 
 
-def some_pictures(photos: Path | None, count: int) -> Iterator[Path | Image.Image]:
+def some_images(photos: Path | None, count: int) -> Iterator[Path | Image.Image]:
     if photos is not None:
         yield from sorted(photos.rglob("*.jpg"))[:count]
         return
     source = open_synthetic("synthetic")[0]
-    yield from (source.picture(number, 144) for number in range(count))
+    yield from (source.image(number, 144) for number in range(count))
 
 
-def race(embedder: Embedder, pictures: list[Path], folder: Path) -> tuple[list[float], list[float]]:
+def race(embedder: Embedder, images: list[Path], folder: Path) -> tuple[list[float], list[float]]:
     """Seconds of each, round by round, the first of which is not counted; both must find the same."""
     loop, ours = [], []
     for number in range(-1, ROUNDS):
         started = time.perf_counter()
-        rows = plain_loop(embedder.model, pictures)
+        rows = plain_loop(embedder.model, images)
         looped = time.perf_counter() - started
         os.environ["LAPCLIP_CACHE"] = str(folder / f"cache-{number}")
         started = time.perf_counter()
-        work = update(embedder, name="bench", model="bench", folders=[str(pictures[0].parent)])
+        work = update(embedder, name="bench", model="bench", folders=[str(images[0].parent)])
         try:
             while True:
                 next(work)
         except StopIteration as end:
             summary = end.value
         indexed = time.perf_counter() - started
-        assert summary.num_indexed == len(pictures)
+        assert summary.num_indexed == len(images)
         vectors = np.fromfile(next(summary.path.glob("vectors*")), np.float32).reshape(-1, embedder.width)
-        assert (np.sum(vectors * rows[: len(vectors)], axis=1) > 0.99).mean() > 0.95, "not the same pictures"
+        assert (np.sum(vectors * rows[: len(vectors)], axis=1) > 0.99).mean() > 0.95, "not the same images"
         if number >= 0:
             loop.append(looped)
             ours.append(indexed)
@@ -106,11 +106,11 @@ def race(embedder: Embedder, pictures: list[Path], folder: Path) -> tuple[list[f
 
 
 @torch.inference_mode()
-def plain_loop(model: CLIP, pictures: list[Path]) -> np.ndarray:
+def plain_loop(model: CLIP, images: list[Path]) -> np.ndarray:
     size, rows = model.size.image_size, []
-    for start in range(0, len(pictures), BATCH):
+    for start in range(0, len(images), BATCH):
         pixels = []
-        for path in pictures[start : start + BATCH]:
+        for path in images[start : start + BATCH]:
             with Image.open(path) as picture:
                 upright = ImageOps.exif_transpose(picture).convert("RGB")
             square = ImageOps.fit(upright, (size, size), Image.Resampling.BICUBIC)

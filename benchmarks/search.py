@@ -1,10 +1,10 @@
-"""How long a search takes once it has started, and how fast pictures are indexed.
+"""How long a search takes once it has started, and how fast images are indexed.
 
     python benchmarks/search.py                       # everything; most of it is the graph of a million
     python benchmarks/search.py --most 100000         # without the million
     python benchmarks/search.py --pictures FOLDER     # indexing these photos; without it drawn ones
 
-The bar is 50 ms for 100,000 pictures, words embedded included, and indexing 1.3 times as fast as a plain loop.
+The bar is 50 ms for 100,000 images, words embedded included, and indexing 1.3 times as fast as a plain loop.
 Searching needs no trained model: how long it takes does not depend on what was learned. Its embeddings are random.
 """
 
@@ -94,7 +94,7 @@ def whole_searches(count: int) -> None:
             def words(number: int, searcher=searcher) -> None:
                 searcher.vector(parse_words(WORDS[number % len(WORDS)]))
 
-            what = f"{count:,} pictures, `{size}` ({searcher.index.width} numbers)"
+            what = f"{count:,} images, `{size}` ({searcher.index.width} numbers)"
             print(f"{what}, words to 24 paths: {timed(search)}")
             print(f"{what}, under one folder of ten: {timed(folder_search)}")
             print(f"{what}, of which the words: {timed(words)}", flush=True)
@@ -120,7 +120,7 @@ def open_searcher(root: Path, size: str, count: int):
     index.mkdir(parents=True)
     with Writer(index, embedder.width) as writer:
         contents = [number.to_bytes(16, "big") for number in range(count)]
-        writer.add_pictures(contents, [(640, 480)] * count, random_rows(count, embedder.width))
+        writer.add_images(contents, [(640, 480)] * count, random_rows(count, embedder.width))
         writer.write_folders([str(pictures)])
         for row, path in enumerate(paths):
             writer.write(

@@ -2,7 +2,7 @@
 
     python benchmarks/serving.py --model RUN                        # 64 clients, texts, five rounds of 3 s each way
     python benchmarks/serving.py --model RUN --clients 1 --json
-    python benchmarks/serving.py --model RUN --pictures FOLDER      # the same with uploaded pictures
+    python benchmarks/serving.py --model RUN --pictures FOLDER      # the same with uploaded images
 
 Two servers of the same model run, one with `--no-batching`, and the same clients ask them in turns, so that whatever
 else the machine does meets both. The clients are a process of their own that speaks HTTP over bare sockets and keeps
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each round, each way")
-    parser.add_argument("--pictures", type=Path, help="upload the pictures of this folder instead of texts")
+    parser.add_argument("--pictures", type=Path, help="upload the images of this folder instead of texts")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
         "--port", type=int, help=argparse.SUPPRESS
@@ -110,7 +110,7 @@ def ask_with_clients(
 
 async def load(port: int, clients: int, seconds: float, pictures: Path | None) -> dict[str, Any]:
     """Each client asks again as soon as it has its answer."""
-    bodies = picture_bodies(pictures) if pictures else text_bodies()
+    bodies = image_bodies(pictures) if pictures else text_bodies()
     waits: list[float] = []
     num_errors = 0
     end = time.perf_counter() + seconds
@@ -150,7 +150,7 @@ def text_bodies() -> Iterator[tuple[str, bytes]]:
         yield "application/json", json.dumps({"texts": [text]}).encode()
 
 
-def picture_bodies(folder: Path) -> Iterator[tuple[str, bytes]]:
+def image_bodies(folder: Path) -> Iterator[tuple[str, bytes]]:
     files = [path.read_bytes() for path in sorted(folder.glob("*.jpg"))[:500]]
     for number in count():
         yield "image/jpeg", files[number % len(files)]

@@ -1,8 +1,8 @@
-"""Ask a trained model about pictures: what is alike, what it is, which one fits the words.
+"""Ask a trained model about images: what is alike, what it is, which one fits the words.
 
     python examples/ask_a_model.py [RUN] [FOLDER]
 
-Without a run the newest one in `runs/` here; without a folder a few pictures are drawn. Each `# %%` is a cell for an
+Without a run the newest one in `runs/` here; without a folder a few images are drawn. Each `# %%` is a cell for an
 editor or a notebook.
 """
 
@@ -22,12 +22,12 @@ model = lapclip.load(sys.argv[1] if len(sys.argv) > 1 else runs[-1].parent)
 print(f"{model.name} looks at {model.image_size} pixels and answers with {model.width} numbers")
 
 
-# %% Pictures: paths, PIL images, arrays and tensors may be mixed
+# %% Images: paths, PIL images, arrays and tensors may be mixed
 def draw(colour: str, shape: str) -> Image.Image:
-    picture = Image.new("RGB", (128, 128), "white")
-    outline = {"circle": ImageDraw.Draw(picture).ellipse, "square": ImageDraw.Draw(picture).rectangle}
+    image = Image.new("RGB", (128, 128), "white")
+    outline = {"circle": ImageDraw.Draw(image).ellipse, "square": ImageDraw.Draw(image).rectangle}
     outline[shape]((32, 32, 96, 96), fill=colour)
-    return picture
+    return image
 
 
 if len(sys.argv) > 2:
@@ -40,21 +40,21 @@ else:
     names = [f"{colour} {shape}" for colour in ("red", "green", "blue") for shape in ("circle", "square")]
     pictures = [draw(*name.split()) for name in names]
 rows = model.images(pictures)
-print(f"{len(rows)} pictures embedded, each of length {np.linalg.norm(rows[0]):.3f}")
+print(f"{len(rows)} images embedded, each of length {np.linalg.norm(rows[0]):.3f}")
 
-# %% Which pictures are alike: the cosine of their rows
+# %% Which images are alike: the cosine of their rows
 alike = rows @ rows.T - 2 * np.eye(len(rows))
 one, other = np.unravel_index(alike.argmax(), alike.shape)
 print(f"most alike: {names[one]} and {names[other]}, {alike[one, other]:.2f}")
 
-# %% The best picture for some words
+# %% The best image for some words
 words = ["a red circle", "a blue square", "something green"]
 scores = model.similarity(rows, words)
 for text, column in zip(words, scores.T, strict=True):
     first = np.argsort(-column)[:3]
     print(f"{text}: " + ", ".join(f"{names[number]} {column[number]:.2f}" for number in first))
 
-# %% What a picture is, among labels of your own
+# %% What an image is, among labels of your own
 labels = ["red", "green", "blue"]
 chances = model.classify(rows[:6], labels)
 for name, row in zip(names, chances, strict=False):

@@ -70,7 +70,7 @@ def with_train(small_config):
 
 
 def picture_folder(path: Path, count: int, *, first: int = 0, side: int = 40) -> Path:
-    """Different pictures, each with a caption beside it."""
+    """Different images, each with a caption beside it."""
     path.mkdir(parents=True, exist_ok=True)
     for number in range(first, first + count):
         random = np.random.default_rng(number)

@@ -100,7 +100,7 @@ class Wrong(Elsewhere):
 
 @dataclass(frozen=True, eq=False)
 class WrongOnPermuted(Peculiar):
-    """Reads pictures, and what attention is given, as if they lay in memory in the order of their shape."""
+    """Reads images, and what attention is given, as if they lay in memory in the order of their shape."""
 
     def run(self, operation: Any, args: tuple, kwargs: dict) -> Any:
         is_attention = "scaled_dot_product" in str(operation)
@@ -108,10 +108,10 @@ class WrongOnPermuted(Peculiar):
         def misread(value: Any) -> Any:
             if not isinstance(value, Tensor) or value.ndim != 4 or value.is_contiguous():
                 return value
-            is_picture = value.shape[1] == 3
+            is_image = value.shape[1] == 3
             # What is spread by an expansion has no memory of that size to be misread.
             num_bytes = value.nbytes + value.storage_offset() * value.itemsize
-            if not (is_attention or is_picture) or num_bytes > value.untyped_storage().nbytes():
+            if not (is_attention or is_image) or num_bytes > value.untyped_storage().nbytes():
                 return value
             return value.as_strided(value.shape, torch.empty(value.shape, device="meta").stride())
 

@@ -20,12 +20,12 @@ COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white
 
 @dataclass(frozen=True)
 class Numbered(Source):
-    """Pictures that show their number, and captions that say it."""
+    """Images that show their number, and captions that say it."""
 
     num_pairs: int = 60
     unreadable: tuple[int, ...] = ()
 
-    def picture(self, index: int, size: int) -> Image.Image:
+    def image(self, index: int, size: int) -> Image.Image:
         if index in self.unreadable:
             raise Unreadable("is broken")
         return Image.new("RGB", (size, size), (index // 256, index % 256, 0))
@@ -47,7 +47,7 @@ class Known:
         return truth + self.noise * np.random.default_rng([self.seed, number, kind]).normal(size=self.width)
 
     def images(self, pictures) -> np.ndarray:
-        seen = [picture.getpixel((0, 0)) for picture in pictures]
+        seen = [image.getpixel((0, 0)) for image in pictures]
         return unit([self.row(256 * red + green, 0) for red, green, _ in seen], self.width)
 
     def texts(self, texts) -> np.ndarray:
@@ -117,7 +117,7 @@ def test_a_whole_pool_is_measured_as_in_training():
     assert 0.1 < result["text_to_image"]["recall@1"] < 0.9
 
 
-def test_some_pictures_can_be_measured():
+def test_some_images_can_be_measured():
     assert measure(Known(0.7), num_images=13)["num_images"] == 13
 
 
@@ -143,11 +143,11 @@ def test_recall_in_fixed_pools_is_the_mean_over_pools():
 
 
 def test_a_pool_cannot_be_larger_than_what_there_is():
-    with pytest.raises(UserError, match="a pool of 61 pictures is asked for, and there are 60"):
+    with pytest.raises(UserError, match="a pool of 61 images is asked for, and there are 60"):
         measure(Known(0.7), pool_size=61)
 
 
-def test_as_published_equal_captions_of_other_pictures_are_wrong(colour_folder):
+def test_as_published_equal_captions_of_other_images_are_wrong(colour_folder):
     measured = to_measure(
         finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), held_out=False
     )
@@ -158,15 +158,15 @@ def test_as_published_equal_captions_of_other_pictures_are_wrong(colour_folder):
     assert published["text_to_image"]["chance@1"] == pytest.approx(1 / 20)
 
 
-def test_pictures_of_class_folders_are_told_apart_by_the_names_of_the_classes(colour_folder):
+def test_images_of_class_folders_are_told_apart_by_the_names_of_the_classes(colour_folder):
     measured = to_measure(
         finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), held_out=False
     )
-    result = measure(OfColours(), measured, templates=("a {} picture", "{}"), against=OfColours())
+    result = measure(OfColours(), measured, templates=("a {} image", "{}"), against=OfColours())
     assert result["zero_shot"]["top1"] == 1 and result["zero_shot"]["num_images"] == 20
     assert result["zero_shot"]["confusion"]["labels"] == sorted(COLOURS)
     assert result["zero_shot"]["confusion"]["counts"] == (5 * np.eye(4, dtype=int)).tolist()
-    assert result["zero_shot"]["templates"] == ["a {} picture", "{}"]
+    assert result["zero_shot"]["templates"] == ["a {} image", "{}"]
     assert result["against"]["zero_shot"]["top1"] == {"difference": 0, "interval": [0, 0], "p_value": 1}
     assert "zero_shot" not in measure(Known(0.5))
 
@@ -199,20 +199,20 @@ def test_a_better_model_is_told_from_a_worse_one(pool_size):
         assert told["p_value"] == back[key]["p_value"] < 0.01
 
 
-def test_mistakes_name_the_pictures():
+def test_mistakes_name_the_images():
     result = measure(Known(0.9), num_mistakes=6)["mistakes"]
     assert len(result) == 6
     assert [mistake["rank"] for mistake in result] == sorted((m["rank"] for m in result), reverse=True)
     for mistake in result:
         assert mistake["caption"].split()[1] == str(mistake["index"])
-        assert mistake["picture"] == f"picture {mistake['index']}"
+        assert mistake["picture"] == f"image {mistake['index']}"
         assert mistake["found"] and mistake["found"][0]["score"] >= mistake["score"]
 
 
-def test_pictures_that_cannot_be_read_are_named_and_left_out():
+def test_images_that_cannot_be_read_are_named_and_left_out():
     result = measure(Known(0.5), numbered(unreadable=(3, 40)), against=Known(0.8))
-    assert result["num_images"] == 58 and result["unreadable"] == ["picture 3", "picture 40"]
-    with pytest.raises(UserError, match="none of 5 held-out pictures can be read"):
+    assert result["num_images"] == 58 and result["unreadable"] == ["image 3", "image 40"]
+    with pytest.raises(UserError, match="none of 5 held-out images can be read"):
         measure(Known(0.5), numbered(num_pairs=5, unreadable=(0, 1, 2, 3, 4)))
 
 
@@ -229,8 +229,8 @@ class OneCaptionForTen(Numbered):
 
 
 @pytest.mark.parametrize("pool_size", [None, 30])
-def test_pictures_that_share_a_caption_are_one_witness(pool_size):
-    """Ten pictures called the same ask the same question: six questions are asked, not sixty."""
+def test_images_that_share_a_caption_are_one_witness(pool_size):
+    """Ten images called the same ask the same question: six questions are asked, not sixty."""
     shared = Measured(OneCaptionForTen(), [None] * 60, (), ())
     result = measure(Known(0.1, 1), shared, against=Known(3.0, 2), pool_size=pool_size)
     told = result["against"]["text_to_image"]["recall@1"]
@@ -243,6 +243,6 @@ def test_it_says_how_far_it_is_and_can_be_left():
     work = appraise(Known(0.5), numbered(), batch_size=12)
     seen = [next(work) for _ in range(5)]
     assert [(now.done, now.total, now.what) for now in seen] == [
-        (done, 60, "embedding pictures") for done in (0, 16, 32, 48)
+        (done, 60, "embedding images") for done in (0, 16, 32, 48)
     ] + [(0, 150, "embedding captions")]
     work.close()

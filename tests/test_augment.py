@@ -1,4 +1,4 @@
-"""Augmentation: the same after a resume, never outside the picture, and nothing when nothing is asked for."""
+"""Augmentation: the same after a resume, never outside the image, and nothing when nothing is asked for."""
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ def test_seed_and_step_decide_everything():
     assert not torch.equal(one, augment(images, 16, step=3, seed=1, **settings))
 
 
-def test_a_flip_mirrors_about_every_second_picture():
+def test_a_flip_mirrors_about_every_second_image():
     images = pictures(num=400, size=8)
     flipped = augment(images, 8, step=0, seed=0, crop=1.0, flip=True, colour=0.0)
     same = (flipped == images).flatten(1).all(1)
@@ -35,23 +35,23 @@ def test_a_flip_mirrors_about_every_second_picture():
     assert bool((same ^ mirrored).all()) and 150 < int(mirrored.sum()) < 250
 
 
-def test_a_crop_shows_a_part_of_the_picture_and_nothing_beside_it():
+def test_a_crop_shows_a_part_of_the_image_and_nothing_beside_it():
     ramp = torch.arange(64, dtype=torch.uint8).mul(4)[None, None, None].expand(200, 3, 64, 64).contiguous()
     shown = augment(ramp, 32, step=0, seed=0, crop=0.3, flip=False, colour=0.0).float()
-    width = (shown[:, 0, 0, -1] - shown[:, 0, 0, 0]) / 252 * 63 / 64 * 32 / 31  # of the picture, about
+    width = (shown[:, 0, 0, -1] - shown[:, 0, 0, 0]) / 252 * 63 / 64 * 32 / 31  # of the image, about
     assert bool((shown[:, 0, 0].diff() >= 0).all()), "no fold at the border"
     assert 0.4 < float(width.min()) < 0.65 and float(width.max()) <= 1.02
     left = shown[:, 0, 0, 0]
     assert float(left.min()) < 10 and float(left.max()) > 60, "from everywhere"
 
 
-def test_whole_pictures_are_merely_made_smaller():
+def test_whole_images_are_merely_made_smaller():
     smooth = torch.linspace(0, 255, 72).to(torch.uint8)[None, None, None].expand(2, 3, 72, 72).contiguous()
     shown = augment(smooth, 64, step=0, seed=0, **NOTHING).float()
     assert torch.allclose(shown[0, 0, 0], torch.linspace(0, 255, 64), atol=3)
 
 
-def test_colour_changes_grey_pictures_in_brightness_only():
+def test_colour_changes_grey_images_in_brightness_only():
     grey = torch.full((50, 3, 8, 8), 100, dtype=torch.uint8)
     shown = augment(grey, 8, step=0, seed=0, crop=1.0, flip=False, colour=0.4).float()
     assert float(shown.std(dim=1).max()) <= 1

@@ -75,40 +75,40 @@ def test_workers_prepare_exactly_what_one_process_would(batch_size):
 
 @dataclass(frozen=True)
 class Album(Source):
-    """Two pictures with three captions each."""
+    """Two images with three captions each."""
 
     num_pairs: int = 2
 
-    def picture(self, index, image_size):
+    def image(self, index, image_size):
         return Image.new("RGB", (image_size, image_size))
 
     def captions(self, index):
         return tuple(f"{word} {index}" for word in ("one", "two", "three"))
 
 
-def test_each_caption_of_a_picture_gets_its_turn():
+def test_each_caption_of_an_image_gets_its_turn():
     seen: Counter = Counter()
     for batch in batches(60, source=Album(), batch_size=2):
         seen.update(map(bytes, batch.tokens))
     assert len(seen) == 6 and set(seen.values()) == {20}
 
 
-def test_equal_captions_and_equal_pictures_share_a_number():
+def test_equal_captions_and_equal_images_share_a_number():
     (batch,) = batches(1, source=Album(), batch_size=8)
-    same_picture = batch.image_ids[:, None] == batch.image_ids
-    assert same_picture.sum() == 32
+    same_image = batch.image_ids[:, None] == batch.image_ids
+    assert same_image.sum() == 32
     same_row = (batch.tokens[:, None] == batch.tokens).all(-1)
     assert np.array_equal(same_row, batch.caption_ids[:, None] == batch.caption_ids)
 
 
 @dataclass(frozen=True)
 class Deadly(SceneSource):
-    """Kills the process that draws its tenth picture, as the system does when memory runs out."""
+    """Kills the process that draws its tenth image, as the system does when memory runs out."""
 
-    def picture(self, index, image_size):
+    def image(self, index, image_size):
         if index == 10:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().picture(index, image_size)
+        return super().image(index, image_size)
 
 
 def test_a_killed_worker_is_an_error_and_not_a_wait_without_end():

@@ -110,7 +110,7 @@ def test_equal_texts_are_embedded_once():
     assert run(work, open_gate=False).batches[1] == ["cat", "dog"]
 
 
-def test_texts_and_pictures_take_turns():
+def test_texts_and_images_take_turns():
     async def work(embedding, model):
         async def ask(kind, items):
             return await embedding.rows(kind, items)
@@ -127,7 +127,7 @@ def test_texts_and_pictures_take_turns():
         np.testing.assert_array_equal((await rest)[-1], [[5.0, 0.0]])
 
     batches = run(work, open_gate=False).batches
-    assert batches[1] == [5], "a picture does not wait for all texts"
+    assert batches[1] == [5], "an image does not wait for all texts"
 
 
 def test_one_that_fails_fails_alone():

@@ -67,7 +67,7 @@ def test_two_budgets_at_once_are_refused():
         load_config(flags={"steps": 10, "minutes": 1.0})
 
 
-def test_a_picture_that_does_not_divide_into_patches_is_refused():
+def test_an_image_that_does_not_divide_into_patches_is_refused():
     with pytest.raises(UserError, match="not a multiple"):
         load_config(flags={"image_size": 60, "patch_size": 16})
 

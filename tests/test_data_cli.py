@@ -52,7 +52,7 @@ def test_check_says_what_there_is(tmp_path, check):
 def test_check_reads_well_on_eighty_columns(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 20)
     (folder / "broken.jpg").write_bytes(JPEG[:300])
-    (folder / "broken.txt").write_text("half a picture")
+    (folder / "broken.txt").write_text("half an image")
     done = call("data", "check", str(folder), *NANO)
     assert done.returncode == 0 and max(map(len, done.stdout.replace(str(folder), "").splitlines())) <= 80
     assert "20" in done.stdout and "broken.jpg" in done.stdout and "Truncated" in done.stdout
@@ -131,7 +131,7 @@ def test_a_stopped_pack_says_how_to_go_on(tmp_path, call):
 
 
 def hostile_folder(path: Path) -> Path:
-    """Twenty good pictures, and one of each kind of bad one."""
+    """Twenty good images, and one of each kind of bad one."""
     folder = picture_folder(path, 20)
     secret = path.parent / "secret.jpg"
     Image.new("RGB", (32, 32), "red").save(secret)
@@ -159,16 +159,16 @@ def test_a_hostile_folder_is_counted_named_and_survived(tmp_path, check):
     ]
 
 
-def test_too_many_broken_pictures_stop_a_run_before_it_begins(tmp_path, call):
+def test_too_many_broken_images_stop_a_run_before_it_begins(tmp_path, call):
     folder = hostile_folder(tmp_path / "photos")
     done = call("train", str(folder), *NANO, "--steps", "2")
-    assert done.returncode == 1 and "5 of 25 pictures cannot be used" in done.stderr
+    assert done.returncode == 1 and "5 of 25 images cannot be used" in done.stderr
     assert "--max-unreadable 0.21" in done.stderr and not Path("runs").exists()
     done = call("train", str(folder), *NANO, "--image-size", "16", "--steps", "2", "--max-unreadable", "0.21")
-    assert done.returncode == 0 and "5 of 25 pictures are left out" in done.stderr
+    assert done.returncode == 0 and "5 of 25 images are left out" in done.stderr
 
 
-def test_missing_pictures_are_said_and_too_many_stop_a_run(tmp_path, call):
+def test_missing_images_are_said_and_too_many_stop_a_run(tmp_path, call):
     names = [f"photos/{p.name}" for p in sorted(picture_folder(tmp_path / "photos", 30).glob("*.jpg"))]
 
     def table(missing: int) -> None:
@@ -180,7 +180,7 @@ def test_missing_pictures_are_said_and_too_many_stop_a_run(tmp_path, call):
     assert done.returncode == 0 and "`photos/gone0.jpg` is missing, and so 1 more" in done.stderr
     table(missing=30)
     done = call("train", "t.csv", *NANO, "--image-size", "16", "--steps", "1")
-    assert done.returncode == 1 and "30 pictures that" in done.stderr and "--images FOLDER" in done.stderr
+    assert done.returncode == 1 and "30 images that" in done.stderr and "--images FOLDER" in done.stderr
 
 
 def test_names_do_not_move_the_cursor_when_training_either(tmp_path, call):
@@ -194,7 +194,7 @@ def test_names_do_not_move_the_cursor_when_training_either(tmp_path, call):
         assert done.returncode == (most == "0") and "gone.jpg" in done.stderr and "\x1b[2J" not in done.stderr
 
 
-def test_the_doctor_looks_at_every_picture_or_says_that_it_cannot(tmp_path, call, monkeypatch):
+def test_the_doctor_looks_at_every_image_or_says_that_it_cannot(tmp_path, call, monkeypatch):
     folder = picture_folder(tmp_path / "photos", 20)
     monkeypatch.setattr("lapclip.data.pack.SPARE_BYTES", 10**18)
     done = call("data", "check", str(folder), *NANO)
@@ -202,11 +202,11 @@ def test_the_doctor_looks_at_every_picture_or_says_that_it_cannot(tmp_path, call
 
 
 @pytest.mark.slow
-def test_a_picture_of_a_hundred_megapixels_costs_no_more_memory_than_it_must(tmp_path):
+def test_an_image_of_a_hundred_megapixels_costs_no_more_memory_than_it_must(tmp_path):
     small, large = (picture_folder(tmp_path / name, 8) for name in ("small", "large"))
     Image.new("RGB", (10_000, 10_000), "navy").save(large / "large.png", compress_level=1)
     Image.new("RGB", (10_000, 10_000), "navy").save(large / "large.jpg")
-    (large / "large.txt").write_text("a very large picture")
+    (large / "large.txt").write_text("a very large image")
     program = """if True:
         import sys
         from lapclip.cli import run_command

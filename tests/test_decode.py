@@ -1,4 +1,4 @@
-"""Decoding one picture: what a viewer would show, within limits, and every fault in words."""
+"""Decoding one image: what a viewer would show, within limits, and every fault in words."""
 
 import io
 import struct
@@ -14,9 +14,9 @@ from PIL import Image
 from lapclip.data.decode import FORMATS, TRAITS, Unreadable, decode
 
 
-def encoded(picture: Image.Image, format: str = "PNG", **options) -> bytes:
+def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
     file = io.BytesIO()
-    picture.save(file, format, **options)
+    image.save(file, format, **options)
     return file.getvalue()
 
 
@@ -26,13 +26,13 @@ def traits_of(data: bytes) -> set[str]:
 
 
 def halves(mode: str, left, right, size: int = 32) -> Image.Image:
-    picture = Image.new(mode, (size, size), right)
-    picture.paste(left, (0, 0, size // 2, size))
-    return picture
+    image = Image.new(mode, (size, size), right)
+    image.paste(left, (0, 0, size // 2, size))
+    return image
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "HEIF", "AVIF"])
-def test_every_format_gives_the_same_picture(format):
+def test_every_format_gives_the_same_image(format):
     if format == "HEIF":
         pytest.importorskip("pillow_heif").register_heif_opener()
     decoded = decode(encoded(halves("RGB", (200, 30, 30), (20, 20, 220)), format), 16)
@@ -123,7 +123,7 @@ JPEG = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "is text"),
     ],
 )
-def test_what_is_no_picture_is_said_in_words(data, why):
+def test_what_is_no_image_is_said_in_words(data, why):
     with pytest.raises(Unreadable, match=why):
         decode(data, 16)
 
@@ -220,7 +220,7 @@ def peak_megabytes(data: bytes, path) -> float:
 @pytest.mark.parametrize(
     ("mode", "bytes_a_pixel"), [("RGB", 4), ("RGBA", 4), ("LA", 4), ("P", 1), ("L", 1), ("I;16", 2)]
 )
-def test_a_picture_is_held_in_memory_once(mode, bytes_a_pixel, tmp_path):
+def test_an_image_is_held_in_memory_once(mode, bytes_a_pixel, tmp_path):
     options = {"transparency": 0} if mode == "P" else {}
     data = encoded(Image.new(mode, (4_000, 4_000)), compress_level=1, **options)
     assert peak_megabytes(data, tmp_path / "picture") < 16 * bytes_a_pixel + 32
@@ -238,7 +238,7 @@ def test_a_photo_of_two_hundred_megapixels_is_decoded_in_little_memory(tmp_path)
 
 
 def patches(mode: str) -> Image.Image:
-    """A large picture of coloured patches, partly transparent where the mode can be."""
+    """A large image of coloured patches, partly transparent where the mode can be."""
     rng = np.random.default_rng(0)
     channels = [
         Image.fromarray(rng.integers(0, 255, (19, 25), dtype=np.uint8)).resize((2500, 1900), resample)
@@ -255,7 +255,7 @@ def patches(mode: str) -> Image.Image:
     ("mode", "format"),
     [("RGBA", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("L", "PNG"), ("I;16", "PNG"), ("CMYK", "TIFF")],
 )
-def test_a_large_picture_looks_as_if_it_was_converted_whole(mode, format):
+def test_a_large_image_looks_as_if_it_was_converted_whole(mode, format):
     """Transparent colours leave no fringes, and a palette is not resized by its numbers."""
     options = {"compress_level": 1} | ({"transparency": 3} if mode == "P" else {}) if format == "PNG" else {}
     data = encoded(patches(mode), format, **options)
@@ -270,7 +270,7 @@ def test_a_large_picture_looks_as_if_it_was_converted_whole(mode, format):
     assert np.abs(difference).max() <= 6 and np.abs(difference).mean() < 1
 
 
-def test_a_picture_of_a_hundred_megapixels_is_decoded_in_little_memory():
+def test_an_image_of_a_hundred_megapixels_is_decoded_in_little_memory():
     """JPEG is scaled while decoding; a grey one here, to be quick to make."""
     data = encoded(Image.linear_gradient("L").resize((10_000, 10_000)), "JPEG")
     decoded = decode(data, 16)

@@ -157,7 +157,7 @@ def test_a_layer_has_vanished_only_when_it_stays_so():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_wobble_of_a_pool_says_nothing(seed):
-    """A run that has long learned all it can: recall and loss are those of 128 pictures, drawn again each time."""
+    """A run that has long learned all it can: recall and loss are those of 128 images, drawn again each time."""
     chance, events = random.Random(seed), [started()]
     for n in range(1, 61):
         events += [step(10 * n, loss=1.0 / n)]
@@ -207,7 +207,7 @@ def test_a_small_pool_is_said_with_what_makes_it_larger(tmp_path):
     (tmp_path / "photos").mkdir()
     of_files = {"source": str(tmp_path / "photos")}
     [all_held_out] = said([started(num_train=950), evaluated(10, 1.0, 0.5, 50)], **of_files)
-    assert "50 pictures" in all_held_out.message and "`--validation-share 0.2`" in all_held_out.hint
+    assert "50 images" in all_held_out.message and "`--validation-share 0.2`" in all_held_out.hint
     [some] = said([started(num_train=9500), evaluated(10, 1.0, 0.5, 50)], **of_files)
     assert "`--num-validation 512`" in some.hint
 

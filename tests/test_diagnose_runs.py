@@ -118,7 +118,7 @@ def test_a_temperature_at_its_limit_is_said(monkeypatch, scale, advice):
 
 def test_waiting_for_data_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "DATA_SECONDS", 1.0)
-    source = picture_folder(tmp_path / "photos", 12, side=700)  # large pictures, decoded at every step
+    source = picture_folder(tmp_path / "photos", 12, side=700)  # large images, decoded at every step
     ran = trained(until="data-bound", source=str(source), pack=False, validation_share=0.3, steps=100,
                   batch_size=4, **EVALUATE_LATER)  # fmt: skip
     waited = sum(s.data_seconds for s in ran.steps[-50:]) / sum(
@@ -128,7 +128,7 @@ def test_waiting_for_data_is_said(tmp_path, monkeypatch):
     assert_said(ran, "data-bound", f"{waited:.0%}", "`--pack`", also={"duplicate-captions", "lr-still-high"})
 
 
-def test_more_workers_are_advised_where_pictures_are_drawn(monkeypatch):
+def test_more_workers_are_advised_where_images_are_drawn(monkeypatch):
     monkeypatch.setattr(machine, "DATA_SECONDS", 0.5)
     monkeypatch.setattr(machine, "MUCH_WAITING", 0.02)
     ran = trained(until="data-bound", steps=100, **EVALUATE_LATER)
@@ -236,5 +236,5 @@ def test_memory_near_its_limit_is_said_with_a_smaller_chunk(look_often):
 
 def test_a_pool_too_small_to_tell_is_said_once():
     ran = trained(eval_every="2")
-    assert_said(ran, "small-pool", "16 pictures", "24 points", "`--num-validation 512`")
+    assert_said(ran, "small-pool", "16 images", "24 points", "`--num-validation 512`")
     assert sum(isinstance(event, Evaluated) for event in ran.events) == 3

@@ -55,7 +55,7 @@ def warned_of(**facts) -> str:
     return " ".join(advice.why for advice in advise(whole) if not advice.setting)
 
 
-def test_pictures_and_captions_are_counted_without_what_cannot_be_read():
+def test_images_and_captions_are_counted_without_what_cannot_be_read():
     catalogue = catalogue_of(["a dog", "two dogs"], ["a cat"], ["a " * 40], ["a bird"])
     records = records_for(catalogue)
     records["row"][2] = -1
@@ -64,7 +64,7 @@ def test_pictures_and_captions_are_counted_without_what_cannot_be_read():
     assert report.unreadable == ["2.jpg"] and report.unreadable_why == {"2.jpg": "is empty"}
     assert report.captions_per_image == {"min": 1, "mean": 1.33, "max": 2}
     assert (report.num_train, report.num_validation) == (2, 1)
-    assert report.caption_tokens["100"] == 4, "the long caption belongs to the broken picture"
+    assert report.caption_tokens["100"] == 4, "the long caption belongs to the broken image"
 
 
 def test_the_report_is_json_with_the_keys_that_scripts_rely_on():
@@ -76,9 +76,9 @@ def test_the_report_is_json_with_the_keys_that_scripts_rely_on():
     assert set(promised.split()) <= report.keys()
 
 
-def test_equal_captions_count_across_pictures_whatever_their_case_and_once_for_each_picture():
+def test_equal_captions_count_across_images_whatever_their_case_and_once_for_each_image():
     report = checked(catalogue_of(["A dog", "a DOG"], ["a dog", "a cat"], ["a bird"], ["a cat"], ["a dog"]))
-    assert report.num_duplicate_captions == 3, "`a dog` of two more pictures, `a cat` of one"
+    assert report.num_duplicate_captions == 3, "`a dog` of two more images, `a cat` of one"
     assert list(report.duplicate_captions.values()) == [3, 2]
     assert next(iter(report.duplicate_captions)).casefold() == "a dog"
     assert report.num_distinct_captions == 3
@@ -90,7 +90,7 @@ def test_copies_are_counted_beyond_the_first_and_named():
     assert report.duplicate_images == [["0.jpg", "2.jpg", "4.jpg"], ["1.jpg", "5.jpg"]]
 
 
-def test_a_picture_that_the_datasets_own_split_has_on_both_sides_is_a_leak():
+def test_an_image_that_the_datasets_own_split_has_on_both_sides_is_a_leak():
     sides = ["train", "train", "validation", "validation", "test"]
     catalogue = catalogue_of(*[[f"caption {n}"] for n in range(5)], sides=sides)
     report = checked(catalogue, groups=[0, 1, 1, 2, 0], validation=[2, 3])
@@ -139,7 +139,7 @@ def test_what_was_left_out_while_opening_is_in_the_report():
     assert report.problems["has no caption"] == {"count": 1, "names": ["b.jpg"]}
 
 
-def test_pictures_that_nobody_has_looked_at_have_no_sizes():
+def test_images_that_nobody_has_looked_at_have_no_sizes():
     catalogue = catalogue_of(["a dog"], ["a cat"])
     records = records_for(catalogue)
     records["width"] = records["height"] = 0
@@ -147,7 +147,7 @@ def test_pictures_that_nobody_has_looked_at_have_no_sizes():
     assert report.sizes is None and not report.num_small and report.formats == {}
 
 
-def test_a_source_without_a_readable_picture_is_still_examined():
+def test_a_source_without_a_readable_image_is_still_examined():
     catalogue = catalogue_of(["a dog"], ["a cat"])
     records = records_for(catalogue)
     records["row"] = -1

@@ -1,4 +1,4 @@
-"""What users hold: pictures in any form give the rows that training saw, and everything else gives a sentence."""
+"""What users hold: images in any form give the rows that training saw, and everything else gives a sentence."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from lapclip.weights.checkpoint import all_checkpoints
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-NUM_PICTURES = 40
+NUM_IMAGES = 40
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def home(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         patch.setenv("LAPCLIP_CACHE", str(home / "cache"))
-        picture_folder(home / "photos", NUM_PICTURES, side=90)
+        picture_folder(home / "photos", NUM_IMAGES, side=90)
         run = prepare(load_config(flags=SMALL | {"source": "photos", "save_every": "3"}), "mine")
         list(train(run.load_config(), run))
     return home
@@ -62,8 +62,8 @@ def rows(model, files) -> np.ndarray:
     return model.images(files)
 
 
-def lossless(path: Path, picture: Image.Image, **options) -> Path:
-    picture.save(path, **options)
+def lossless(path: Path, image: Image.Image, **options) -> Path:
+    image.save(path, **options)
     return path
 
 
@@ -73,8 +73,8 @@ def lossless(path: Path, picture: Image.Image, **options) -> Path:
 def test_files_give_the_rows_that_evaluation_sees(model, rows, files):
     data = finished(open_source(load_config(Path("runs/mine/config.toml")).data, model.image_size))
     number_of = {file.with_suffix(".txt").read_text(): number for number, file in enumerate(files)}
-    pools = [embed_pool(model, side, NUM_PICTURES) for side in (data.training, data.held_out)]
-    assert sum(len(pool.captions) for pool in pools) == NUM_PICTURES
+    pools = [embed_pool(model, side, NUM_IMAGES) for side in (data.training, data.held_out)]
+    assert sum(len(pool.captions) for pool in pools) == NUM_IMAGES
     for pool in pools:
         numbers = [number_of[caption] for caption in pool.captions]
         np.testing.assert_allclose(pool.image_NE[pool.image_of_caption], rows[numbers], atol=1e-5)
@@ -83,7 +83,7 @@ def test_files_give_the_rows_that_evaluation_sees(model, rows, files):
 def test_rows_have_length_one_and_depend_on_neither_chunk_nor_order(model, files, rows):
     words = ["a red cat", "", "number " * 50, "two"]
     texts = model.texts(words)
-    assert rows.shape == (NUM_PICTURES, model.width) and rows.dtype == texts.dtype == np.float32
+    assert rows.shape == (NUM_IMAGES, model.width) and rows.dtype == texts.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(np.vstack([rows, texts]), axis=1), 1, rtol=1e-5)
     other = Embedder(model.model, model.tokenizer, model.device, chunk=7)
     np.testing.assert_allclose(other.images(files[::-1])[::-1], rows, atol=1e-5)
@@ -92,12 +92,12 @@ def test_rows_have_length_one_and_depend_on_neither_chunk_nor_order(model, files
 
 
 @pytest.mark.parametrize("side", [90, 11])  # larger than a pack keeps it, and smaller than the model looks at
-def test_a_picture_in_any_form_gives_the_same_row(model, files, side):
-    picture = Image.open(files[0]).resize((side + 5, side))
-    path = lossless(Path("picture.png"), picture)
-    array = np.asarray(picture)
+def test_an_image_in_any_form_gives_the_same_row(model, files, side):
+    image = Image.open(files[0]).resize((side + 5, side))
+    path = lossless(Path("picture.png"), image)
+    array = np.asarray(image)
     tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
-    forms = [str(path), path, picture, array, array / 255, (array / 255).astype(np.float16), tensor, tensor / 255,
+    forms = [str(path), path, image, array, array / 255, (array / 255).astype(np.float16), tensor, tensor / 255,
              (tensor / 255).double().requires_grad_()]  # fmt: skip
     rows = model.images(forms)
     for form, row in zip(forms, rows, strict=True):
@@ -106,7 +106,7 @@ def test_a_picture_in_any_form_gives_the_same_row(model, files, side):
         np.testing.assert_allclose(model.images(batch), rows[:2], atol=1e-5)
 
 
-def test_grey_and_transparent_pictures_are_seen_as_a_viewer_shows_them(model):
+def test_grey_and_transparent_images_are_seen_as_a_viewer_shows_them(model):
     grey = np.random.default_rng(0).integers(0, 256, (50, 70), dtype=np.uint8)
     colour = np.repeat(grey[..., None], 3, axis=2)
     half = np.concatenate([colour, np.full((50, 70, 1), 0, np.uint8)], axis=2)
@@ -118,22 +118,22 @@ def test_grey_and_transparent_pictures_are_seen_as_a_viewer_shows_them(model):
 
 
 @pytest.mark.parametrize("turned", range(1, 9))
-def test_pictures_are_turned_upright(model, files, turned):
-    picture = Image.open(files[0])
+def test_images_are_turned_upright(model, files, turned):
+    image = Image.open(files[0])
     seen = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
             5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
             8: Image.Transpose.ROTATE_90}.get(turned)  # fmt: skip
     exif = Image.Exif()
     exif[0x0112] = turned
-    path = lossless(Path(f"turned-{turned}.png"), picture, exif=exif)
+    path = lossless(Path(f"turned-{turned}.png"), image, exif=exif)
     by_path, opened, upright = model.images(
-        [path, Image.open(path), picture if seen is None else picture.transpose(seen)]
+        [path, Image.open(path), image if seen is None else image.transpose(seen)]
     )
     # To turn before or after resizing rounds a little differently; not to turn would be far away.
     np.testing.assert_allclose(by_path, upright, atol=5e-3)
     np.testing.assert_allclose(opened, upright, atol=5e-3)
     if seen is not None:
-        assert abs(upright - model.images([picture])).max() > 2e-2
+        assert abs(upright - model.images([image])).max() > 2e-2
 
 
 def test_pixels_are_what_images_come_to(model, files, rows):
@@ -214,11 +214,11 @@ GREY = np.zeros((4, 5), np.uint8)
         ({"a": "b"}, "this is a `dict`"),
         ({"a"}, "this is a `set`"),
         (["nowhere.png"], "`nowhere.png`.*: No such file"),
-        (["photos"], "`photos` as a picture"),
+        (["photos"], "`photos` as an image"),
         (["photos/00.txt"], "is text"),
         (["a\0b"], "null"),
-        ([b"bytes"], "picture 0 is given as `bytes`"),
-        ([Image.new("L", (4, 4)), None], "picture 1 is given as `NoneType`"),
+        ([b"bytes"], "image 0 is given as `bytes`"),
+        ([Image.new("L", (4, 4)), None], "image 1 is given as `NoneType`"),
         ([Image.new("RGB", (0, 4))], "no pixels"),
         ([np.zeros((0, 4, 3), np.uint8)], "no pixels"),
         ([np.zeros((3, 40, 50), np.uint8)], r"\[3, 40, 50\], not \[height, width, 3\]"),
@@ -231,7 +231,7 @@ GREY = np.zeros((4, 5), np.uint8)
         ([np.zeros((4, 4, 3), np.uint16)], "array of uint16"),
     ],
 )
-def test_what_is_no_list_of_pictures_is_said(model, pictures, said):
+def test_what_is_no_list_of_images_is_said(model, pictures, said):
     with pytest.raises(UserError, match=said):
         model.images(pictures)
 
@@ -357,7 +357,7 @@ def test_a_bar_is_shown_only_where_it_is_wanted(model, files, capfd):
     assert capfd.readouterr() == ("", "")
     model.images(files[:2], progress=True)
     said = capfd.readouterr()
-    assert said.out == "" and "embedding pictures" in said.err and "2/2" in said.err
+    assert said.out == "" and "embedding images" in said.err and "2/2" in said.err
 
 
 def test_the_example_runs(capsys, monkeypatch):
@@ -368,7 +368,7 @@ def test_the_example_runs(capsys, monkeypatch):
     assert len(re.findall(r"\(\d+%\)", said)) == 6
     monkeypatch.setattr(sys, "argv", ["ask_a_model.py", "runs/mine", "photos"])
     runpy.run_path(str(ROOT / "examples" / "ask_a_model.py"))
-    assert f"{NUM_PICTURES} pictures embedded" in capsys.readouterr().out
+    assert f"{NUM_IMAGES} images embedded" in capsys.readouterr().out
 
 
 def test_the_guide_runs(tmp_path, home, monkeypatch, capsys):

@@ -83,16 +83,16 @@ def test_a_person_reads_all_of_it_within_80_columns(call):
     done = call("eval", "mine", "--against", "other", "--mistakes", "3")
     assert done.returncode == 0, done.stderr
     for expected in (
-        "words -> picture",
+        "words -> image",
         "95% sure",
         "chance",
-        "among 16 pictures",
+        "among 16 images",
         "`mine`",
         "`other`",
         "p = ",
     ):
         assert expected in done.stdout, expected
-    assert done.stdout.count("first: picture") == 3 and "picture -> words @10 " in done.stdout
+    assert done.stdout.count("first: image") == 3 and "image -> words @10 " in done.stdout
     table = done.stdout[: done.stdout.index("Each is looked for")]
     assert (
         max(map(len, table.splitlines())) <= 80 and "\u2026" not in done.stdout and "\x1b" not in done.stdout
@@ -188,7 +188,7 @@ def test_the_page_and_the_sheet_are_written_where_it_says(call):
     assert again.returncode == 0 and "the page: here.html" in again.stderr
 
 
-def test_a_damaged_picture_is_named_and_left_out(call):
+def test_a_damaged_image_is_named_and_left_out(call):
     Path("animals/cat/0.png").unlink()
     Path("animals/cat/0.png").write_bytes(b"no picture")
     result = json.loads(call("eval", "mine", "animals", "--json").stdout)
@@ -200,7 +200,7 @@ def test_a_damaged_picture_is_named_and_left_out(call):
     ("arguments", "message", "hint"),
     [
         (["mine", "--template", "a photo"], "has no `{}`", "--template 'a photo of a {}'"),
-        (["mine", "animals", "--pool-size", "50"], "more than the 12 pictures", "at most 12"),
+        (["mine", "animals", "--pool-size", "50"], "more than the 12 images", "at most 12"),
         (
             ["mine", "animals", "--pool-size", "50", "--num-validation", "90"],
             "more than the 12",

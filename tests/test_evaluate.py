@@ -28,7 +28,7 @@ def unit(rows: np.ndarray) -> np.ndarray:
 
 
 def different(image, text, image_of_caption, captions) -> Pool:
-    """A pool of pictures of which no two are equal."""
+    """A pool of images of which no two are equal."""
     numbers = np.arange(len(image))
     return Pool(image, text, image_of_caption, captions, indices=numbers, groups=numbers)
 
@@ -66,8 +66,8 @@ def test_weights_that_are_no_numbers_find_nothing():
     assert result["text_to_image"]["recall@10"] == 0 and result["in_batch"]["accuracy"] == 0
 
 
-def test_a_caption_that_two_pictures_share_finds_either():
-    """As in the documents' data: twelve captions for 24 pictures. A model that knows them all must score 100%."""
+def test_a_caption_that_two_images_share_finds_either():
+    """As in the documents' data: twelve captions for 24 images. A model that knows them all must score 100%."""
     known = np.eye(12)
     result = retrieval(
         different(np.tile(known, (2, 1)), np.tile(known, (2, 1)), np.arange(24), names(12) + names(12)), 12
@@ -89,7 +89,7 @@ def test_accuracy_in_batches_is_easier_than_recall_over_the_pool():
 def test_chance_is_the_recall_of_random_answers(captions_each):
     random, found = np.random.default_rng(0), []
     for _ in range(400):
-        is_pair = np.repeat(np.eye(20, dtype=bool), captions_each, axis=1)  # a picture asks for its captions
+        is_pair = np.repeat(np.eye(20, dtype=bool), captions_each, axis=1)  # an image asks for its captions
         found.append(recall(random.normal(size=is_pair.shape), is_pair))
     for k in (1, 5, 10):
         assert found[0][f"chance@{k}"] == pytest.approx(np.mean([f[f"recall@{k}"] for f in found]), abs=0.015)
@@ -100,7 +100,7 @@ def test_a_pool_smaller_than_k_is_always_found():
     assert retrieval(pool(4, 1), 12)["text_to_image"]["recall@10"] == 1.0
 
 
-def test_the_caption_of_one_picture_may_find_an_equal_one():
+def test_the_caption_of_one_image_may_find_an_equal_one():
     known = unit(np.random.default_rng(0).normal(size=(12, 16)))
     twice = replace(
         different(np.tile(known, (2, 1)), known, np.arange(12), names(12)), groups=np.arange(24) % 12
@@ -110,7 +110,7 @@ def test_the_caption_of_one_picture_may_find_an_equal_one():
 
 
 def tied_pool(seed: int) -> Pool:
-    """Pictures with one to seven captions; few different cosines, all exact, so that many are equal."""
+    """Images with one to seven captions; few different cosines, all exact, so that many are equal."""
     random = np.random.default_rng(seed)
     num_images = int(random.integers(2, 14))
     image_of_caption = np.repeat(np.arange(num_images), random.integers(1, 8, num_images))
@@ -166,8 +166,8 @@ def test_ranks_are_those_counted_by_hand_however_few_queries_are_compared_at_onc
 def test_training_counts_as_the_shared_protocol_does():
     for seed in range(10):
         held = tied_pool(seed)
-        result, (by_words, by_picture) = retrieval(held, 4), ranks_by_hand(held, published=False)
-        for way, ranks in (("text_to_image", by_words), ("image_to_text", by_picture)):
+        result, (by_words, by_image) = retrieval(held, 4), ranks_by_hand(held, published=False)
+        for way, ranks in (("text_to_image", by_words), ("image_to_text", by_image)):
             assert result[way]["median_rank"] == np.median(ranks)
             for k in (1, 5, 10):
                 assert result[way][f"recall@{k}"] == pytest.approx(np.mean([rank <= k for rank in ranks]))
@@ -179,20 +179,20 @@ def test_embeddings_that_are_no_numbers_are_ranked_last():
     assert (there.rank_Q == 20).all()
 
 
-def test_a_part_of_a_pool_keeps_each_caption_with_its_picture():
+def test_a_part_of_a_pool_keeps_each_caption_with_its_image():
     held = tied_pool(3)
-    pictures = np.arange(1, len(held.indices), 2)
-    some = held.part(pictures)
-    assert some.indices.tolist() == pictures.tolist()
-    kept = [m for m, image in enumerate(held.image_of_caption) if image in pictures]
+    images = np.arange(1, len(held.indices), 2)
+    some = held.part(images)
+    assert some.indices.tolist() == images.tolist()
+    kept = [m for m, image in enumerate(held.image_of_caption) if image in images]
     assert some.captions == [held.captions[m] for m in kept]
     assert np.array_equal(some.indices[some.image_of_caption], held.image_of_caption[kept])
     assert np.array_equal(some.text_ME, held.text_ME[kept])
-    assert np.array_equal(some.image_NE, held.image_NE[pictures])
-    assert belong_together(some).shape == (len(kept), len(pictures))
+    assert np.array_equal(some.image_NE, held.image_NE[images])
+    assert belong_together(some).shape == (len(kept), len(images))
 
 
-def test_pictures_are_one_witness_when_they_are_equal_or_share_words_also_through_others():
+def test_images_are_one_witness_when_they_are_equal_or_share_words_also_through_others():
     captions = ["A dog", "a cat", "a DOG", "a bird", "a bird", "a fish", "a tree"]
     held = Pool(
         np.zeros((6, 2)), np.zeros((7, 2)), np.array([0, 0, 1, 1, 2, 3, 4]), captions,

@@ -85,7 +85,7 @@ ONE_OF_EACH = [
     Evaluated(1, RECALL, True, 0.5, 2.5, "snapshots/step-000001.json"),
     Warned(
         1,
-        "a picture of a caf\u00e9 \U0001f468\u200d\U0001f469\u200d\U0001f467\nis broken",
+        "an image of a caf\u00e9 \U0001f468\u200d\U0001f469\u200d\U0001f467\nis broken",
         "mend it",
         kind="collapsed",
     ),
@@ -523,12 +523,12 @@ def test_a_snapshot_is_a_file_of_the_run(name):
     assert from_line(to_line(replace(ONE_OF_EACH[3], snapshot=name))).snapshot is None
 
 
-def test_a_stroke_of_luck_among_few_pictures_is_no_reason_to_keep_an_early_model():
+def test_a_stroke_of_luck_among_few_images_is_no_reason_to_keep_an_early_model():
     def found(share: float, num_images: int) -> dict:
         way = {f"recall@{k}": share for k in (1, 5, 10)}
         return {"num_images": num_images, "text_to_image": way, "image_to_text": way}
 
     assert is_as_good(found(0.1, 18), None) and is_as_good(found(0.31, 18), 0.3)
-    assert is_as_good(found(0.22, 18), 0.3), "with 18 pictures eight points are chance"
+    assert is_as_good(found(0.22, 18), 0.3), "with 18 images eight points are chance"
     assert not is_as_good(found(0.22, 512), 0.3), "with 512 they are not"
     assert is_as_good(found(1.0, 18), 1.0) and not is_as_good(found(0.99, 18), 1.0)

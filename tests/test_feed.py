@@ -65,11 +65,11 @@ def test_batches_are_the_same_with_the_thread_and_without_and_after_a_resume(con
     assert_same(list(islice(fed(config, data), 6)), wanted)
     assert_same(list(islice(fed(config, data, first_step=4), 2)), wanted[4:])
     assert len({batch.images.tobytes() for batch in wanted}) == 6, (
-        "each step looks at its pictures in another way"
+        "each step looks at its images in another way"
     )
 
 
-def test_pictures_come_at_the_size_of_the_model(config):
+def test_images_come_at_the_size_of_the_model(config):
     batch = next(fed(config, opened(config)))
     assert batch.images.shape == (8, 3, 16, 16) and batch.images.dtype == np.uint8
 

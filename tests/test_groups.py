@@ -1,4 +1,4 @@
-"""The same picture is known again, and never lies on both sides of the split."""
+"""The same image is known again, and never lies on both sides of the split."""
 
 import io
 import time
@@ -49,7 +49,7 @@ def records_of(files: list[bytes]) -> np.ndarray:
 
 
 def made_up(num_records: int, seed: int = 0) -> np.ndarray:
-    """Records of that many pictures that have nothing in common."""
+    """Records of that many images that have nothing in common."""
     noise = np.random.default_rng(seed)
     records = np.zeros(num_records, RECORD)
     records["row"] = np.arange(num_records)
@@ -83,16 +83,16 @@ def test_equal_files_are_the_same_even_where_nothing_is_to_be_seen():
     assert groups.tolist() == [0, 1, 0]
 
 
-def test_plain_pictures_are_not_lumped_together():
+def test_plain_images_are_not_lumped_together():
     colours = [(r, g, b) for r in range(0, 256, 51) for g in range(0, 256, 51) for b in range(0, 256, 51)]
     files = [saved(Image.new("RGB", (32, 32), colour)) for colour in colours]
     files += [saved(smiley(mouth)) for mouth in range(8)]
-    files += [saved(SceneSource(300).picture(index, 72)) for index in range(300)]
+    files += [saved(SceneSource(300).image(index, 72)) for index in range(300)]
     groups = content_groups(records_of(files))
     assert len(set(groups.tolist())) == len(files)
 
 
-def test_a_plain_picture_saved_again_is_the_same():
+def test_a_plain_image_saved_again_is_the_same():
     faces = [smiley(mouth) for mouth in range(8)]
     groups = content_groups(
         records_of([saved(f) for f in faces] + [saved(f.resize((72, 72))) for f in faces])
@@ -117,7 +117,7 @@ def test_a_chain_of_small_changes_is_one_group():
     assert len(set(content_groups(records).tolist())) == 1
 
 
-def test_unreadable_pictures_are_each_alone_and_never_held_out():
+def test_unreadable_images_are_each_alone_and_never_held_out():
     records = made_up(50)
     records["row"][10:20] = -1
     records["content"][10:20] = np.void(bytes(16))
@@ -126,7 +126,7 @@ def test_unreadable_pictures_are_each_alone_and_never_held_out():
     assert not side_of_groups(records, groups, 0.9)[10:20].any()
 
 
-def test_duplicates_come_most_frequent_first_and_each_with_its_largest_picture_first():
+def test_duplicates_come_most_frequent_first_and_each_with_its_largest_image_first():
     records = made_up(8)
     records["width"], records["height"] = 100, [10, 10, 30, 10, 10, 10, 20, 10]
     groups = np.array([0, 1, 1, 2, 3, 3, 3, 4])
@@ -154,7 +154,7 @@ def test_copies_are_on_one_side():
     assert 0.1 < side.mean() < 0.3
 
 
-def test_sides_stay_as_they_are_when_pictures_are_added_or_moved():
+def test_sides_stay_as_they_are_when_images_are_added_or_moved():
     records, more = made_up(2000), made_up(3000, seed=1)
     before = side_of_groups(records, content_groups(records), 0.05)
     shuffled = np.random.default_rng(0).permutation(5000)
@@ -165,7 +165,7 @@ def test_sides_stay_as_they_are_when_pictures_are_added_or_moved():
 
 
 @pytest.mark.parametrize("num_pictures", [4, 5, 9, 30])
-def test_of_few_pictures_two_are_held_out(num_pictures):
+def test_of_few_images_two_are_held_out(num_pictures):
     for seed in range(20):
         side = side_of_groups(made_up(num_pictures, seed), np.arange(num_pictures), 0.001)
         assert side.sum() == 2
@@ -178,7 +178,7 @@ def test_never_are_all_held_out(num_pictures):
 
 
 @pytest.mark.slow
-def test_many_plain_pictures_do_not_take_forever():
+def test_many_plain_images_do_not_take_forever():
     records = made_up(20_000)
     records["dhash"] = 0
     records["thumb"] = np.random.default_rng(0).integers(

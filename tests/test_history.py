@@ -70,7 +70,7 @@ def test_what_thinning_keeps_is_evenly_spread():
 def test_of_many_steps_a_bounded_number_is_held():
     history, plain, look = History(), step(1), inspected(1, 0, 10.0)
     for number in range(1, 200_001):
-        # An epoch every two steps, as with very few pictures.
+        # An epoch every two steps, as with very few images.
         history.add(
             replace(plain, step=number, epoch=number / 2, seconds=float(number))
             if number % 100 < 2

@@ -48,7 +48,7 @@ def make_run(path: Path, seed: int) -> None:
 
 @pytest.fixture
 def here(tmp_path, trained) -> Path:
-    """The folder we are in, with a run `a` and twelve different pictures in `photos`."""
+    """The folder we are in, with a run `a` and twelve different images in `photos`."""
     shutil.copytree(trained / "a", tmp_path / "runs" / "a")
     picture_folder(tmp_path / "photos", 12)
     return tmp_path
@@ -81,7 +81,7 @@ def by_path(index: Index) -> dict[str, tuple[int, np.ndarray]]:
 
 
 def assert_is_right(*folders: Path, model: str = "a") -> None:
-    """The index holds exactly the pictures of some folders, each embedded as the model embeds it now."""
+    """The index holds exactly the images of some folders, each embedded as the model embeds it now."""
     from lapclip.embedder import load
 
     found = by_path(find_index())
@@ -120,10 +120,10 @@ def test_only_what_is_new_or_changed_is_embedded(here, index):
 
 def test_unchanged_files_are_not_opened_and_known_contents_not_decoded(here, index):
     index("photos")
-    for picture in (here / "photos").glob("*.jpg"):
-        stamp = picture.stat()
-        picture.write_bytes(b"x" * stamp.st_size)  # nobody can tell, unless it is read
-        os.utime(picture, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    for image in (here / "photos").glob("*.jpg"):
+        stamp = image.stat()
+        image.write_bytes(b"x" * stamp.st_size)  # nobody can tell, unless it is read
+        os.utime(image, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert counts(index()) == {}
 
 
@@ -140,14 +140,14 @@ def test_what_comes_back_is_not_embedded_again(here, index):
     assert_is_right(here / "photos")
 
 
-def test_equal_pictures_are_embedded_once(here, index):
+def test_equal_images_are_embedded_once(here, index):
     for number in range(5):
         shutil.copy(here / "photos" / "00.jpg", here / "photos" / f"copy-{number}.jpg")
     assert counts(index("photos")) == {"embedded": 12, "new": 17, "copied": 5}
     assert_is_right(here / "photos")
 
 
-def test_threads_side_by_side_embed_equal_pictures_once_and_mix_nothing_up(here, index):
+def test_threads_side_by_side_embed_equal_images_once_and_mix_nothing_up(here, index):
     import torch
 
     for number in range(20):  # more than a batch apart, so that several threads have the same ones at once
@@ -171,12 +171,12 @@ def test_width_and_height_are_those_of_the_original_upright(here, index):
     assert (sizes["turned.jpg"], sizes["wide.png"], sizes["00.jpg"]) == ((200, 300), (2000, 10), (53, 40))
 
 
-def test_unreadable_pictures_are_named_and_not_tried_until_they_change(here, index):
-    (here / "photos" / "text.jpg").write_text("not a picture")
+def test_unreadable_images_are_named_and_not_tried_until_they_change(here, index):
+    (here / "photos" / "text.jpg").write_text("not an image")
     (here / "photos" / "empty\x1b[31m.png").touch()
     first = index("photos")
     assert (first["num_indexed"], first["num_unreadable"]) == (12, 2)
-    assert "is text, not a picture" in first["said"] and "\x1b" not in first["said"]
+    assert "is text, not an image" in first["said"] and "\x1b" not in first["said"]
     second = index()
     assert second["num_unreadable"] == 2 and second["unreadable"] == []
     shutil.copy(here / "photos" / "00.jpg", here / "photos" / "text.jpg")
@@ -214,7 +214,7 @@ def test_folders_within_one_another_are_one(here, index):
     assert counts(index()) == {"removed": 1}
 
 
-def test_a_folder_that_is_away_keeps_its_pictures(here, index, call):
+def test_a_folder_that_is_away_keeps_its_images(here, index, call):
     picture_folder(here / "disk", 3, first=50)
     index("photos", "disk")
     (here / "disk").rename(here / "unplugged")
@@ -233,7 +233,7 @@ def test_a_folder_that_is_away_keeps_its_pictures(here, index, call):
     assert_is_right(here / "photos")
 
 
-def test_a_disk_within_a_folder_keeps_its_pictures_while_it_is_away(here, index, call):
+def test_a_disk_within_a_folder_keeps_its_images_while_it_is_away(here, index, call):
     disk, photos = here / "photos" / "disk", here / "photos"
     picture_folder(disk, 3, first=50)
     picture_folder(photos / "sub", 2, first=60)

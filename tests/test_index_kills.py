@@ -21,7 +21,7 @@ from lapclip.search.store import Index
 pytestmark = pytest.mark.usefixtures("one_thread")
 PHOTOS = ROOT.parent / "shared" / "data" / "flickr8k" / "images"
 COUNT = 400
-# A command that commits after every few pictures to a slow disk, so that there is something to kill in the middle of.
+# A command that commits after every few images to a slow disk, so that there is something to kill in the middle of.
 SLOW = """
 import os, sys, time
 from lapclip.cli import run_command
@@ -34,7 +34,7 @@ sys.exit(run_command(sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory) -> Path:
-    """A run, and many pictures that cost nothing to decode: small files, each one different."""
+    """A run, and many images that cost nothing to decode: small files, each one different."""
     folder = tmp_path_factory.mktemp("prepared")
     make_run(folder / "runs" / "a", 0)
     (folder / "photos").mkdir()
@@ -62,7 +62,7 @@ def start(folder: Path) -> subprocess.Popen:
 
 
 def num_indexed(folder: Path) -> int:
-    """Pictures of the index, each with an embedding of unit length; 0 while there is no index."""
+    """Images of the index, each with an embedding of unit length; 0 while there is no index."""
     for about in all_abouts():
         with Index(about) as index:
             vectors_NE = index.vectors[index.live_rows()]
@@ -72,7 +72,7 @@ def num_indexed(folder: Path) -> int:
 
 
 def kill(folder: Path) -> int:
-    """Kills the command at a random moment after it began to embed; how many pictures the index has then."""
+    """Kills the command at a random moment after it began to embed; how many images the index has then."""
     before = num_indexed(folder)
     process = start(folder)
     time.sleep(random.uniform(0, 0.2))
@@ -130,8 +130,8 @@ def test_of_two_thousand_photos_only_the_changes_are_embedded(copied, call):
         shutil.copy(path, photos)
     for path in every[:10]:
         (photos / path.name).unlink()
-        with Image.open(path) as picture:
-            picture.rotate(180).save(photos / path.name)
+        with Image.open(path) as image:
+            image.rotate(180).save(photos / path.name)
     (photos / "moved").mkdir()
     for path in every[10:20]:
         (photos / path.name).rename(photos / "moved" / path.name)

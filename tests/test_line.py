@@ -54,7 +54,7 @@ def test_the_live_line_is_one_line_that_is_drawn_again(columns):
     assert len(live) >= 2 and all(len(line.rstrip()) <= columns for line in live)
     for part in ("loss", "acc", "chance", "pairs/s", "tau", "left"):
         assert part in live[-1]
-    assert "words -> picture" in plain and "next:" in plain
+    assert "words -> image" in plain and "next:" in plain
 
 
 def screen_at(columns: int) -> Screen:

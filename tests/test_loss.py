@@ -44,7 +44,7 @@ def test_sigmoid_judges_each_combination_alone():
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 def test_a_duplicate_is_not_a_negative(loss):
-    """With the same picture and caption twice, perfect embeddings must be able to reach no loss at all."""
+    """With the same image and caption twice, perfect embeddings must be able to reach no loss at all."""
     image = F.normalize(torch.tensor([[1.0, 0, 0], [1.0, 0, 0], [0, 1.0, 0]]), dim=-1)
     sharp, low = torch.tensor([100.0]), torch.tensor([-50.0])
     assert loss(image, image, sharp, low, same(3, (0, 1))).item() < 1e-6

@@ -1,4 +1,4 @@
-"""Which pictures a model is measured on."""
+"""Which images a model is measured on."""
 
 from pathlib import Path
 
@@ -27,24 +27,24 @@ def names_of(measured) -> set[str]:
 
 
 @pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "streamed"])
-def test_of_another_source_all_pictures_are_measured_each_with_its_class(tmp_path, is_packed):
+def test_of_another_source_all_images_are_measured_each_with_its_class(tmp_path, is_packed):
     data = opened(classes(tmp_path / "animals", "cat", "dog", "sea_horse"), pack=is_packed)
     measured = to_measure(data, held_out=False)
     assert measured.source.num_pairs == 24 and measured.classes == ("cat", "dog", "sea horse")
     for index, label in enumerate(measured.labels):
         assert measured.source.name(index).split("/")[0] == label.replace(" ", "_")
-        assert measured.source.picture(index, 16).size[0] >= 16
+        assert measured.source.image(index, 16).size[0] >= 16
     first = [measured.source.name(index).split("/")[0] for index in measured.source.sample(12)]
     assert len(set(first)) == 3, "the first ones are a fair sample"
 
 
-def test_of_what_was_trained_on_only_held_out_pictures_are_measured(tmp_path):
+def test_of_what_was_trained_on_only_held_out_images_are_measured(tmp_path):
     data = opened(classes(tmp_path / "animals", "cat", "dog"))
     measured = to_measure(data, held_out=True)
     trained_on = {data.training.name(index) for index in range(data.training.num_pairs)}
     assert names_of(measured) and not names_of(measured) & trained_on
     assert len(measured.labels) == measured.source.num_pairs
-    assert measured.classes == ("cat", "dog"), "also when no picture of one is held out"
+    assert measured.classes == ("cat", "dog"), "also when no image of one is held out"
 
 
 def test_a_source_with_a_test_side_of_its_own_is_measured_on_that(tmp_path):

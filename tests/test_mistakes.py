@@ -1,4 +1,4 @@
-"""The captions that find their own picture last."""
+"""The captions that find their own image last."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -26,7 +26,7 @@ def worst(pool: Pool, most: int = 1000):
     return mistakes(pool, finished(ranking(pool.text_ME, pool.image_NE, links)), links, most)
 
 
-def test_the_worst_come_first_and_each_picture_once():
+def test_the_worst_come_first_and_each_image_once():
     pool = a_pool()
     listed = worst(pool)
     cosine = pool.text_ME @ pool.image_NE.T
@@ -63,7 +63,7 @@ def test_a_model_that_finds_all_makes_no_mistake():
     assert worst(a_pool(noise=0)) == []
 
 
-def test_equal_pictures_are_not_found_instead_of_each_other():
+def test_equal_images_are_not_found_instead_of_each_other():
     pool = a_pool(10, 1, noise=0)
     twice = Pool(
         np.tile(pool.image_NE, (2, 1)),
@@ -76,7 +76,7 @@ def test_equal_pictures_are_not_found_instead_of_each_other():
     assert worst(twice) == []
 
 
-def test_pictures_that_share_a_caption_make_one_mistake_of_it():
+def test_images_that_share_a_caption_make_one_mistake_of_it():
     pool = a_pool(12, 1, noise=2)
     named = replace(
         pool, captions=["cat"] * 6 + ["dog"] * 6, text_ME=np.repeat(pool.text_ME[[0, 6]], 6, axis=0)
@@ -86,7 +86,7 @@ def test_pictures_that_share_a_caption_make_one_mistake_of_it():
     for mistake in listed:
         own = range(6) if mistake.caption == "cat" else range(6, 12)
         cosine = named.image_NE @ named.text_ME[own[0]]
-        assert mistake.index - 100 == max(own, key=lambda n: cosine[n]), "the nearest of its pictures"
+        assert mistake.index - 100 == max(own, key=lambda n: cosine[n]), "the nearest of its images"
         assert not {index - 100 for index, _ in mistake.found} & set(own)
 
 

@@ -199,7 +199,7 @@ def test_bytes_are_normalised_as_every_clip_does():
     torch.testing.assert_close(model.embed_images(images), model.embed_images((images / 255 - mean) / std))
 
 
-def test_looking_at_all_patches_equals_looking_at_the_picture():
+def test_looking_at_all_patches_equals_looking_at_the_image():
     model, (images, _, _) = small_model(), some_inputs()
     everything = torch.arange(16).expand(5, -1)
     torch.testing.assert_close(model.embed_images(images, everything), model.embed_images(images))

@@ -53,7 +53,7 @@ def test_too_small_a_pool_says_nothing():
     assert accuracy(np.eye(20), CAPTIONS[:20], IMAGES[:20], IS_PAIR[:20, :20]) is None
 
 
-def test_several_captions_of_a_picture_count_by_the_most_similar():
+def test_several_captions_of_an_image_count_by_the_most_similar():
     captions, images = ("a red cat", "two boats", "a red dog", "one house"), np.array([0, 0, 1, 1])
     found = likeness(captions, captions, images)
     assert found.shape == (4, 2)
@@ -63,7 +63,7 @@ def test_several_captions_of_a_picture_count_by_the_most_similar():
 
 def test_a_large_pool_is_sampled_and_stays_quick():
     count = 3000
-    captions = [f"picture {number % 97} of {number % 89} and {number % 83}" for number in range(2 * count)]
+    captions = [f"image {number % 97} of {number % 89} and {number % 83}" for number in range(2 * count)]
     images = np.repeat(np.arange(count), 2)
     is_pair = np.zeros((2 * count, count), dtype=bool)
     is_pair[np.arange(2 * count), images] = True
@@ -82,8 +82,8 @@ def test_scripts_without_spaces_are_compared_too():
     assert words_of("A red, red cat") == ["a", "red", "red", "cat"]
 
 
-def test_pictures_that_share_a_caption_leave_the_hard_negatives_of_others_in():
-    """Otherwise a caption that is said of many pictures would make all others look easy."""
+def test_images_that_share_a_caption_leave_the_hard_negatives_of_others_in():
+    """Otherwise a caption that is said of many images would make all others look easy."""
     random = np.random.default_rng(0)
     words = [set(caption.split()) for caption in CAPTIONS]
     likes = np.array([[len(one & other) for other in words] for one in words], dtype=float)

@@ -1,4 +1,4 @@
-"""The pack: each picture decoded once, whatever happens in between, and never more than has changed."""
+"""The pack: each image decoded once, whatever happens in between, and never more than has changed."""
 
 import json
 import os
@@ -70,10 +70,10 @@ def test_only_what_changed_is_decoded_again(tmp_path):
     after = packed(folder)
     assert after.path == before.path and after.num_reused == 8
     rows_added = (after.path / "pixels").stat().st_size // (3 * after.size**2) - num_rows
-    assert rows_added == 2  # the new and the changed one; a moved or touched picture keeps its row
+    assert rows_added == 2  # the new and the changed one; a moved or touched image keeps its row
 
 
-def test_equal_pictures_share_a_row_and_a_side(tmp_path):
+def test_equal_images_share_a_row_and_a_side(tmp_path):
     folder = picture_folder(tmp_path / "photos", 20)
     for number in range(20):
         shutil.copy(folder / f"{number:02}.jpg", folder / f"copy-{number:02}.jpg")
@@ -153,7 +153,7 @@ def test_too_small_a_disk_is_said_before_anything_is_written(tmp_path, monkeypat
     assert [file.stat().st_size for file in packing.packs_folder().glob("*/pixels")] in ([], [0])
 
 
-def test_without_room_pictures_are_decoded_as_they_are_needed(tmp_path, monkeypatch):
+def test_without_room_images_are_decoded_as_they_are_needed(tmp_path, monkeypatch):
     folder = picture_folder(tmp_path / "photos", 12)
     kept = opened(folder, validation_share=0.2).training
     pixels = {kept.name(i): kept.pixels(np.array([i]), 24) for i in range(kept.num_pairs)}
@@ -241,7 +241,7 @@ def test_removing_or_extending_a_pack_does_not_disturb_whoever_has_it_open(tmp_p
     shutil.rmtree(path)
     for held in (data, other):
         assert (
-            held.held_out.picture(0, 16).size == (24, 24)
+            held.held_out.image(0, 16).size == (24, 24)
             and held.held_out.captions(0)
             and held.held_out.name(0)
         )

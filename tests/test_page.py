@@ -64,21 +64,21 @@ def folder(tmp_path_factory):
     )
     for number in (5, 59):
         write_thought(over, number, HOSTILE)
-    draw_picture(over.path / "snapshots" / "pictures" / "000012.jpg")
+    draw_image(over.path / "snapshots" / "pictures" / "000012.jpg")
     write_run(folder / "runs" / "older", started(), *steps[:40])
     return folder
 
 
 def write_thought(run: Run, number: int, text: str) -> None:
     """A snapshot: one question, and a matrix of two pairs."""
-    picture = "pictures/000012.jpg"
-    found = [{"picture": picture, "score": 0.3, "is_right": place == 1} for place in range(6)]
-    matrix = {"captions": [text, "two"], "pictures": [picture] * 2, "cosine": [[0.5, 0.1], [0.2, 0.6]]}
+    image = "pictures/000012.jpg"
+    found = [{"picture": image, "score": 0.3, "is_right": place == 1} for place in range(6)]
+    matrix = {"captions": [text, "two"], "pictures": [image] * 2, "cosine": [[0.5, 0.1], [0.2, 0.6]]}
     thought = {"step": number, "queries": [{"text": text, "rank": 2, "found": found}], "matrix": matrix}
     (run.path / "snapshots" / f"step-{number:06}.json").write_text(json.dumps(thought))
 
 
-def draw_picture(path: Path) -> None:
+def draw_image(path: Path) -> None:
     from PIL import Image
 
     Image.new("RGB", (96, 96), "teal").save(path)
@@ -382,7 +382,7 @@ def test_what_a_resumed_run_thinks_replaces_what_it_thought_at_the_same_step(vis
         folder / "runs" / "resumed", started(), step(5), evaluated(5, "snapshots/step-000005.json")
     )
     write_thought(run, 5, "before")
-    draw_picture(run.path / "snapshots" / "pictures" / "000012.jpg")
+    draw_image(run.path / "snapshots" / "pictures" / "000012.jpg")
     seen = visit("?run=resumed")
     seen.page.get_by_text("before").first.wait_for()
     write_thought(run, 5, "after")

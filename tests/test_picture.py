@@ -15,7 +15,7 @@ from lapclip.autotune.results import Candidate, Measured
 from lapclip.bench.figures import draw_ops, draw_sizes, draw_steps
 from lapclip.bench.lines import overtakes
 from lapclip.bench.ops import OpTiming
-from lapclip.bench.page import Table, check_picture, write_picture
+from lapclip.bench.page import Table, check_image, write_image
 from lapclip.bench.paper import duration
 from lapclip.bench.sizes import SizeResult
 from lapclip.errors import UserError
@@ -64,7 +64,7 @@ def text_of(page: str) -> str:
 
 
 def written(path, *figures, tables=(), title="bench"):
-    write_picture(path, list(figures), title=title, tables=list(tables))
+    write_image(path, list(figures), title=title, tables=list(tables))
     return path.read_text()
 
 
@@ -128,10 +128,10 @@ def test_a_png_holds_all_figures_and_is_wide_enough_to_read(tmp_path, num_candid
     )
     steps = draw_steps(Measured(many, 0.0, 1.0), many[0].way, "many ways")
     path = tmp_path / "bench.PNG"
-    write_picture(path, [steps], title="bench", tables=[])
+    write_image(path, [steps], title="bench", tables=[])
     with Image.open(path) as one:
         one.load()
-    write_picture(path, [steps, draw_ops(TIMINGS), draw_sizes(SIZES)], title="bench", tables=[])
+    write_image(path, [steps, draw_ops(TIMINGS), draw_sizes(SIZES)], title="bench", tables=[])
     with Image.open(path) as all_three:
         all_three.load()
     assert one.width == all_three.width >= 800
@@ -139,7 +139,7 @@ def test_a_png_holds_all_figures_and_is_wide_enough_to_read(tmp_path, num_candid
     assert [file.name for file in tmp_path.iterdir()] == ["bench.PNG"]
 
 
-def test_words_stay_inside_the_picture_and_off_one_another():
+def test_words_stay_inside_the_image_and_off_one_another():
     long = Candidate(Way("cpu", "fp32", 64, 1024, True, False), rejected="a long reason " * 30)
     steps = draw_steps(Measured((*CANDIDATES, long, long), 0.0, 1.0), FASTEST.way, "a title " * 40)
     devices = [timing(device, "attention", 512, 1e-3) for device in ("cpu", "mps", HOSTILE)]
@@ -200,24 +200,24 @@ def test_an_svg_is_one_figure_with_its_text_as_text(tmp_path):
 @pytest.mark.parametrize("name", ["bench.jpg", "bench", ".png", "bench.html.gz"])
 def test_an_unknown_ending_is_refused_with_the_ones_that_are_known(tmp_path, name):
     with pytest.raises(UserError) as error:
-        check_picture(tmp_path / name)
+        check_image(tmp_path / name)
     assert all(ending in error.value.message for ending in ("`.png`", "`.svg`", "`.html`"))
     assert ".html" in error.value.hint
 
 
 def test_what_could_not_be_written_is_refused_before_anything_is_measured(tmp_path):
-    check_picture(tmp_path / "fine.png", num_figures=3)
+    check_image(tmp_path / "fine.png", num_figures=3)
     with pytest.raises(UserError, match="there is no folder"):
-        check_picture(tmp_path / "none" / "bench.png")
+        check_image(tmp_path / "none" / "bench.png")
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(UserError, match="is a folder"):
-        check_picture(tmp_path / "folder.png")
+        check_image(tmp_path / "folder.png")
     with pytest.raises(UserError, match="holds one"):
-        check_picture(tmp_path / "bench.svg", num_figures=2)
+        check_image(tmp_path / "bench.svg", num_figures=2)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-def test_a_full_disk_is_said_in_words_and_leaves_the_old_picture(tmp_path):
+def test_a_full_disk_is_said_in_words_and_leaves_the_old_image(tmp_path):
     path = tmp_path / "bench.html"
     path.write_text("old")
     (tmp_path / ".bench.html.writing").symlink_to("/dev/full")
@@ -228,13 +228,13 @@ def test_a_full_disk_is_said_in_words_and_leaves_the_old_picture(tmp_path):
 
 def test_without_matplotlib_the_way_out_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for attempt in (lambda: check_picture(tmp_path / "bench.png"), lambda: draw_sizes(SIZES)):
-        with pytest.raises(UserError, match="pictures need matplotlib, which is not installed") as error:
+    for attempt in (lambda: check_image(tmp_path / "bench.png"), lambda: draw_sizes(SIZES)):
+        with pytest.raises(UserError, match="images need matplotlib, which is not installed") as error:
             attempt()
         assert error.value.hint == "pip install 'lapclip[plot]'"
 
 
-def test_a_persons_own_settings_of_matplotlib_neither_change_the_picture_nor_are_changed(tmp_path):
+def test_a_persons_own_settings_of_matplotlib_neither_change_the_image_nor_are_changed(tmp_path):
     import matplotlib
 
     usual = written(tmp_path / "usual.html", draw_sizes(SIZES))

@@ -1,4 +1,4 @@
-"""`learned.png`: words, pictures, and a mark that does not depend on colour alone."""
+"""`learned.png`: words, images, and a mark that does not depend on colour alone."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from lapclip.view.plot import NUM_FOUND, TILE, draw_found, wrapped
 BLUE, RED = Image.new("RGB", (TILE, TILE), "blue"), Image.new("RGB", (TILE, TILE), "red")
 
 
-def test_every_query_is_a_row_and_the_right_picture_is_marked():
+def test_every_query_is_a_row_and_the_right_image_is_marked():
     draw_found(Path("a.png"), [("one", [(BLUE, False), (RED, True)]), ("two", [(RED, False)])])
     draw_found(Path("b.png"), [("one", [(BLUE, False), (RED, False)]), ("two", [(RED, False)])])
     marked, plain = (Image.open(name).convert("RGB") for name in ("a.png", "b.png"))
@@ -20,7 +20,7 @@ def test_every_query_is_a_row_and_the_right_picture_is_marked():
         for y in range(marked.height)
         if marked.getpixel((x, y)) != plain.getpixel((x, y))
     ]
-    assert min(changed) > TILE, "only the second picture"
+    assert min(changed) > TILE, "only the second image"
     assert NUM_FOUND >= 5
 
 

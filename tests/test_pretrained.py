@@ -143,7 +143,7 @@ def test_another_mean_and_spread_become_other_patch_weights(clip, copy, file):
     assert_agree(load(copy), clip[1], mean=about["image_mean"], std=about["image_std"])
 
 
-def test_pictures_that_were_never_normalised_or_scaled_are_folded_too(clip, copy):
+def test_images_that_were_never_normalised_or_scaled_are_folded_too(clip, copy):
     (copy / "preprocessor_config.json").write_text(json.dumps({"do_normalize": False, "do_rescale": False}))
     assert_agree(load(copy), clip[1], mean=[0.0] * 3, std=[1 / 255] * 3)
 
@@ -218,7 +218,7 @@ def test_a_truncated_or_poisoned_file_of_weights_is_named(copy):
     [{"image_mean": 0.5}, {"image_mean": [1, 2]}, {"image_std": [0, 0, 0]}, {"image_std": ["a", "b", "c"]},
      {"rescale_factor": 10**400}, {"image_mean": [float("nan")] * 3}],
 )  # fmt: skip
-def test_pictures_normalised_in_no_known_way_are_refused(copy, about):
+def test_images_normalised_in_no_known_way_are_refused(copy, about):
     (copy / "preprocessor_config.json").write_text(json.dumps(about))
     with pytest.raises(UserError, match="three means and spreads"):
         load(copy)

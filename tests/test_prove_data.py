@@ -29,7 +29,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def million(tmp_path) -> Path:
-    """A table of a million rows that share a thousand tiny pictures."""
+    """A table of a million rows that share a thousand tiny images."""
     (tmp_path / "img").mkdir()
     for number in range(1000):
         coarse = np.random.default_rng(number).integers(0, 255, (4, 4, 3), dtype=np.uint8)

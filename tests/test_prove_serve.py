@@ -24,7 +24,7 @@ MEGABYTE = 1 << 20
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    """The default size of model, and some pictures."""
+    """The default size of model, and some images."""
     folder = tmp_path_factory.mktemp("proved")
     picture_folder(folder / "photos", 40, side=300)
     with pytest.MonkeyPatch.context() as patch:
@@ -93,8 +93,8 @@ def test_two_hundred_slow_clients_keep_nobody_waiting(served):
             connection.close()
 
 
-def encoded_pictures() -> list[bytes]:
-    picture = Image.radial_gradient("L").resize((120, 90)).convert("RGB")
+def encoded_images() -> list[bytes]:
+    image = Image.radial_gradient("L").resize((120, 90)).convert("RGB")
     found = []
     for kind, options in (
         ("JPEG", {}),
@@ -107,7 +107,7 @@ def encoded_pictures() -> list[bytes]:
         ("BMP", {}),
     ):
         out = io.BytesIO()
-        picture.save(out, kind, **options)
+        image.save(out, kind, **options)
         found.append(out.getvalue())
     return found
 
@@ -129,13 +129,13 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     return bytes(new[: chance.randrange(1, len(new) + 1)] if chance.random() < 0.1 else new)
 
 
-def test_broken_pictures_break_nothing(served):
+def test_broken_images_break_nothing(served):
     chance = random.Random(7)
-    pictures = encoded_pictures()
+    images = encoded_images()
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     counts: dict[int, int] = {}
     for number in range(600):
-        body = mutated(pictures[number % len(pictures)], chance)
+        body = mutated(images[number % len(images)], chance)
         connection.request("POST", "/embed", body, {"content-type": "image/png"})
         answer = connection.getresponse()
         answer.read()

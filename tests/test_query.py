@@ -32,6 +32,6 @@ def test_what_was_asked_can_be_said_again(text):
     assert in_words(parse_words(text)) == text
 
 
-def test_pictures_are_said_by_their_names():
+def test_images_are_said_by_their_names():
     assert in_words(parse_words("sea"), ["a.jpg"], ["b.jpg"]) == "sea + like a.jpg - like b.jpg"
     assert in_words([], ["a.jpg"]) == "like a.jpg"

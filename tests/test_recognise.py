@@ -18,11 +18,11 @@ from lapclip.data.open import finished, open_source
 from lapclip.errors import UserError
 
 NUM = 8
-WORDS = [f"a picture of thing {number}" for number in range(NUM)]
+WORDS = [f"an image of thing {number}" for number in range(NUM)]
 
 
 def pictures(path: Path) -> list[str]:
-    """Pictures without captions; their names."""
+    """Images without captions; their names."""
     folder = picture_folder(path, NUM)
     for file in folder.glob("*.txt"):
         file.unlink()
@@ -52,8 +52,8 @@ def exif(path):
     for name, words in zip(pictures(path / "photos"), WORDS, strict=True):
         described = Image.Exif()
         described[0x010E] = words
-        with Image.open(path / "photos" / name) as picture:
-            picture.save(path / "photos" / name, exif=described)
+        with Image.open(path / "photos" / name) as image:
+            image.save(path / "photos" / name, exif=described)
     return "photos"
 
 
@@ -303,7 +303,7 @@ STRAYS = {
 
 
 @pytest.mark.parametrize("stray", STRAYS)
-def test_one_stray_file_does_not_change_what_a_folder_of_captioned_pictures_is(tmp_path, stray):
+def test_one_stray_file_does_not_change_what_a_folder_of_captioned_images_is(tmp_path, stray):
     picture_folder(tmp_path / "photos", 60)
     STRAYS[stray](tmp_path / "photos" / stray)
     catalogue, _ = open_catalogue("photos", Options())
@@ -311,14 +311,14 @@ def test_one_stray_file_does_not_change_what_a_folder_of_captioned_pictures_is(t
 
 
 @pytest.mark.parametrize("name", ["metadata.csv", "captions.txt"])
-def test_a_table_with_a_known_name_counts_more_than_captions_beside_pictures(tmp_path, name):
+def test_a_table_with_a_known_name_counts_more_than_captions_beside_images(tmp_path, name):
     listed = sorted(file.name for file in picture_folder(tmp_path / "photos", NUM).glob("*.jpg"))
     rows = [f"{file},{words}" for file, words in zip(listed, WORDS, strict=True)]
     (tmp_path / "photos" / name).write_text("\n".join(["image,caption", *rows]))
     assert open_catalogue("photos", Options())[0].captions == [[words] for words in WORDS]
 
 
-def test_a_table_counts_more_than_names_of_files_if_it_names_pictures(tmp_path):
+def test_a_table_counts_more_than_names_of_files_if_it_names_images(tmp_path):
     names(tmp_path)
     (tmp_path / "photos" / "notes.csv").write_text("what,when\nbuy milk,tomorrow\nbuy bread,today\n")
     assert open_catalogue("photos", Options())[0].format == "names"
@@ -327,9 +327,9 @@ def test_a_table_counts_more_than_names_of_files_if_it_names_pictures(tmp_path):
     assert open_catalogue("photos", Options())[0].format == "csv"
 
 
-def test_a_picture_or_two_beside_shards_are_not_what_is_meant(tmp_path):
+def test_an_image_or_two_beside_shards_are_not_what_is_meant(tmp_path):
     shards(tmp_path)
-    for name in ("what is in this dataset", "a few of its pictures"):
+    for name in ("what is in this dataset", "a few of its images"):
         shutil.copy(next(Path("img").glob("*.jpg")), f"shards/{name}.jpg")
     assert open_catalogue("shards", Options())[0].format == "tar"
     assert len(open_catalogue("shards", Options(format="tar"))[0].names) == NUM
@@ -434,7 +434,7 @@ def test_a_tilde_is_the_home_folder_wherever_it_stands(tmp_path, monkeypatch):
     assert open_catalogue("hf:~/saved", Options(images="~/img"))[1] == f"hf:{home}/saved"
 
 
-def test_lapclips_own_pictures_are_no_part_of_a_source(tmp_path, call):
+def test_lapclips_own_images_are_no_part_of_a_source(tmp_path, call):
     classes(tmp_path)
     (tmp_path / "zoo" / "runs" / "a" / "checkpoints").mkdir(parents=True)
     for name in ("config.toml", "machine.json"):

@@ -134,7 +134,7 @@ class RunsOutOnce(Peculiar):
         return operation(*args, **kwargs)
 
 
-# In chunks of four: all are embedded in the first pass, then come pictures, captions, pictures, captions.
+# In chunks of four: all are embedded in the first pass, then come images, captions, images, captions.
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), MemoryError()], ids=repr)
 def test_running_out_in_the_middle_of_a_chunk_leaves_no_gradient_behind(step_in, at, error):
@@ -168,7 +168,7 @@ class Cramped(CLIP):
 
 def test_an_embedder_takes_fewer_at_once_and_finds_the_same_rows():
     model = new_model()
-    pictures = [SOURCE.picture(index, 16) for index in range(B)]
+    pictures = [SOURCE.image(index, 16) for index in range(B)]
     words = [SOURCE.captions(index)[0] for index in range(B)]
     plain = Embedder(model, TOKENIZER, processor())
     images, texts = plain.images(pictures), plain.texts(words)

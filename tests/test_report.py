@@ -192,7 +192,7 @@ def test_the_page_of_a_real_run_needs_nothing_beside_itself(run):
         "in a comment"
     )
     assert len(html) < MEGABYTE
-    assert page.images > 0, "the pictures it finds are in it"
+    assert page.images > 0, "the images it finds are in it"
 
 
 def test_it_says_the_recall_that_the_run_ended_with(run):
@@ -206,7 +206,7 @@ def test_it_says_the_recall_that_the_run_ended_with(run):
 def test_the_command_prints_the_path_and_costs_no_torch(run):
     done = lapclip("report", "real")
     assert done.returncode == 0 and done.stdout == "runs/real/report.html\n"
-    assert "Words find their picture" in done.stderr
+    assert "Words find their image" in done.stderr
     program = (
         "import sys, lapclip.cli as c; c.run_command(['report', 'real']); assert 'torch' not in sys.modules"
     )
@@ -493,7 +493,7 @@ def test_no_text_of_a_run_becomes_part_of_the_page():
     page = Looked(html)
     assert page.scripts == 3, "the charts' data, uPlot, and ours"
     assert page.handlers == [] and page.loads == []
-    assert page.images == 1, "only the picture that lies in the run"
+    assert page.images == 1, "only the image that lies in the run"
     assert "<script>alert" not in html and "\u202e" not in html and "alert(1)" in "".join(page.text)
     assert "secret of another" not in html and "c2VjcmV0" not in html
 

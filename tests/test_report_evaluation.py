@@ -59,7 +59,7 @@ def result() -> dict:
 
 
 @pytest.fixture
-def pictures() -> dict[int, bytes]:
+def images() -> dict[int, bytes]:
     drawn = {}
     for index, colour in ((7, "red"), (9, "blue")):
         out = io.BytesIO()
@@ -92,25 +92,25 @@ class Seen(HTMLParser):
         self.text += data
 
 
-def test_the_page_says_every_number_that_was_measured(result, pictures):
-    text = " ".join(Seen(evaluation_page(result, pictures)).text.split())
+def test_the_page_says_every_number_that_was_measured(result, images):
+    text = " ".join(Seen(evaluation_page(result, images)).text.split())
     for expected in (
-        "12.3%", "45.0%", "chance 0.2%", "11% to 14%", "2 pools of 500 pictures", "Zero-shot", "50.0%", "30% to 70%",
+        "12.3%", "45.0%", "chance 0.2%", "11% to 14%", "2 pools of 500 images", "Zero-shot", "50.0%", "30% to 70%",
         "95.0%", "60.0%", "a cat asleep", "at place 41", "broken.jpg", "3.1 points more often", "p = 0.002",
         "2.0 points less often", "p < 0.001", "No difference can be told", "a photo of a {}",
     ):  # fmt: skip
         assert expected in text, expected
 
 
-def test_what_was_not_measured_has_no_section(result, pictures):
+def test_what_was_not_measured_has_no_section(result, images):
     for name in ("zero_shot", "against", "negatives"):
         result[name] = None
     result["mistakes"], result["unreadable"] = [], []
-    page = evaluation_page(result, pictures)
+    page = evaluation_page(result, images)
     assert re.findall(r"<h2[^>]*>([^<]+)", page) == ["Summary", "How often it finds"]
 
 
-def test_no_text_becomes_an_element_and_nothing_is_loaded(result, pictures):
+def test_no_text_becomes_an_element_and_nothing_is_loaded(result, images):
     hostile = copy.deepcopy(result)
     hostile["model"] = hostile["source"] = hostile["against"]["model"] = HOSTILE
     hostile["unreadable"] = [HOSTILE]
@@ -118,8 +118,8 @@ def test_no_text_becomes_an_element_and_nothing_is_loaded(result, pictures):
     hostile["zero_shot"]["classes"][0] |= {"label": HOSTILE, "taken_for": HOSTILE}
     hostile["zero_shot"]["confusion"]["labels"] = [HOSTILE, "dog"]
     hostile["zero_shot"]["templates"] = [HOSTILE + "{}"]
-    page = evaluation_page(hostile, pictures)
-    seen, plain = Seen(page), Seen(evaluation_page(result, pictures))
+    page = evaluation_page(hostile, images)
+    seen, plain = Seen(page), Seen(evaluation_page(result, images))
     assert "script" not in seen.tags
     tags = [
         [tag for tag in one.tags if tag != "code"] for one in (seen, plain)
@@ -134,7 +134,7 @@ def test_no_text_becomes_an_element_and_nothing_is_loaded(result, pictures):
 def test_the_protocol_and_the_pool_are_said_in_words(result):
     assert "2 pools of 500" in how_measured(result) and "any of them is right" in how_measured(result)
     one = result | {"pool": {"size": 1000, "num_pools": 1}, "protocol": "published"}
-    assert "among 1,000 pictures" in how_measured(one) and "published" in how_measured(one)
+    assert "among 1,000 images" in how_measured(one) and "published" in how_measured(one)
 
 
 def test_top_five_is_said_only_where_there_are_more_classes(result):
@@ -175,31 +175,31 @@ def test_every_range_lies_within_its_drawing():
 
 def test_a_confusion_shows_its_share_by_colour_and_many_classes_without_names():
     drawn = draw_confusion(["cat", "dog"], [[2, 6], [0, 4]])
-    assert "cat taken for dog: 6 of 8" in drawn and "6 of 12 pictures of 2 classes" in drawn
+    assert "cat taken for dog: 6 of 8" in drawn and "6 of 12 images of 2 classes" in drawn
     assert re.findall(r'class="h(\d)"', drawn) == ["2", "6", "8"]
     many = draw_confusion(
         [str(n) for n in range(100)], [[int(x == y) for x in range(100)] for y in range(100)]
     )
     assert many.count("<path") == 100 and "<text" not in many
-    assert draw_confusion(["a", "b"], [[0, 0], [0, 1]]).count("<path") == 1, "a class without pictures"
+    assert draw_confusion(["a", "b"], [[0, 0], [0, 1]]).count("<path") == 1, "a class without images"
 
 
-def test_the_page_is_written_whole_and_known_again(result, pictures):
+def test_the_page_is_written_whole_and_known_again(result, images):
     from lapclip.view.report import refuse_foreign
 
     for _ in range(2):
-        write_evaluation(Path("page.html"), result, pictures)
+        write_evaluation(Path("page.html"), result, images)
         refuse_foreign(Path("page.html"))
     assert os.listdir() == ["page.html"]
 
 
 @pytest.mark.slow
-def test_a_browser_shows_it_at_any_width_without_complaint(result, pictures, tmp_path):
+def test_a_browser_shows_it_at_any_width_without_complaint(result, images, tmp_path):
     playwright = pytest.importorskip("playwright.sync_api")
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if not program:
         pytest.skip("no chromium here to open the page in")
-    write_evaluation(tmp_path / "page.html", result, pictures)
+    write_evaluation(tmp_path / "page.html", result, images)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=FLAGS.split())
         for width, scheme in ((1200, "light"), (390, "dark")):

@@ -1,4 +1,4 @@
-"""How sure a share is: intervals and paired tests over pictures."""
+"""How sure a share is: intervals and paired tests over images."""
 
 from itertools import product
 
@@ -17,7 +17,7 @@ TRUTH, NUM_SETS = 0.4, 400
 
 
 def clustered(seed: int, num_pictures: int = 120, captions_each: int = 5) -> np.ndarray:
-    """Successes of captions in many independent sets, [pictures, captions, sets]; some pictures are hard for all."""
+    """Successes of captions in many independent sets, [images, captions, sets]; some images are hard for all."""
     random = np.random.default_rng(seed)
     ease = random.beta(TRUTH, 1 - TRUTH, (num_pictures, 1, NUM_SETS))
     return (random.random((num_pictures, captions_each, NUM_SETS)) < ease).astype(float)
@@ -27,7 +27,7 @@ def share_held(interval_K2: np.ndarray, truth: float) -> float:
     return float(np.mean((interval_K2[:, 0] <= truth) & (truth <= interval_K2[:, 1])))
 
 
-def test_an_interval_over_pictures_holds_the_truth_about_19_times_in_20():
+def test_an_interval_over_images_holds_the_truth_about_19_times_in_20():
     found = clustered(0).sum(axis=1)
     assert 0.92 < share_held(intervals(found, np.full_like(found, 5), num_resamples=1000), TRUTH) < 0.98
 
@@ -37,7 +37,7 @@ def test_an_interval_over_captions_would_be_too_narrow():
     assert share_held(intervals(found, np.ones_like(found), num_resamples=1000), TRUTH) < 0.85
 
 
-def test_pictures_with_more_captions_count_more():
+def test_images_with_more_captions_count_more():
     random = np.random.default_rng(1)
     asked = random.integers(1, 8, (150, NUM_SETS)).astype(float)
     found = random.binomial(asked.astype(int), np.where(asked > 4, 0.8, 0.3)).astype(float)
@@ -45,7 +45,7 @@ def test_pictures_with_more_captions_count_more():
     assert 0.92 < share_held(intervals(found, asked, num_resamples=1000), truth) < 0.98
 
 
-def test_where_all_or_nothing_was_found_the_interval_is_wilsons_over_pictures():
+def test_where_all_or_nothing_was_found_the_interval_is_wilsons_over_images():
     asked = np.full((40, 3), 5.0)
     found = asked * [0, 1, 1]
     found[0, 2] = 4
@@ -63,7 +63,7 @@ def test_the_same_question_gets_the_same_interval():
     assert not np.array_equal(intervals(found, asked), intervals(found, asked, seed=1))
 
 
-def test_each_draw_has_as_many_pictures_as_there_are(monkeypatch):
+def test_each_draw_has_as_many_images_as_there_are(monkeypatch):
     monkeypatch.setattr("lapclip.evaluate.statistics.MOST_CELLS", 70)
     drawn = list(resamples(30, 5, seed=0))
     assert [len(times) for times in drawn] == [2, 2, 1]

@@ -346,7 +346,7 @@ def test_what_was_never_set_up_blocks_no_name_unless_something_else_is_in_it():
     run.take_lock()
     with pytest.raises(UserError, match="already"):
         new_run("cats", prefix="x")
-    run.let_go(UserError("no pictures", "bring some"))
+    run.let_go(UserError("no images", "bring some"))
     assert status_of(run).state == "failed"
     with pytest.raises(UserError, match="never set up"):
         open_run("cats")

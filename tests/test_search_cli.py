@@ -1,4 +1,4 @@
-"""`lapclip search`: what people and programs read, what a hostile name cannot do, and pictures in a terminal."""
+"""`lapclip search`: what people and programs read, what a hostile name cannot do, and images in a terminal."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_the_table_fits_eighty_columns_and_folds_copies(search, made, monkeypatc
     lines = done.stdout.splitlines()
     assert len(lines) == 14 and max(map(len, lines)) <= 80
     assert any(re.search(rf"\b0?\.\d+\s+a/{COPIED}\s+53 x 40\s+\+1 copy", line) for line in lines)
-    assert "13 of 14 pictures for `red cat`" in done.stderr and "ms" in done.stderr
+    assert "13 of 14 images for `red cat`" in done.stderr and "ms" in done.stderr
     monkeypatch.chdir("/")
     assert max(map(len, search("red cat").stdout.splitlines())) <= 80
 
@@ -121,7 +121,7 @@ def test_duplicates_are_listed_in_groups(search, made):
     ended = search("--duplicates", "--min-score", "0.9", "-0").stdout
     assert ended.split("\0") == [*"\n".join(groups).split("\n")], "for `xargs -0` nothing between groups"
     assert (
-        "no two pictures"
+        "no two images"
         in search("--duplicates", "--folder", str(made.photos / "a"), "--min-score", "1").stderr
     )
 
@@ -140,8 +140,8 @@ def test_duplicates_are_listed_in_groups(search, made):
         (["cat", "--duplicates"], 1, "looks for nothing"),
         (["cat", "--jsn"], 2, "did you mean `--json`"),
         (["cat", "-x"], 2, "`-x`"),
-        (["--like", "none.jpg"], 1, "`none.jpg` cannot be used as a picture: no such file"),
-        (["--like", __file__], 1, "is text, not a picture"),
+        (["--like", "none.jpg"], 1, "`none.jpg` cannot be used as an image: no such file"),
+        (["--like", __file__], 1, "is text, not an image"),
         (["cat", "--folder", "/nowhere"], 1, "lapclip index /nowhere"),
         (["cat", "--model", "nobody"], 1, "there is no index of a model `nobody`"),
         (["cat - cat"], 1, "cancels itself out"),
@@ -177,10 +177,10 @@ def test_top_limits_groups_of_duplicates_too(search):
     assert every and some == every[:1]
 
 
-def test_a_folder_without_pictures_is_said_once_and_never_missed(made, call, monkeypatch, tmp_path):
+def test_a_folder_without_images_is_said_once_and_never_missed(made, call, monkeypatch, tmp_path):
     monkeypatch.setenv("LAPCLIP_CACHE", str(shutil.copytree(made.cache, tmp_path / "cache")))
     (tmp_path / "empty").mkdir()
-    assert "holds no pictures" in call("index", "empty", "--model", made.model).stderr
+    assert "holds no images" in call("index", "empty", "--model", made.model).stderr
     assert "empty" not in call("search", "cat").stderr
 
 
@@ -190,7 +190,7 @@ def test_what_is_gone_since_is_left_out_and_said(search, made):
     path.rename(path.with_suffix(".away"))
     try:
         done = search(*asked)
-        assert "02.jpg" not in done.stdout and "1 picture is gone since: `lapclip index`" in done.stderr
+        assert "02.jpg" not in done.stdout and "1 image is gone since: `lapclip index`" in done.stderr
     finally:
         path.with_suffix(".away").rename(path)
     assert "gone" not in search(*asked).stderr
@@ -225,7 +225,7 @@ def test_a_long_path_loses_its_middle():
     assert len(shorten_path(wide, 41)) <= 23
 
 
-def test_pictures_on_a_pipe_only_when_asked_for(search):
+def test_images_on_a_pipe_only_when_asked_for(search):
     assert "\x1b" not in search("cat").stdout
     assert "\N{UPPER HALF BLOCK}" in search("cat", "--thumbnails", "--top", "1").stdout
 
@@ -245,13 +245,13 @@ class Paper:
 
 
 @pytest.mark.slow
-def test_a_terminal_that_can_shows_the_pictures_above_the_table(made, monkeypatch):
+def test_a_terminal_that_can_shows_the_images_above_the_table(made, monkeypatch):
     monkeypatch.setenv("LAPCLIP_CACHE", str(made.cache))
     monkeypatch.delenv("TMUX", raising=False)
     terminal = Terminal("search", "cat", "--top", "3", columns=80, rows=50, KITTY_WINDOW_ID="1")
     terminal.glass = Paper()
     try:
-        text = terminal.wait_for("3 of 14 pictures for `cat`", "53 x 40", seconds=60)
+        text = terminal.wait_for("3 of 14 images for `cat`", "53 x 40", seconds=60)
         assert terminal.code() == 0
     finally:
         terminal.close()

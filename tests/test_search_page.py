@@ -47,7 +47,7 @@ def write_model(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Two folders of pictures, among them one with a name to be afraid of, a copy and a tall one; and a small model."""
+    """Two folders of images, among them one with a name to be afraid of, a copy and a tall one; and a small model."""
     folder = tmp_path_factory.mktemp("searched")
     photos = picture_folder(folder / "photos", NUM_FILES - 7)
     picture_folder(folder / "holiday", 4, first=50)
@@ -154,13 +154,13 @@ def names(seen: Visit) -> list[str]:
 
 def test_results_come_while_typing_and_hostile_names_are_only_text(visit):
     seen = visit()
-    seen.page.get_by_text(f"Search {NUM_FILES} pictures").wait_for()
+    seen.page.get_by_text(f"Search {NUM_FILES} images").wait_for()
     seen.wait("document.querySelectorAll('#examples img').length >= 4")
     seen.page.keyboard.press("/")
     seen.page.keyboard.type("red cat", delay=10)
     shown = wait_for_results(seen)
     assert len(shown) == NUM_FILES - 1 and len(searches(seen)) <= 2, "asked when the keys rest"
-    assert f"{NUM_FILES - 1} pictures" in seen.text("#count") and "q=red+cat" in seen.page.url
+    assert f"{NUM_FILES - 1} images" in seen.text("#count") and "q=red+cat" in seen.page.url
     assert seen.page.title() == "red cat - lapclip" and not seen.page.locator("#welcome").is_visible()
     scores = [float(text.replace("\u2212", "-")) for text in texts(seen, ".score")]
     assert scores == sorted(scores, reverse=True)
@@ -198,7 +198,7 @@ def test_an_answer_that_comes_too_late_is_dropped(visit):
     assert seen.page.evaluate(SHOWN) == wanted
 
 
-def test_a_picture_from_outside_finds_itself(visit, folder):
+def test_an_image_from_outside_finds_itself(visit, folder):
     seen = visit()
     seen.page.locator("#about:not(:empty)").wait_for()
     for file, how in (("07.jpg", "drop"), ("08.jpg", "paste"), ("09.jpg", "choose")):
@@ -218,9 +218,9 @@ def test_a_picture_from_outside_finds_itself(visit, folder):
     seen.wait("document.querySelector('.tile .name')?.textContent === '08.jpg'")
 
 
-def test_what_is_no_picture_is_said_in_words(visit, folder):
+def test_what_is_no_image_is_said_in_words(visit, folder):
     seen = visit()
-    (folder / "words.jpg").write_text("no picture")
+    (folder / "words.jpg").write_text("no image")
     hand_over(seen, folder / "words.jpg", "drop")
     seen.page.locator("#problem strong").wait_for()
     assert seen.page.evaluate(SHOWN) == []
@@ -321,7 +321,7 @@ def test_the_page_reads_words_as_the_server_does(visit):
     assert again == [sorted(terms) for terms in mine]
 
 
-def test_a_picture_is_looked_at_closely_and_told_apart_by_labels(visit):
+def test_an_image_is_looked_at_closely_and_told_apart_by_labels(visit):
     seen = visit("?q=red")
     wait_for_results(seen)
     tile = seen.page.locator(".tile", has=seen.page.locator(".copies:visible"))
@@ -362,7 +362,7 @@ def test_results_are_narrowed_by_score_and_folder_and_widened_by_more(visit, fol
     seen.wait(f"{SHOWN}.length === 4")
 
 
-def test_it_fits_a_phone_and_pictures_keep_their_shape(visit):
+def test_it_fits_a_phone_and_images_keep_their_shape(visit):
     seen = visit("?q=a long line of words - others&like=1", viewport={"width": 390, "height": 800})
     wait_for_results(seen)
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -442,7 +442,7 @@ def test_a_server_that_goes_is_said_and_what_it_has_afterwards_is_shown(browser,
     server = Server(tmp_path, "--model", "./mine")
     seen = Visit(browser, server.address)
     try:
-        seen.page.get_by_text("No picture is indexed yet").wait_for()
+        seen.page.get_by_text("No image is indexed yet").wait_for()
         assert "lapclip index" in seen.text("#welcome-words")
         server.stop(signal.SIGKILL)
         seen.page.locator("#words").fill("red")

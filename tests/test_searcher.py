@@ -28,7 +28,7 @@ class Made(NamedTuple):
 
 
 def make_index(root: Path) -> Made:
-    """A model and an index of 12 pictures in one folder and two others in another: a copy, and one saved anew."""
+    """A model and an index of 12 images in one folder and two others in another: a copy, and one saved anew."""
     photos, cache = root / "photos", root / "cache"
     picture_folder(photos / "a", 12)
     (photos / "b").mkdir()
@@ -67,7 +67,7 @@ def names(found) -> list[str]:
     return [os.path.basename(one.entry.path) for one in found]
 
 
-def test_a_picture_finds_itself_first_with_a_score_of_one_and_its_copies_as_one(searcher, made):
+def test_an_image_finds_itself_first_with_a_score_of_one_and_its_copies_as_one(searcher, made):
     for name in ("00.jpg", COPIED):
         data = (made.photos / "a" / name).read_bytes()
         found = searcher.search(searcher.vector([Term(1, picture=data)]), top=3)
@@ -99,7 +99,7 @@ def test_terms_are_added_and_taken_away_as_unit_rows(searcher, embedder, made):
         Term(1, words="old"),
     ]
     cat, tree, old = embedder.texts(["red cat", "tree", "old"])
-    wanted = cat - tree + old  # the picture and what the index knows of it cancel out
+    wanted = cat - tree + old  # the image and what the index knows of it cancel out
     vector = searcher.vector(terms)
     np.testing.assert_allclose(vector, wanted / np.linalg.norm(wanted), atol=1e-4)
     assert vector.dtype == np.float32 and np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)
@@ -111,8 +111,8 @@ def test_terms_are_added_and_taken_away_as_unit_rows(searcher, embedder, made):
     [
         ([], "nothing is asked"),
         (parse_words("cat - cat"), "cancels itself out"),
-        ([Term(1, entry=99999)], "no picture `99999`"),
-        ([Term(1, picture=b"this is no picture")], "is text, not a picture"),
+        ([Term(1, entry=99999)], "no image `99999`"),
+        ([Term(1, picture=b"this is no picture")], "is text, not an image"),
     ],
 )
 def test_what_cannot_be_asked_is_said(searcher, terms, said):
@@ -133,11 +133,11 @@ def test_limits_are_exact(searcher, made):
     in_b = searcher.search(vector, top=100, folder=str(made.photos / "b"))
     assert sorted(names(in_b)) == ["copy.jpg", "smaller.jpg"] and not any(one.copies for one in in_b)
     assert searcher.search(vector, top=100, folder=str(made.root)) == every
-    with pytest.raises(UserError, match="no picture under"):
+    with pytest.raises(UserError, match="no image under"):
         searcher.search(vector, folder="/nowhere")
 
 
-def test_leaving_out_a_picture_leaves_out_its_copies(searcher, made):
+def test_leaving_out_an_image_leaves_out_its_copies(searcher, made):
     (first,) = searcher.search(
         searcher.vector([Term(1, picture=(made.photos / "a" / COPIED).read_bytes())]), top=1
     )
@@ -204,7 +204,7 @@ def test_a_large_index_is_searched_with_a_graph_that_is_made_once(searcher, embe
     assert not again.needs_graph and again.graph is not None and again.search(vector, top=5) == exact
 
 
-def test_duplicates_are_groups_of_equal_and_nearly_equal_pictures(searcher):
+def test_duplicates_are_groups_of_equal_and_nearly_equal_images(searcher):
     def found(min_score: float) -> list[list[str]]:
         return [names(group) for group in searcher.duplicates(min_score)]
 

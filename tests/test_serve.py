@@ -44,7 +44,7 @@ from lapclip.serve.service import Service
 
 pytestmark = pytest.mark.slow
 
-NUM_PICTURES = 12
+NUM_IMAGES = 12
 TOKEN = "a-token-of-enough-letters"
 # As `lapclip serve`, but with little patience.
 PROGRAM = """
@@ -91,7 +91,7 @@ class Served:
             self.process.kill()
             pytest.fail(said + self.process.communicate()[1])
         self.port = int(re.search(r"127\.0\.0\.1:(\d+)/", said)[1])
-        self.process.stderr.readline()  # the model and its pictures
+        self.process.stderr.readline()  # the model and its images
 
     def ask(self, path: str, body: object = None, method: str | None = None, **headers: str):
         method = method or ("GET" if body is None else "POST")
@@ -132,7 +132,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    photos = picture_folder(folder / "photos", NUM_PICTURES - 2)
+    photos = picture_folder(folder / "photos", NUM_IMAGES - 2)
     picture_folder(photos / "inner", 1, first=70)
     shutil.copy(photos / "03.jpg", photos / "copy of 03.jpg")
     exif = Image.Exif()
@@ -175,7 +175,7 @@ def ids(served) -> dict[str, int]:
 
 
 def as_png(width: int, height: int) -> bytes:
-    """A picture of one colour that says that it is as large as that."""
+    """An image of one colour that says that it is as large as that."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -190,16 +190,16 @@ def test_it_says_what_it_serves(served, embedder):
         "status": "ok",
         "model": "mine",
         "width": embedder.width,
-        "num_pictures": NUM_PICTURES,
+        "num_pictures": NUM_IMAGES,
         "folders": [str(served.photos.resolve())],
         "version": __import__("lapclip").__version__,
     }
 
 
-def test_words_find_pictures_best_first(served, embedder, in_the_cache):
+def test_words_find_images_best_first(served, embedder, in_the_cache):
     told = served.told("/search?q=a+red+cat&top=5")
     scores = [one["score"] for one in told["results"]]
-    assert (told["query"], len(scores), told["num_pictures"]) == ("a red cat", 5, NUM_PICTURES)
+    assert (told["query"], len(scores), told["num_pictures"]) == ("a red cat", 5, NUM_IMAGES)
     assert scores == sorted(scores, reverse=True) and told["milliseconds"] > 0
     first = told["results"][0]
     opened = find_index(None)
@@ -212,14 +212,14 @@ def test_words_find_pictures_best_first(served, embedder, in_the_cache):
     assert [one["score"] for one in different] != scores
 
 
-def test_a_picture_finds_itself_and_its_copy(served):
+def test_an_image_finds_itself_and_its_copy(served):
     data = (served.photos / "03.jpg").read_bytes()
     first = served.told("/search?top=1", data)["results"][0]
     assert first["score"] == pytest.approx(1, abs=1e-3) and "03.jpg" in first["name"]
     assert len(first["copies"]) == 1 and (first["width"], first["height"]) == (53, 40)
     assert served.told("/search?top=1", data, content_type="application/octet-stream")["results"][0] == first
     like = served.told(f"/search?like={first['id']}&top=100")["results"]
-    assert first["id"] not in [one["id"] for one in like] and len(like) == NUM_PICTURES - 2
+    assert first["id"] not in [one["id"] for one in like] and len(like) == NUM_IMAGES - 2
     unlike = served.told(f"/search?q=cat&unlike={first['id']}&like={like[0]['id']}")["results"]
     assert not {first["id"], like[0]["id"]} & {one["id"] for one in unlike}
 
@@ -261,7 +261,7 @@ def test_eight_clients_at_once_get_what_each_would_get_alone(served, embedder):
         np.testing.assert_allclose(rows, own, atol=1e-5)
 
 
-def test_pictures_are_written_anew_and_only_small(served):
+def test_images_are_written_anew_and_only_small(served):
     for kind, side in (("thumbnail", 320), ("picture", 1600)):
         answer = served.ask(f"/{kind}/{ids(served)['05.jpg']}")
         assert (answer.status, answer.getheader("content-type")) == (200, "image/jpeg")
@@ -298,16 +298,16 @@ def test_no_parameter_reads_a_file(served, value):
 def test_a_link_that_comes_after_the_index_is_not_followed(served):
     names = ids(served)
     private = served.folder / "private" / "99.jpg"
-    picture, inner = served.photos / "07.jpg", served.photos / "inner"
-    kept = picture.read_bytes()
+    image, inner = served.photos / "07.jpg", served.photos / "inner"
+    kept = image.read_bytes()
     try:
         assert served.ask(f"/picture/{names['07.jpg']}").status == 200
-        picture.unlink()
-        picture.symlink_to(private)
+        image.unlink()
+        image.symlink_to(private)
         served.refused(404, f"/picture/{names['07.jpg']}")
         served.refused(404, f"/thumbnail/{names['07.jpg']}")
-        picture.unlink()
-        os.mkfifo(picture)
+        image.unlink()
+        os.mkfifo(image)
         served.refused(404, f"/picture/{names['07.jpg']}")
         inner.rename(served.folder / "moved")
         (served.folder / "private" / "70.jpg").write_bytes(private.read_bytes())
@@ -322,12 +322,12 @@ def test_a_link_that_comes_after_the_index_is_not_followed(served):
         if served.photos.is_symlink():
             served.photos.unlink()
             (served.folder / "moved").rename(served.photos)
-        picture.unlink()
-        picture.write_bytes(kept)
+        image.unlink()
+        image.write_bytes(kept)
     assert served.ask(f"/picture/{names['07.jpg']}").status == 200
 
 
-def test_what_is_no_picture_is_refused_in_words(served):
+def test_what_is_no_image_is_refused_in_words(served):
     whole = (served.photos / "03.jpg").read_bytes()
     bomb = as_png(30_000, 30_000)
     for body in (b"text", whole[:300], bytes(1000), bomb, b"GIF89a" + b"\xff" * 40, b"%!PS-Adobe"):
@@ -519,7 +519,7 @@ def test_an_updated_index_is_seen_without_a_restart(served, in_the_cache):
     wait_for(lambda: "80.jpg" in ids(served), 10)
     (served.photos / "80.jpg").unlink()
     index(served.folder / "mine")
-    wait_for(lambda: served.told("/health")["num_pictures"] == NUM_PICTURES, 10)
+    wait_for(lambda: served.told("/health")["num_pictures"] == NUM_IMAGES, 10)
 
 
 def test_the_description_is_kept(served, tmp_path):
@@ -648,11 +648,11 @@ def test_without_an_index_the_model_is_served_and_an_index_that_comes_is_seen(
             assert "nothing is indexed" in told["error"] and "lapclip index" in told["hint"]
             assert (await client.get("/thumbnail/1")).status_code == 404
             assert (await client.get("/health")).json()["num_pictures"] == 0
-            picture = {
+            image = {
                 "content": (served.photos / "03.jpg").read_bytes(),
                 "headers": {"content-type": "image/jpeg"},
             }
-            assert (await client.post("/classify?label=a&label=b", **picture)).status_code == 200
+            assert (await client.post("/classify?label=a&label=b", **image)).status_code == 200
             assert (await client.post("/embed", json={"texts": ["a"]})).status_code == 200
         assert (await client.get("/search", params={"q": "cat"})).json()["results"]
         service.close(1)

@@ -1,4 +1,4 @@
-"""The contact sheet: every picture with what is said of it, whatever that is."""
+"""The contact sheet: every image with what is said of it, whatever that is."""
 
 import os
 from pathlib import Path
@@ -12,18 +12,18 @@ RED, BLUE = Image.new("RGB", (32, 24), "red"), Image.new("RGB", (24, 32), "blue"
 
 
 def opened(path: str) -> Image.Image:
-    with Image.open(path) as picture:
-        assert picture.format == "PNG"
-        return picture.convert("RGB")
+    with Image.open(path) as image:
+        assert image.format == "PNG"
+        return image.convert("RGB")
 
 
 def colours(path: str) -> set[tuple[int, int, int]]:
-    picture = opened(path)
-    return {colour for _, colour in picture.getcolors(picture.width * picture.height)}
+    image = opened(path)
+    return {colour for _, colour in image.getcolors(image.width * image.height)}
 
 
-def test_every_picture_is_on_the_sheet_and_grows_it():
-    draw_sheet(Path("one.png"), [(RED, ["a red picture"], "red.png")])
+def test_every_image_is_on_the_sheet_and_grows_it():
+    draw_sheet(Path("one.png"), [(RED, ["a red image"], "red.png")])
     draw_sheet(Path("many.png"), [(RED, ["red"], "red.png"), (BLUE, ["blue"], "blue.png")] * 10)
     assert {(255, 0, 0), (0, 0, 255)} <= colours("many.png") and (0, 0, 255) not in colours("one.png")
     one, many = opened("one.png"), opened("many.png")
@@ -31,7 +31,7 @@ def test_every_picture_is_on_the_sheet_and_grows_it():
 
 
 @pytest.mark.parametrize("captions", [["short"], ["many words " * 30, "another"]])
-def test_words_are_written_below_the_picture(captions):
+def test_words_are_written_below_the_image(captions):
     draw_sheet(Path("with.png"), [(RED, captions, "x")])
     draw_sheet(Path("without.png"), [(RED, [], "x")])
     assert opened("with.png").height > opened("without.png").height
@@ -65,14 +65,14 @@ def test_no_caption_and_no_name_breaks_the_sheet(words):
     assert opened("sheet.png").height < 2000
 
 
-def test_pictures_of_every_mode_and_shape_fit():
+def test_images_of_every_mode_and_shape_fit():
     shapes = [
         Image.new("L", (1, 500)),
         Image.new("RGBA", (500, 1)),
         Image.new("P", (3, 3)),
         Image.new("CMYK", (40, 40)),
     ]
-    draw_sheet(Path("sheet.png"), [(picture, ["odd"], "odd") for picture in shapes])
+    draw_sheet(Path("sheet.png"), [(image, ["odd"], "odd") for image in shapes])
     assert opened("sheet.png").width > 4 * PICTURE
 
 

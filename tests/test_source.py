@@ -1,4 +1,4 @@
-"""Sources as training sees them: mixtures by weight, all captions or one, a bounded shuffle, broken pictures."""
+"""Sources as training sees them: mixtures by weight, all captions or one, a bounded shuffle, broken images."""
 
 import json
 import pickle
@@ -54,7 +54,7 @@ def test_photos_can_be_mixed_with_what_lapclip_draws(tmp_path):
     assert data.training.pixels(indices, data.training.stored_size(16)).shape == (len(indices), 3, 24, 24)
 
 
-def test_a_picture_that_two_parts_hold_is_on_one_side(tmp_path):
+def test_an_image_that_two_parts_hold_is_on_one_side(tmp_path):
     one = picture_folder(tmp_path / "one", 24)
     for side, numbers in (("train", range(12)), ("val", range(12, 24))):
         picture_folder(tmp_path / "two" / side, len(numbers), first=numbers.start)
@@ -66,7 +66,7 @@ def test_a_picture_that_two_parts_hold_is_on_one_side(tmp_path):
                 contents.setdefault(Path(source.name(index)).name, set()).add(side)
     assert len(contents) == 24 and not [name for name, sides in contents.items() if len(sides) > 1]
     groups = mixed.held_out.groups(np.arange(mixed.held_out.num_pairs))
-    assert len(np.unique(groups)) < len(groups), "equal pictures of two parts are equal for the loss"
+    assert len(np.unique(groups)) < len(groups), "equal images of two parts are equal for the loss"
 
 
 def test_a_weight_survives_being_written_down(tmp_path):
@@ -83,14 +83,14 @@ def test_a_folder_may_be_called_anything(tmp_path, name):
     assert opened(str(tmp_path / name)).training.num_pairs
 
 
-def test_a_split_of_one_picture_is_no_split(tmp_path):
+def test_a_split_of_one_image_is_no_split(tmp_path):
     picture_folder(tmp_path / "photos" / "train", 20)
     picture_folder(tmp_path / "photos" / "val", 1, first=50)
     data = opened(tmp_path / "photos")
     assert data.held_out.num_pairs >= 2 and data.training.num_pairs + data.held_out.num_pairs == 21
 
 
-def test_a_folder_of_pictures_named_relative_to_the_table_is_found_again(tmp_path, monkeypatch):
+def test_a_folder_of_images_named_relative_to_the_table_is_found_again(tmp_path, monkeypatch):
     names = sorted(p.name for p in picture_folder(tmp_path / "set" / "deep" / "pics", 8).glob("*.jpg"))
     (tmp_path / "set" / "t.csv").write_text(
         "image,caption\n" + "\n".join(f"{name},words of {name[:2]}" for name in names)
@@ -119,7 +119,7 @@ def test_one_caption_an_epoch_in_turn_or_all_of_them(tmp_path):
     )
     assert len(set(shown.captions)) == everything.num_pairs
     groups = everything.groups(np.arange(everything.num_pairs))
-    assert set(Counter(groups.tolist()).values()) == {3}, "the loss knows that three captions share a picture"
+    assert set(Counter(groups.tolist()).values()) == {3}, "the loss knows that three captions share an image"
     for i in range(everything.num_pairs):
         assert shown.captions[i].split()[1] == everything.name(i)[:-4]
 
@@ -143,7 +143,7 @@ def test_a_bounded_shuffle_shows_every_pair_once_and_reads_neighbours_together()
     assert not np.array_equal(order, local_order(10_000, window=800, epoch=1, seed=0))
 
 
-def test_a_broken_picture_gives_its_place_to_the_next_pair_and_is_named(tmp_path):
+def test_a_broken_image_gives_its_place_to_the_next_pair_and_is_named(tmp_path):
     folder = picture_folder(tmp_path / "photos", 12)
     training = opened(folder, pack=False).training
     gone = training.name(3)
@@ -163,7 +163,7 @@ def test_a_source_that_vanishes_ends_in_words_not_in_a_loop(tmp_path):
 
 
 @pytest.mark.parametrize("pack", [None, False])
-def test_training_goes_on_when_pictures_are_deleted_under_it(tmp_path, pack):
+def test_training_goes_on_when_images_are_deleted_under_it(tmp_path, pack):
     folder = picture_folder(tmp_path / "photos", 40)
     data = opened(folder, pack=pack)
     tokenizer = train_tokenizer(

@@ -131,7 +131,7 @@ def test_karpathys_flickr_with_its_splits():
 
 
 @pytest.mark.parametrize("images", [None, ".", "val2014"])
-def test_karpathys_coco_names_a_folder_for_each_picture(images):
+def test_karpathys_coco_names_a_folder_for_each_image(images):
     draw("val2014/COCO_val2014_000000391895.jpg")
     file = write_json(
         "dataset_coco.json",
@@ -155,7 +155,7 @@ def test_karpathys_coco_names_a_folder_for_each_picture(images):
         ("d/annotations/captions_val2017.json", "d/train2017/a.jpg"),
     ],
 )
-def test_pictures_are_found_where_people_put_them(json_name, picture):
+def test_images_are_found_where_people_put_them(json_name, picture):
     draw(picture)
     catalogue = opened(write_json(json_name, coco({1: "a.jpg"}, (1, "a cat"))))
     assert catalogue.reader.read(0) == Path(picture).read_bytes()
@@ -167,10 +167,10 @@ def test_two_folders_with_the_same_names_are_told_apart_by_their_side():
     valid = write_json("valid_captions.json", coco({1: "1.jpg"}, (1, "a dog")))
     catalogue = opened(train, valid)
     assert captions(catalogue) == {"train/1.jpg": ["a cat"], "valid/1.jpg": ["a dog"]}
-    assert catalogue.problems.names == {"is missing": ["2.jpg"]}, "that of the other side is another picture"
+    assert catalogue.problems.names == {"is missing": ["2.jpg"]}, "that of the other side is another image"
 
 
-def test_missing_pictures_and_those_without_captions_are_counted_by_name():
+def test_missing_images_and_those_without_captions_are_counted_by_name():
     draw("images/a.jpg", "images/c.jpg")
     file = write_json("captions.json", coco({1: "a.jpg", 2: "b.jpg", 3: "c.jpg"}, (1, "a cat"), (2, "a dog")))
     catalogue = opened(file)
@@ -178,16 +178,16 @@ def test_missing_pictures_and_those_without_captions_are_counted_by_name():
     assert catalogue.problems.names == {"is missing": ["b.jpg"], "has no caption": ["images/c.jpg"]}
 
 
-def test_a_few_downloaded_pictures_of_many_are_found():
+def test_a_few_downloaded_images_of_many_are_found():
     names = {number: f"{number:012}.jpg" for number in range(5000)}
     draw(f"some/{names[4321]}", "other/unrelated.jpg")
     file = write_json("captions.json", coco(names, *((number, "a thing") for number in names)))
     assert opened(file).names == ["some/000000004321.jpg"]
 
 
-def test_no_pictures_at_all_is_an_error_that_says_what_to_do():
+def test_no_images_at_all_is_an_error_that_says_what_to_do():
     file = write_json("captions.json", coco({1: "a.jpg"}, (1, "a cat")))
-    with pytest.raises(UserError, match=r"none of the 1 pictures .* such as `a.jpg`") as caught:
+    with pytest.raises(UserError, match=r"none of the 1 images .* such as `a.jpg`") as caught:
         opened(file)
     assert "--images FOLDER" in caught.value.hint
     draw("far/away/a.jpg")
@@ -239,9 +239,9 @@ def test_wrong_types_are_counted_and_the_rest_is_read():
     assert captions(catalogue) == {"a.jpg": ["a cat"], "b.jpg": ["a dog"], "c.jpg": ["a fox"]}
     assert catalogue.problems.counts == {
         "has no `id` or no `file_name`": 5,
-        "has the `id` of another picture": 1,
+        "has the `id` of another image": 1,
         "has a caption that is not text": 1,
-        "belongs to no picture": 4,
+        "belongs to no image": 4,
     }
 
     content = karpathy(("a.jpg", "train", ["a cat"]))

@@ -1,4 +1,4 @@
-"""Emoji as pictures with words, from a colour font or from Twemoji's files."""
+"""Emoji as images with words, from a colour font or from Twemoji's files."""
 
 import pickle
 import re
@@ -67,14 +67,14 @@ def test_it_opens_without_a_flag_and_holds_thousands():
     assert set(INSTALLED.labels) == set(INSTALLED.sides) == {None}
 
 
-def test_every_caption_is_words_and_every_picture_has_one():
+def test_every_caption_is_words_and_every_image_has_one():
     assert all(INSTALLED.captions)
     spoken = re.compile(r"[\w'(),.!-]+( [\w'(),.!-]+)*")
     odd = [c for several in INSTALLED.captions for c in several if not spoken.fullmatch(c) or "_" in c]
     assert odd == []
 
 
-def test_no_two_pictures_have_the_same_name_in_words():
+def test_no_two_images_have_the_same_name_in_words():
     assert len({several[0] for several in INSTALLED.captions}) == len(INSTALLED.names)
 
 
@@ -115,7 +115,7 @@ def test_the_known_ones_are_drawn_and_differ(catalogue):
             assert abs(one - other).mean() > 2, names[place]
 
 
-def test_pictures_can_be_decoded(catalogue):
+def test_images_can_be_decoded(catalogue):
     for index in range(0, len(catalogue.names), 7):
         assert decode(catalogue.reader.read(index), 32).pixels.shape == (3, 32, 32)
 

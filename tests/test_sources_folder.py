@@ -1,4 +1,4 @@
-"""Folders of pictures: captions beside them, within them, or in the names of folders and files."""
+"""Folders of images: captions beside them, within them, or in the names of folders and files."""
 
 import io
 import os
@@ -20,7 +20,7 @@ FOLDER = Path("photos")
 
 
 def draw(name: str, **options) -> Path:
-    """A small picture of its own colour in the folder."""
+    """A small image of its own colour in the folder."""
     path = FOLDER / name
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (16, 16), (len(name) * 7 % 256, 90, 30)).save(path, **options)
@@ -28,7 +28,7 @@ def draw(name: str, **options) -> Path:
 
 
 def touch(*names: str) -> None:
-    """Files that are only called pictures: these kinds never open them."""
+    """Files that are only called images: these kinds never open them."""
     for name in names:
         path = FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,10 +49,10 @@ def captions(catalogue) -> dict[str, list[str]]:
     return dict(zip(catalogue.names, catalogue.captions, strict=True))
 
 
-# Captions beside the pictures
+# Captions beside the images
 
 
-def test_a_text_beside_a_picture_is_its_captions_line_by_line():
+def test_a_text_beside_an_image_is_its_captions_line_by_line():
     draw("cat.jpg"), draw("more/dog.PNG"), draw("bird.jpeg")
     write("cat.txt", "a cat\n\n  a cat asleep  \r\n")
     write("more/dog.TXT", "a dog")
@@ -69,11 +69,11 @@ def test_a_text_beside_a_picture_is_its_captions_line_by_line():
         assert catalogue.reader.read(number) == (FOLDER / name).read_bytes()
 
 
-def test_phone_pictures_are_pictures():
+def test_phone_images_are_images():
     pillow_heif.register_heif_opener()
     draw("IMG_0001.HEIC")
-    write("IMG_0001.txt", "a phone's picture")
-    assert captions(opened()) == {"IMG_0001.HEIC": ["a phone's picture"]}
+    write("IMG_0001.txt", "a phone's image")
+    assert captions(opened()) == {"IMG_0001.HEIC": ["a phone's image"]}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_letter_with_an_accent_may_be_written_in_two_ways():
     assert opened().captions == [["a café"]]
 
 
-def test_pictures_without_text_and_texts_without_picture_are_counted():
+def test_images_without_text_and_texts_without_image_are_counted():
     touch("a.jpg", "b.jpg", "c.jpg")
     write("a.txt", "a thing")
     write("b.txt", "\n \n")
@@ -104,7 +104,7 @@ def test_pictures_without_text_and_texts_without_picture_are_counted():
     assert catalogue.names == ["a.jpg"]
     assert catalogue.problems.names == {
         "has no caption": ["b.jpg", "c.jpg"],
-        "has no picture beside it": ["z.txt"],
+        "has no image beside it": ["z.txt"],
     }
 
 
@@ -122,7 +122,7 @@ def test_a_huge_text_is_cut_and_one_of_boxes_or_bytes_is_no_caption():
     assert catalogue.problems.names["is not text"] == ["c.txt"]
 
 
-def test_a_few_notes_among_many_pictures_do_not_make_it_a_folder_of_texts():
+def test_a_few_notes_among_many_images_do_not_make_it_a_folder_of_texts():
     touch(*(f"golden_retriever/{i}.jpg" for i in range(20)), *(f"tabby/{i}.jpg" for i in range(20)))
     write("tabby/3.txt", "a note")
     assert opened().format == "classes"
@@ -163,7 +163,7 @@ def test_nothing_outside_the_folder_is_read():
     )
 
 
-def test_a_pipe_called_a_picture_does_not_stop_anything():
+def test_a_pipe_called_an_image_does_not_stop_anything():
     touch("a.jpg")
     write("a.txt", "a thing")
     os.mkfifo(FOLDER / "pipe.jpg")
@@ -183,7 +183,7 @@ def test_a_name_that_is_no_unicode_can_be_written_down():
     assert captions(catalogue) == {"caf\\xe9.jpg": ["a café"]} and catalogue.reader.read(0) == b""
 
 
-# Captions within the pictures
+# Captions within the images
 
 
 def exif(**tags) -> Image.Exif:
@@ -292,14 +292,14 @@ def png_text(**chunks: str) -> PngImagePlugin.PngInfo:
         ),
     ],
 )
-def test_what_people_wrote_into_a_picture_is_its_captions(picture, expected):
-    assert description(picture()) == expected
+def test_what_people_wrote_into_an_image_is_its_captions(image, expected):
+    assert description(image()) == expected
 
 
-def test_a_phone_picture_describes_itself():
+def test_a_phone_image_describes_itself():
     pillow_heif.register_heif_opener()
-    path = draw("IMG_0001.heic", exif=exif(description="a phone's picture").tobytes())
-    assert description(path) == ["a phone's picture"] and opened().format == "metadata"
+    path = draw("IMG_0001.heic", exif=exif(description="a phone's image").tobytes())
+    assert description(path) == ["a phone's image"] and opened().format == "metadata"
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_what_cameras_and_programs_write_is_no_caption(junk):
         encoded("PNG")[:20],
     ],
 )
-def test_a_broken_picture_just_says_nothing(data):
+def test_a_broken_image_just_says_nothing(data):
     assert description(data) == []
 
 
@@ -348,17 +348,17 @@ def test_xml_that_grows_is_refused_in_every_encoding(encoding):
     assert description(encoded("WEBP", xmp=XMP + b" " * 2**21)) == [], "nor is a huge one parsed"
 
 
-def test_a_folder_of_described_pictures_is_seen_and_those_without_are_counted():
+def test_a_folder_of_described_images_is_seen_and_those_without_are_counted():
     for number in range(6):
-        draw(f"IMG_{number}.jpg", exif=exif(description=f"picture number {number}"))
+        draw(f"IMG_{number}.jpg", exif=exif(description=f"image number {number}"))
     draw("IMG_9.jpg")
     catalogue = opened()
     assert catalogue.format == "metadata"
-    assert captions(catalogue)["IMG_3.jpg"] == ["picture number 3"] and len(catalogue.names) == 6
+    assert captions(catalogue)["IMG_3.jpg"] == ["image number 3"] and len(catalogue.names) == 6
     assert catalogue.problems.names == {"has no caption": ["IMG_9.jpg"]}
 
 
-def test_one_text_in_all_pictures_is_no_description():
+def test_one_text_in_all_images_is_no_description():
     for number in range(6):
         draw(
             f"{'ab'[number % 2]}/IMG_{number}.jpg", exif=exif(description="Studio Smith, all rights reserved")
@@ -476,7 +476,7 @@ def test_a_name_that_a_camera_or_a_program_gave_is_none(name):
     assert caption_in_name(name) == ""
 
 
-def test_a_folder_of_named_pictures_is_seen():
+def test_a_folder_of_named_images_is_seen():
     touch("a red fox.jpg", "two dogs_playing.jpg", "more/cat-on-a-mat (2).jpg", "IMG_0001.jpg")
     catalogue = opened()
     assert catalogue.format == "names"
@@ -515,22 +515,22 @@ def test_a_person_can_force_the_kind():
         opened("csv")
 
 
-def test_pictures_without_any_captions_are_an_error_that_says_what_to_do():
+def test_images_without_any_captions_are_an_error_that_says_what_to_do():
     touch("IMG_0001.jpg", "IMG_0002.jpg")
-    with pytest.raises(UserError, match="`photos/` has pictures but no captions") as caught:
+    with pytest.raises(UserError, match="`photos/` has images but no captions") as caught:
         opened()
     assert caught.value.hint == (
         "put `IMG_0001.txt` next to `IMG_0001.jpg`, or name a table with both, such as `pairs.csv`"
     )
 
 
-def test_a_folder_without_pictures_says_so():
+def test_a_folder_without_images_says_so():
     FOLDER.mkdir()
     with pytest.raises(UserError, match="`photos` holds no files"):
         opened()
     write("a.doc", "x")
     write("b.txt", "x")
-    with pytest.raises(UserError, match="`photos` holds 2 files and no pictures"):
+    with pytest.raises(UserError, match="`photos` holds 2 files and no images"):
         opened()
 
 
@@ -542,7 +542,7 @@ def test_the_order_is_that_of_names_not_of_the_disk():
 
 
 @pytest.mark.slow
-def test_twenty_thousand_pictures_open_in_a_moment_because_none_is_opened():
+def test_twenty_thousand_images_open_in_a_moment_because_none_is_opened():
     for group in range(10):
         (FOLDER / f"class_{group}").mkdir(parents=True)
         for number in range(2000):

@@ -30,7 +30,7 @@ def a_cache_of_its_own(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", cache / "downloads")
 
 
-def picture(number: int = 0) -> bytes:
+def image(number: int = 0) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (16, 16), (number % 256, 80, 160)).save(file, "PNG")
     return file.getvalue()
@@ -39,7 +39,7 @@ def picture(number: int = 0) -> bytes:
 def rows(count: int, start: int = 0, **more: list) -> dict[str, list]:
     numbers = range(start, start + count)
     return {
-        "image": [{"bytes": picture(n), "path": f"{n}.png"} for n in numbers],
+        "image": [{"bytes": image(n), "path": f"{n}.png"} for n in numbers],
         "caption": [f"caption {n}" for n in numbers],
         **more,
     }
@@ -57,14 +57,14 @@ def opened(name: str, **options: str) -> Catalogue:
     return open_hugging_face(name, Options(**options))
 
 
-def test_a_saved_dataset_is_read_without_decoding_a_picture():
+def test_a_saved_dataset_is_read_without_decoding_an_image():
     columns = rows(5)
     columns["image"][3] = {"bytes": b"no picture at all", "path": "3.png"}
     dataset(columns).save_to_disk("saved")
     catalogue = opened("hf:saved")
     assert catalogue.names == [f"{n}.png" for n in range(5)] and catalogue.format == "hf"
     assert catalogue.captions == [[f"caption {n}"] for n in range(5)]
-    assert catalogue.reader.read(2) == picture(2) and catalogue.reader.read(3) == b"no picture at all"
+    assert catalogue.reader.read(2) == image(2) and catalogue.reader.read(3) == b"no picture at all"
     assert catalogue.sides == [None] * 5 and catalogue.labels == [None] * 5
 
 
@@ -73,7 +73,7 @@ def test_splits_become_sides_and_a_single_one_says_nothing():
     datasets.DatasetDict(both).save_to_disk("both")
     catalogue = opened("hf:both")
     assert catalogue.sides == ["train"] * 3 + ["validation"] * 2
-    assert catalogue.reader.read(4) == picture(11)
+    assert catalogue.reader.read(4) == image(11)
     datasets.DatasetDict(train=both["train"]).save_to_disk("one")
     assert opened("hf:one").sides == [None] * 3
 
@@ -120,31 +120,31 @@ def test_bare_class_numbers_are_no_captions():
 
 def test_columns_can_be_named_and_a_wrong_name_lists_them():
     columns = rows(2, other=["x", "y"])
-    columns["scan"] = [{"bytes": picture(n + 7), "path": None} for n in range(2)]
+    columns["scan"] = [{"bytes": image(n + 7), "path": None} for n in range(2)]
     dataset(columns, scan=datasets.Image()).save_to_disk("saved")
     catalogue = opened("hf:saved", image_column="scan", caption_column="other")
-    assert catalogue.captions == [["x"], ["y"]] and catalogue.reader.read(1) == picture(8)
+    assert catalogue.captions == [["x"], ["y"]] and catalogue.reader.read(1) == image(8)
     assert catalogue.names == ["rows/0", "rows/1"]
     with pytest.raises(UserError, match=r"no column `words`; it has `image`, `caption`, `other`, `scan`"):
         opened("hf:saved", caption_column="words")
 
 
-def test_plain_bytes_are_pictures_too_and_a_split_column_is_heard():
+def test_plain_bytes_are_images_too_and_a_split_column_is_heard():
     columns = {
-        "png": [picture(1), picture(2), None],
+        "png": [image(1), image(2), None],
         "text": ["a", "b", "c"],
         "split": ["train", "dev", "test"],
     }
     datasets.Dataset.from_dict(columns).save_to_disk("saved")
     catalogue = opened("hf:saved")
-    assert catalogue.sides == ["train", "validation"] and catalogue.reader.read(1) == picture(2)
-    assert catalogue.problems.names == {"has no picture": ["rows/2"]}
+    assert catalogue.sides == ["train", "validation"] and catalogue.reader.read(1) == image(2)
+    assert catalogue.problems.names == {"has no image": ["rows/2"]}
 
 
 def test_a_selection_of_rows_is_read_in_its_own_order():
     dataset(rows(6)).select([4, 0, 2]).save_to_disk("saved")
     catalogue = opened("hf:saved")
-    assert catalogue.names == ["4.png", "0.png", "2.png"] and catalogue.reader.read(0) == picture(4)
+    assert catalogue.names == ["4.png", "0.png", "2.png"] and catalogue.reader.read(0) == image(4)
 
 
 def test_parquet_files_in_a_folder_are_read():
@@ -152,26 +152,26 @@ def test_parquet_files_in_a_folder_are_read():
     dataset(rows(4)).to_parquet("set/data/train-00000-of-00001.parquet")
     dataset(rows(2, 10)).to_parquet("set/data/test-00000-of-00001.parquet")
     catalogue = opened("hf:set")
-    assert catalogue.sides == ["train"] * 4 + ["test"] * 2 and catalogue.reader.read(5) == picture(11)
+    assert catalogue.sides == ["train"] * 4 + ["test"] * 2 and catalogue.reader.read(5) == image(11)
 
 
 def image_folder(folder: str, names: list[str]) -> None:
     Path(folder).mkdir(exist_ok=True)
     lines = ["file_name,text"]
     for number, name in enumerate(names):
-        (Path(folder) / name).write_bytes(picture(number))
+        (Path(folder) / name).write_bytes(image(number))
         lines.append(f"{name},caption {number}")
     (Path(folder) / "metadata.csv").write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_folder_of_pictures_with_metadata_is_read_from_its_files():
+def test_a_folder_of_images_with_metadata_is_read_from_its_files():
     image_folder("set", ["a.png", "b.png", "c.png"])
     catalogue = opened("hf:set")
     gc.collect()  # `datasets` leaves metadata.csv open; it is closed here, not in some other test
     assert sorted(catalogue.names) == ["a.png", "b.png", "c.png"]
     number = catalogue.names.index("b.png")
-    assert catalogue.captions[number] == ["caption 1"] and catalogue.reader.read(number) == picture(1)
+    assert catalogue.captions[number] == ["caption 1"] and catalogue.reader.read(number) == image(1)
     before = catalogue.reader.stamp(number)
     os.utime("set/b.png", (1, 1))
     assert catalogue.reader.stamp(number) != before
@@ -221,8 +221,8 @@ def test_a_folder_of_pickles_and_programs_is_refused_and_not_run():
 
 
 @pytest.mark.parametrize("where", ["../secret.png", "absolute", "link.png"])
-def test_pictures_outside_the_datasets_folder_are_never_read(where, tmp_path):
-    Path("secret.png").write_bytes(picture(9))
+def test_images_outside_the_datasets_folder_are_never_read(where, tmp_path):
+    Path("secret.png").write_bytes(image(9))
     image_folder("set", ["fine.png"])
     path = str(tmp_path / "secret.png") if where == "absolute" else where
     fine = str(tmp_path / "set" / "fine.png")
@@ -244,7 +244,7 @@ def test_pictures_outside_the_datasets_folder_are_never_read(where, tmp_path):
         opened("hf:set/saved")
     assert "--images" in caught.value.hint
     allowed = opened("hf:set/saved", images="set")
-    assert allowed.captions == [["yours"]] and allowed.reader.read(0) == picture(0)
+    assert allowed.captions == [["yours"]] and allowed.reader.read(0) == image(0)
     assert allowed.problems.counts["lies outside the source's folder"] == 1
 
 
@@ -332,14 +332,14 @@ def test_a_reader_works_in_another_process():
     queue = context.Queue()
     process = context.Process(target=read_in_another_process, args=(reader, queue))
     process.start()
-    assert queue.get(timeout=60) == ([picture(number) for number in range(4)], reader.stamp(1))
+    assert queue.get(timeout=60) == ([image(number) for number in range(4)], reader.stamp(1))
     process.join()
 
 
-def test_pictures_of_another_column_have_another_stamp():
+def test_images_of_another_column_have_another_stamp():
     columns = {
-        "before": [{"bytes": picture(1), "path": "0.png"}],
-        "after": [{"bytes": picture(9), "path": "0.png"}],
+        "before": [{"bytes": image(1), "path": "0.png"}],
+        "after": [{"bytes": image(9), "path": "0.png"}],
         "caption": ["a thing"],
     }
     dataset(columns, before=datasets.Image(), after=datasets.Image()).save_to_disk("saved")

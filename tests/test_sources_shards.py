@@ -32,7 +32,7 @@ from lapclip.errors import UserError
 COCO = ROOT.parent / "shared" / "data" / "coco"
 
 
-def picture(number: int = 0) -> bytes:
+def image(number: int = 0) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (16, 16), (number % 256, 80, 160)).save(file, "PNG")
     return file.getvalue()
@@ -51,7 +51,7 @@ def write(path: str, members: dict[str, bytes | str] | list, format: int = tarfi
 def pairs(count: int, start: int = 0) -> dict[str, bytes | str]:
     found: dict[str, bytes | str] = {}
     for number in range(start, start + count):
-        found[f"{number:06}.png"] = picture(number)
+        found[f"{number:06}.png"] = image(number)
         found[f"{number:06}.txt"] = f"caption {number}"
     return found
 
@@ -161,13 +161,13 @@ def test_what_webdataset_writes_is_read():
     Path("out").mkdir()
     with webdataset.ShardWriter("out/set-%05d.tar", maxcount=3, verbose=0) as writer:
         for number in range(7):
-            writer.write({"__key__": f"a/{number:04}", "png": picture(number), "txt": f"caption {number}"})
+            writer.write({"__key__": f"a/{number:04}", "png": image(number), "txt": f"caption {number}"})
     with webdataset.TarWriter("out/set-00003.tar") as writer:
-        writer.write({"__key__": "k", "jpg": picture(9), "json": {"caption": "from json", "split": "val"}})
+        writer.write({"__key__": "k", "jpg": image(9), "json": {"caption": "from json", "split": "val"}})
     catalogue = opened("out/*.tar")
     assert catalogue.names[0] == "set-00000.tar/a/0000.png" and len(catalogue.names) == 8
     assert catalogue.captions == [[f"caption {n}"] for n in range(7)] + [["from json"]]
-    assert [catalogue.reader.read(n) for n in range(8)] == [picture(n) for n in (0, 1, 2, 3, 4, 5, 6, 9)]
+    assert [catalogue.reader.read(n) for n in range(8)] == [image(n) for n in (0, 1, 2, 3, 4, 5, 6, 9)]
     assert catalogue.sides == [None] * 7 + ["validation"] and catalogue.format == "tar"
     assert not catalogue.problems.counts
 
@@ -175,10 +175,10 @@ def test_what_webdataset_writes_is_read():
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_long_and_foreign_names_are_read_in_each_kind_of_tar(format):
     key = "f" * 90 + "/" + "g" * 60 + ("/写真" if format != tarfile.USTAR_FORMAT else "")
-    write("a.tar", {f"{key}.png": picture(1), f"{key}.txt": "ein Hündchen", **pairs(2)}, format)
+    write("a.tar", {f"{key}.png": image(1), f"{key}.txt": "ein Hündchen", **pairs(2)}, format)
     catalogue = opened("a.tar")
     assert catalogue.names[0] == f"a.tar/{key}.png" and catalogue.captions[0] == ["ein Hündchen"]
-    assert len(catalogue.names) == 3 and catalogue.reader.read(2) == picture(1)
+    assert len(catalogue.names) == 3 and catalogue.reader.read(2) == image(1)
 
 
 @pytest.mark.skipif(not shutil.which("tar"), reason="no tar program")
@@ -189,7 +189,7 @@ def test_what_the_tar_program_writes_is_read(format):
     folder = "sub" if format == "v7" else "d" * 80 + "/" + "e" * 60
     os.makedirs(f"in/{folder}")
     for number in range(3):
-        Path(f"in/{folder}/{number}.png").write_bytes(picture(number))
+        Path(f"in/{folder}/{number}.png").write_bytes(image(number))
         Path(f"in/{folder}/{number}.txt").write_text(f"caption {number}\n")
     os.symlink("/etc/passwd", "in/link.png")
     os.link(f"in/{folder}/0.png", "in/hard.png")
@@ -206,7 +206,7 @@ def test_what_the_tar_program_writes_is_read(format):
     assert len(catalogue.names) >= 2 and set(by_name) <= names, "one of the two linked names is only a link"
     for name in by_name:
         assert catalogue.captions[by_name[name]] == [f"caption {name[-5]}"]
-        assert catalogue.reader.read(by_name[name]) == picture(int(name[-5]))
+        assert catalogue.reader.read(by_name[name]) == image(int(name[-5]))
     assert "a.tar/link.png" in problem(catalogue, "is a link, not a file")
     assert catalogue.problems.counts["is a link, not a file"] == 2
     if has_sparse:
@@ -217,7 +217,7 @@ def test_every_kind_of_caption_is_found():
     write(
         "a.tar",
         {
-            **{f"{key}.jpg": picture() for key in "abcdefghijk"},
+            **{f"{key}.jpg": image() for key in "abcdefghijk"},
             "a.txt": "\ufeffone\r\n\n  two  \nthree\n",
             "b.caption": "b",
             "c.cap": "c",
@@ -252,7 +252,7 @@ def test_every_kind_of_caption_is_found():
 
 
 def test_a_class_number_alone_is_no_caption():
-    write("a.tar", {"a.png": picture(), "a.cls": "7", **pairs(1)})
+    write("a.tar", {"a.png": image(), "a.cls": "7", **pairs(1)})
     catalogue = opened("a.tar")
     assert len(catalogue.names) == 1
     assert problem(catalogue, "has a class number, but nothing names the class") == ["a.tar/a.png"]
@@ -262,38 +262,38 @@ def test_members_of_a_pair_may_lie_apart_and_what_is_missing_is_named():
     write(
         "a.tar",
         [
-            ("a.png", picture(1)),
-            ("b.png", picture(2)),
-            ("lone.png", picture(3)),
+            ("a.png", image(1)),
+            ("b.png", image(2)),
+            ("lone.png", image(3)),
             ("b.txt", "b"),
             ("a.txt", "a"),
-            ("words.txt", "no picture"),
+            ("words.txt", "no image"),
             ("README", "x"),
             ("._a.png", b"apple"),
             ("__meta__/x.txt", "x"),
         ],
     )
     catalogue = opened("a.tar")
-    assert catalogue.captions == [["a"], ["b"]] and catalogue.reader.read(1) == picture(2)
+    assert catalogue.captions == [["a"], ["b"]] and catalogue.reader.read(1) == image(2)
     assert problem(catalogue, "has no caption") == ["a.tar/lone.png"]
-    assert problem(catalogue, "has no picture") == ["a.tar/words"]
+    assert problem(catalogue, "has no image") == ["a.tar/words"]
     assert catalogue.problems.counts.total() == 2
 
 
-def test_of_several_pictures_the_likeliest_is_taken_unless_one_is_asked_for():
+def test_of_several_images_the_likeliest_is_taken_unless_one_is_asked_for():
     write(
         "a.tar",
         {
-            "a.mask.png": picture(1),
-            "a.image.png": picture(2),
-            "a.png": picture(3),
+            "a.mask.png": image(1),
+            "a.image.png": image(2),
+            "a.png": image(3),
             "a.txt": "short",
             "a.long.txt": "long",
         },
     )
     catalogue = opened("a.tar")
-    assert catalogue.names == ["a.tar/a.png"] and catalogue.reader.read(0) == picture(3)
-    assert problem(catalogue, "is a further picture of its pair") == ["a.tar/a.mask.png", "a.tar/a.image.png"]
+    assert catalogue.names == ["a.tar/a.png"] and catalogue.reader.read(0) == image(3)
+    assert problem(catalogue, "is a further image of its pair") == ["a.tar/a.mask.png", "a.tar/a.image.png"]
     chosen = opened("a.tar", image_column="mask.png", caption_column="long.txt")
     assert chosen.names == ["a.tar/a.mask.png"] and chosen.captions == [["long"]]
 
@@ -364,12 +364,12 @@ def test_files_that_are_no_tars_are_counted_and_stop_nothing():
         "is an archive without members": ["none.tar"],
         "is empty": ["empty.tar"],
         "is not a tar archive": ["text.tar"],
-        "is compressed; its pictures can be reached only once it is unpacked, as with `gunzip`": ["zip.tar"],
+        "is compressed; its images can be reached only once it is unpacked, as with `gunzip`": ["zip.tar"],
         "cannot be opened: is not a regular file": ["pipe.tar"],
         "is missing": ["absent.tar"],
     }
     for name in ("none", "empty", "text", "zip", "pipe", "absent"):
-        with pytest.raises(UserError, match="holds no pictures"):
+        with pytest.raises(UserError, match="holds no images"):
             opened(f"d/{name}.tar")
 
 
@@ -423,7 +423,7 @@ def test_extended_headers_are_not_believed():
         b"9 " * 9000,
     ):
         Path("a.tar").write_bytes(pax(fields) + header_with(b"0") + bytes(1024))
-        with pytest.raises(UserError, match="holds no pictures"):
+        with pytest.raises(UserError, match="holds no images"):
             opened("a.tar")
 
 
@@ -436,7 +436,7 @@ def test_texts_that_are_too_large_or_broken_cost_only_themselves():
         "e.json": '{"caption": ' + "9" * 10_000 + "}",
         "f.json": '{"caption": {"deep": 1}, "label": null, "split": ["x"]}',
     }
-    write("a.tar", {**{f"{key}.png": picture() for key in "abcdef"}, **bad, **pairs(1)})
+    write("a.tar", {**{f"{key}.png": image() for key in "abcdef"}, **bad, **pairs(1)})
     catalogue = opened("a.tar")
     assert len(catalogue.names) == 1
     assert problem(catalogue, "is a text of more than 1 MB") == ["a.tar/a.txt"]
@@ -467,7 +467,7 @@ def test_more_shards_than_may_be_open_are_read_by_threads_and_by_another_process
     for number in range(NUM_OPEN * 2):
         write(f"s-{number:02}.tar", pairs(3, 3 * number))
     reader = opened("s-*.tar").reader
-    expected = [picture(number) for number in range(NUM_OPEN * 6)]
+    expected = [image(number) for number in range(NUM_OPEN * 6)]
     order = [(number * 37) % len(expected) for number in range(len(expected))]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(20):
@@ -550,7 +550,7 @@ def serving(with_ranges: bool):
 
 
 def large_pairs(count: int) -> dict[str, bytes | str]:
-    """Pairs of 3 MB each, so that pictures lie across the borders of blocks."""
+    """Pairs of 3 MB each, so that images lie across the borders of blocks."""
     return {
         f"{number:06}.{kind}": content
         for number in range(count)
@@ -569,7 +569,7 @@ def test_shards_are_read_over_http_in_few_requests():
         assert catalogue.names[0] == "b-0.tar/000000.png" and catalogue.names[-1] == "b-1.tar/000007.png"
         with ThreadPoolExecutor(4) as pool:
             assert list(pool.map(catalogue.reader.read, range(208))) == local
-        assert len(requests) < 20, "blocks, not pictures, are asked for"
+        assert len(requests) < 20, "blocks, not images, are asked for"
         assert len(catalogue.reader.remote.blocks) * BLOCK_BYTES <= NUM_BLOCKS * BLOCK_BYTES <= 192 * 2**20
         assert catalogue.reader.stamp(0) and catalogue.reader.stamp(0) != catalogue.reader.stamp(1)
         os.utime("b-0.tar", (1, 1))
@@ -642,7 +642,7 @@ def test_any_file_system_that_fsspec_knows_will_do():
             files.pipe_file(f"/set/{name}", Path("a.tar").read_bytes())
         catalogue = opened("memory://set/*.tar")
         assert catalogue.sides == ["train"] * 5 + ["validation"] * 5
-        assert read_all(catalogue.reader) == [picture(number) for number in range(5)] * 2
+        assert read_all(catalogue.reader) == [image(number) for number in range(5)] * 2
         assert catalogue.reader.stamp(0)
         with pytest.raises(UserError, match="no shard matches"):
             opened("memory://other/*.tar")

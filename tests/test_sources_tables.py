@@ -1,4 +1,4 @@
-"""Tables of pictures and captions, as other programs write them and as people break them."""
+"""Tables of images and captions, as other programs write them and as people break them."""
 
 import base64
 import io
@@ -37,7 +37,7 @@ def picture(colour: str, format: str = "PNG") -> bytes:
     return buffer.getvalue()
 
 
-def save_pictures(folder: str = "images") -> None:
+def save_images(folder: str = "images") -> None:
     Path(folder).mkdir(exist_ok=True)
     for colour in COLOURS:
         Path(folder, f"{colour}.png").write_bytes(picture(colour))
@@ -73,8 +73,8 @@ def colour_of(data: bytes) -> tuple[int, ...]:
     return tuple(decode(data, 16).pixels[:, 0, 0].tolist())
 
 
-def assert_pictures_are_right(catalogue) -> None:
-    """Each caption begins `a COLOUR square`, and the picture is of that colour, in another process too."""
+def assert_images_are_right(catalogue) -> None:
+    """Each caption begins `a COLOUR square`, and the image is of that colour, in another process too."""
     for reader in (catalogue.reader, pickle.loads(pickle.dumps(catalogue.reader))):
         for index in [*range(len(catalogue.names)), 0]:
             expected = Image.new("RGB", (1, 1), catalogue.captions[index][0].split()[1]).getpixel((0, 0))
@@ -103,13 +103,13 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_what_pandas_writes_is_read(name):
-    save_pictures()
+    save_images()
     writer, format = WRITERS[name]
     writer(frame())
     catalogue = opened(name)
     assert dict(zip(catalogue.names, catalogue.captions, strict=True)) == as_pairs()
     assert catalogue.format == format and not catalogue.problems.counts
-    assert_pictures_are_right(catalogue)
+    assert_images_are_right(catalogue)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_pandas_writes_is_read(name):
 )
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
 def test_a_caption_may_hold_anything_when_it_was_written_well(caption, suffix):
-    save_pictures()
+    save_images()
     table = pd.DataFrame([("red.png", caption), *PAIRS[1:]], columns=["image", "caption"])
     name = f"pairs.{suffix}"
     if suffix == "jsonl":
@@ -137,14 +137,14 @@ def test_a_caption_may_hold_anything_when_it_was_written_well(caption, suffix):
     assert not catalogue.problems.counts
 
 
-def test_several_rows_of_one_picture_are_its_captions():
-    save_pictures()
+def test_several_rows_of_one_image_are_its_captions():
+    save_images()
     name = write("image,caption\nred.png,one thing\nblue.png,another\nred.png,two things\n")
     assert found(name) == {"red.png": ["one thing", "two things"], "blue.png": ["another"]}
 
 
 def test_a_cell_with_a_list_holds_several_captions():
-    save_pictures()
+    save_images()
     rows = [
         ("red.png", json.dumps(["a red one", "red, it is"])),
         ("blue.png", str(["a blue one", "it's blue"])),
@@ -163,7 +163,7 @@ def test_a_cell_with_a_list_holds_several_captions():
 
 
 def test_json_captions_may_be_lists_objects_and_numbers():
-    save_pictures()
+    save_images()
     rows = [
         {"image": "red.png", "captions": ["one", "two"]},
         {"image": "blue.png", "captions": [{"raw": "three", "tokens": ["three"]}, {"raw": "four"}]},
@@ -179,7 +179,7 @@ def test_json_captions_may_be_lists_objects_and_numbers():
 
 
 def test_broken_lines_of_json_are_counted_and_the_rest_is_read():
-    save_pictures()
+    save_images()
     deep = "[" * 100_000
     lines = [json.dumps({"image": name, "caption": caption}) for name, caption in PAIRS]
     lines[2:2] = ["{broken", "[1]", f'{{"image": "x.png", "caption": {deep}', "", '"text"']
@@ -189,7 +189,7 @@ def test_broken_lines_of_json_are_counted_and_the_rest_is_read():
 
 
 def test_half_a_character_in_json_is_no_file():
-    save_pictures()
+    save_images()
     rows = [{"image": name, "caption": caption} for name, caption in PAIRS]
     name = write("\n".join(map(json.dumps, [*rows, {"image": "\ud800.png", "caption": "x"}])), "pairs.jsonl")
     assert found(name) == as_pairs()
@@ -197,7 +197,7 @@ def test_half_a_character_in_json_is_no_file():
 
 
 def test_flickr8k_captions_txt_is_read():
-    save_pictures("Images")
+    save_images("Images")
     lines = ["image,caption", 'red.png,"A red square , plain ."', "red.png,Red .", "blue.png,Blue ."]
     catalogue = opened(write("\n".join(lines), "captions.txt"))
     assert catalogue.captions == [["A red square , plain .", "Red ."], ["Blue ."]]
@@ -205,7 +205,7 @@ def test_flickr8k_captions_txt_is_read():
 
 
 def test_flickr30k_results_csv_is_read_and_its_broken_row_named():
-    save_pictures("flickr30k_images")
+    save_images("flickr30k_images")
     lines = [
         "image_name| comment_number| comment",
         "red.png| 0| A red square , plain .",
@@ -221,7 +221,7 @@ def test_flickr30k_results_csv_is_read_and_its_broken_row_named():
 
 @pytest.mark.parametrize("name", ["Flickr8k.token.txt", "results_20130124.token"])
 def test_flickr_token_files_are_read(name):
-    save_pictures("Flicker8k_Dataset")
+    save_images("Flicker8k_Dataset")
     lines = [
         "red.png#0\tA red square , plain .",
         'red.png#1\t" Red',
@@ -244,7 +244,7 @@ def test_the_real_flickr8k_is_read_whole():
 
 @pytest.mark.parametrize("form", ["plain", "data", "lines", "address"])
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
-def test_pictures_in_base64_are_read_from_their_rows(form, suffix):
+def test_images_in_base64_are_read_from_their_rows(form, suffix):
     def encoded(colour: str) -> str:
         data = picture(colour, "JPEG" if form == "plain" else "PNG")
         text = base64.b64encode(data).decode()
@@ -280,23 +280,23 @@ def distance(colour: str, pixel: tuple[int, ...]) -> int:
     )
 
 
-def test_pictures_in_cells_are_called_by_their_id_and_equal_ids_are_one_picture():
+def test_images_in_cells_are_called_by_their_id_and_equal_ids_are_one_image():
     text = base64.b64encode(picture("red")).decode()
     other = base64.b64encode(picture("blue")).decode()
     write(f"id,image,caption\n7,{text},a red one\n8,{other},a blue one\n7,{text},red\n9,,nothing\n")
     catalogue = opened("pairs.csv")
     assert catalogue.names == ["7", "8"] and catalogue.captions == [["a red one", "red"], ["a blue one"]]
-    assert mistakes("pairs.csv") == {"has no picture": ["pairs.csv:row 5"]}
+    assert mistakes("pairs.csv") == {"has no image": ["pairs.csv:row 5"]}
     assert colour_of(catalogue.reader.read(1)) == (0, 0, 255)
 
 
-def test_a_class_is_not_taken_for_the_id_of_a_picture():
+def test_a_class_is_not_taken_for_the_id_of_an_image():
     rows = [{"image": picture(colour), "id": 0, "text": f"a {colour} square"} for colour in COLOURS]
     pq.write_table(pa.Table.from_pylist(rows), "pairs.parquet")
     assert len(opened("pairs.parquet").names) == len(COLOURS)
 
 
-def test_ids_that_begin_again_in_each_file_are_different_pictures():
+def test_ids_that_begin_again_in_each_file_are_different_images():
     for part, colours in (("a.parquet", COLOURS[:3]), ("b.parquet", COLOURS[3:])):
         rows = [
             {"image": picture(c), "id": i // 2, "text": f"a {c} square"} for i, c in enumerate(colours * 2)
@@ -306,11 +306,11 @@ def test_ids_that_begin_again_in_each_file_are_different_pictures():
         pq.write_table(pa.Table.from_pylist(rows), part)
     catalogue = opened("a.parquet", "b.parquet")
     assert catalogue.names == ["0", "1", "2", "b.parquet#0", "b.parquet#1", "b.parquet#2"]
-    assert_pictures_are_right(catalogue)
+    assert_images_are_right(catalogue)
 
 
 def test_a_table_in_parts_is_one_table():
-    save_pictures()
+    save_images()
     for part in (0, 1, 2):
         frame()[2 * part : 2 * part + 2].to_csv(f"part-{part}.csv", index=False)
     write("something,else\nred.png,other\n", "part-3.csv")
@@ -320,7 +320,7 @@ def test_a_table_in_parts_is_one_table():
 
 
 @pytest.mark.parametrize("kept", [0, 2**28], ids=["large row groups", "small row groups"])
-def test_parquet_with_hugging_face_pictures_and_lists_of_captions(monkeypatch, kept):
+def test_parquet_with_hugging_face_images_and_lists_of_captions(monkeypatch, kept):
     monkeypatch.setattr("lapclip.data.formats.parquet.MOST_KEPT", kept)
     monkeypatch.setattr("lapclip.data.formats.parquet.NUM_PICTURES_AT_ONCE", 2)
     rows = [
@@ -338,7 +338,7 @@ def test_parquet_with_hugging_face_pictures_and_lists_of_captions(monkeypatch, k
     assert catalogue.captions[2] == ["a blue square", "a square"]
     assert catalogue.sides == ["train", "train", "validation", "train", "test", None]
     assert catalogue.labels == ["warm", "cold", "cold", "cold", "cold", "warm"]
-    assert_pictures_are_right(catalogue)
+    assert_images_are_right(catalogue)
 
 
 @pytest.mark.parametrize(
@@ -354,10 +354,10 @@ def test_parquet_with_bytes_and_any_kind_of_text(captions):
     pq.write_table(table, "pairs.parquet")
     catalogue = opened("pairs.parquet")
     assert catalogue.captions[0][0] == "a red square" and catalogue.names[0] == "pairs.parquet#1"
-    assert_pictures_are_right(catalogue)
+    assert_images_are_right(catalogue)
 
 
-def test_opening_a_parquet_file_reads_only_the_first_pictures():
+def test_opening_a_parquet_file_reads_only_the_first_images():
     table = pa.table({"image": [picture("red")] * 400, "caption": [f"a red square {i}" for i in range(400)]})
     pq.write_table(table, "pairs.parquet", row_group_size=200, use_dictionary=False, compression="none")
     column = pq.read_metadata("pairs.parquet").row_group(1).column(0)
@@ -372,7 +372,7 @@ def test_opening_a_parquet_file_reads_only_the_first_pictures():
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl", "csv"])
-def test_pictures_of_another_column_have_another_stamp(suffix):
+def test_images_of_another_column_have_another_stamp(suffix):
     before, after = (base64.b64encode(picture(colour)).decode() for colour in ("red", "blue"))
     table = pd.DataFrame({"before": [before], "after": [after], "caption": ["a red square"]})
     if suffix == "csv":
@@ -390,7 +390,7 @@ def test_equal_names_in_another_folder_have_another_stamp():
     frame().to_csv("pairs.csv", index=False)
     readers = []
     for folder in ("one", "other"):
-        save_pictures(folder)
+        save_images(folder)
         for file in Path(folder).iterdir():
             os.utime(file, (1, 1))
         readers.append(opened("pairs.csv", images=folder).reader)
@@ -404,7 +404,7 @@ def test_a_file_name_that_is_not_unicode_has_a_stamp_that_can_be_written():
 
 
 @ON_LINUX
-def test_pictures_asked_for_here_and_there_in_turn_are_read_once():
+def test_images_asked_for_here_and_there_in_turn_are_read_once():
     rows = [{"image": picture("red") + os.urandom(3000), "caption": f"a red square {n}"} for n in range(800)]
     for part in range(2):
         own = pa.Table.from_pylist(rows[400 * part : 400 * part + 400])
@@ -495,7 +495,7 @@ def test_a_broken_parquet_file_is_named(damage):
 
 
 def test_one_broken_part_does_not_stop_the_others():
-    save_pictures()
+    save_images()
     Path("a.parquet").write_bytes(b"PAR1 and nothing")
     frame().to_parquet("b.parquet")
     assert found("a.parquet", "b.parquet", "gone.parquet") == as_pairs()
@@ -503,7 +503,7 @@ def test_one_broken_part_does_not_stop_the_others():
 
 
 def test_columns_are_found_by_name_whatever_else_there_is():
-    save_pictures()
+    save_images()
     table = frame().rename(columns={"image": "File Name", "caption": "ALT_TEXT"})
     table.insert(0, "story", "once upon a time there was a long text that is no caption of anything")
     table["thumbnail"] = "thumb.png"
@@ -513,21 +513,21 @@ def test_columns_are_found_by_name_whatever_else_there_is():
 
 @pytest.mark.parametrize("header", [True, False])
 def test_columns_are_found_by_content_alone(header):
-    save_pictures()
+    save_images()
     rows = [(i, "x", caption, 0.5, name) for i, (name, caption) in enumerate(PAIRS)]
     pd.DataFrame(rows, columns=list("abcde")).to_csv("pairs.csv", index=False, header=header)
     assert found("pairs.csv") == as_pairs()
 
 
 def test_captions_without_spaces_are_text_too():
-    save_pictures()
+    save_images()
     rows = [(name, "abc", "東京の夜景と赤い四角") for name, _ in PAIRS]
     pd.DataFrame(rows, columns=["a", "b", "c"]).to_csv("pairs.csv", index=False)
     assert opened("pairs.csv").captions[0] == ["東京の夜景と赤い四角"]
 
 
 def test_columns_that_a_person_names_are_used():
-    save_pictures()
+    save_images()
     table = frame().assign(other="another text of some length", thumbnail="red.png")
     table.to_csv("pairs.csv", index=False)
     captions = found("pairs.csv", caption_column="Other", image_column="thumbnail")
@@ -535,7 +535,7 @@ def test_columns_that_a_person_names_are_used():
 
 
 def test_a_named_column_that_is_missing_is_an_error_with_those_that_exist():
-    save_pictures()
+    save_images()
     frame().to_csv("pairs.csv", index=False)
     with pytest.raises(
         UserError, match=r"no column `captoin`; it has `image`, `caption`; did you mean `caption`\?"
@@ -549,12 +549,12 @@ def test_a_named_column_that_is_missing_is_an_error_with_those_that_exist():
 @pytest.mark.parametrize(
     ("text", "what", "flags"),
     [
-        ("a,b\n1,2\n3,4\n", "pictures or captions", "`--image-column` and `--caption-column`"),
+        ("a,b\n1,2\n3,4\n", "images or captions", "`--image-column` and `--caption-column`"),
         ("a,b\n1.jpg,2\n3.jpg,4\n", "captions", "`--caption-column`"),
         ("a,b\nsome text,2\nmore text,4\n", "pictures", "`--image-column`"),
     ],
 )
-def test_a_table_without_pictures_or_captions_says_what_it_has(text, what, flags):
+def test_a_table_without_images_or_captions_says_what_it_has(text, what, flags):
     with pytest.raises(UserError, match=f"seems to hold {what}; it has `a`, `b`") as error:
         opened(write(text))
     assert error.value.hint.endswith(flags)
@@ -567,7 +567,7 @@ def test_an_empty_table_is_an_error(text):
 
 
 def test_lines_in_another_encoding_are_read_and_counted():
-    save_pictures()
+    save_images()
     lines = ["image,caption", "red.png,café", "blue.png,café noir", "green.png,東京"]
     data = [line.encode("cp1252" if i == 2 else "utf-8") for i, line in enumerate(lines)]
     Path("pairs.csv").write_bytes(b"\n".join(data))
@@ -576,10 +576,10 @@ def test_lines_in_another_encoding_are_read_and_counted():
 
 
 def test_short_rows_are_counted_and_named():
-    save_pictures()
+    save_images()
     name = write("image,caption\nred.png,a red square\nblue.png\n\ngreen.png,a green square\n,lost\n")
     assert list(found(name)) == ["red.png", "green.png"]
-    assert mistakes(name) == {"has 1 of 2 columns": ["pairs.csv:row 3"], "names no picture": [""]}
+    assert mistakes(name) == {"has 1 of 2 columns": ["pairs.csv:row 3"], "names no image": [""]}
 
 
 @pytest.mark.parametrize(
@@ -587,32 +587,32 @@ def test_short_rows_are_counted_and_named():
     [("image,caption", "{0},{1}"), ("caption,image", "{1},{0}"), ("n,image,caption", "1,{0},{1}")],
 )
 def test_commas_that_were_not_quoted_stay_in_the_caption(head, row):
-    save_pictures()
+    save_images()
     write("\n".join([head, *(row.format(*pair) for pair in PAIRS)]))
     assert found("pairs.csv") == as_pairs()
 
 
 def test_commas_that_were_not_quoted_and_no_header():
-    save_pictures()
+    save_images()
     lines = ["red.png,a red, red, red square", "blue.png,a blue square", "green.png,a green, green square"]
     assert list(found(write("\n".join(lines))).values()) == [[line.split(",", 1)[1]] for line in lines]
 
 
 def test_blanks_before_quotes_are_no_part_of_a_cell():
-    save_pictures()
+    save_images()
     name = write('image, caption\nred.png, "a red, red square"\nblue.png, "a blue ""square"""\n')
     assert found(name) == {"red.png": ["a red, red square"], "blue.png": ['a blue "square"']}
 
 
 def test_empty_cells_at_the_end_are_not_part_of_the_caption():
-    save_pictures()
+    save_images()
     assert found(write("image,caption\nred.png,a red square,,\n")) == {"red.png": ["a red square"]}
 
 
 @pytest.mark.parametrize("num_rows", [3, 2_500])
 @pytest.mark.parametrize("at", [1, 2])
 def test_a_quote_that_is_not_closed_costs_no_other_row(num_rows, at):
-    save_pictures()
+    save_images()
     lines = ["image,caption", *(f'red.png,"number {i}, quoted"' for i in range(num_rows))]
     lines[at] = 'blue.png,"a blue one'
     name = write("\n".join(lines) + "\n")
@@ -622,14 +622,14 @@ def test_a_quote_that_is_not_closed_costs_no_other_row(num_rows, at):
 
 
 def test_a_quote_that_is_not_closed_in_a_table_without_quotes():
-    save_pictures()
+    save_images()
     lines = ["image\tcaption", 'blue.png\t"a blue one', *(f"red.png\tnumber {i}" for i in range(1_500))]
     captions = found(write("\n".join(lines), "pairs.tsv"))
     assert captions["blue.png"] == ["a blue one"] and len(captions["red.png"]) == 1_500
 
 
 def test_a_table_made_to_be_read_again_and_again_is_read_soon():
-    save_pictures()
+    save_images()
     hostile = '"a,z"w,"v'  # leaves a quote open, however the line before ended
     lines = [
         "image,caption",
@@ -642,7 +642,7 @@ def test_a_table_made_to_be_read_again_and_again_is_read_soon():
 
 
 def test_huge_cells_and_lines_are_no_end(monkeypatch):
-    save_pictures()
+    save_images()
     monkeypatch.setattr("lapclip.data.formats.layout.MOST_LINE", 3 * 2**20)
     name = write(
         f"image,caption\nred.png,{'word ' * 200_000}\nblue.png,{'x' * 4 * 2**20}\ngreen.png,a green one\n"
@@ -654,7 +654,7 @@ def test_huge_cells_and_lines_are_no_end(monkeypatch):
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_nul_bytes_and_stray_returns_are_blanks(encoding):
-    save_pictures()
+    save_images()
     write(
         "image,caption\nred.png,a\0red\rone\nblue.png,\u0a0a\u010a blue\nx\0y.png,none\n", encoding=encoding
     )
@@ -669,7 +669,7 @@ def test_nothing_outside_the_folder_is_read():
     (Path("inside") / "link.png").symlink_to(Path("secret.png").absolute())
     outside = ["../secret.png", str(Path("secret.png").absolute()), "link.png", "..\\secret.png"]
     inside = ["own.png", str(Path("inside/own.png").absolute())]
-    write("".join(f"{name},a picture of something\n" for name in inside + outside), "inside/pairs.csv")
+    write("".join(f"{name},an image of something\n" for name in inside + outside), "inside/pairs.csv")
     catalogue = opened("inside/pairs.csv")
     assert catalogue.names == inside
     assert catalogue.problems.names["lies outside the source's folder"] == outside[:3]
@@ -677,7 +677,7 @@ def test_nothing_outside_the_folder_is_read():
 
 
 def test_a_folder_that_is_a_link_is_followed_only_when_it_is_named():
-    save_pictures("elsewhere")
+    save_images("elsewhere")
     Path("inside").mkdir()
     (Path("inside") / "images").symlink_to(Path("elsewhere").absolute())
     frame().to_csv("inside/pairs.csv", index=False)
@@ -688,22 +688,22 @@ def test_a_folder_that_is_a_link_is_followed_only_when_it_is_named():
     assert found("inside/pairs.csv", images="images") == as_pairs()
 
 
-@pytest.mark.parametrize("folder", [".", "images", "img", "my own pictures"])
-def test_pictures_are_found_in_a_folder_beside_the_table(folder):
-    save_pictures(folder)
-    save_pictures("thumbnails")
+@pytest.mark.parametrize("folder", [".", "images", "img", "my own images"])
+def test_images_are_found_in_a_folder_beside_the_table(folder):
+    save_images(folder)
+    save_images("thumbnails")
     frame().to_csv("pairs.csv", index=False)
     assert found("pairs.csv") == as_pairs()
 
 
 def test_names_without_suffix_or_with_backslashes_are_found():
-    save_pictures()
+    save_images()
     write("ID,Caption\nred,a red one\nimages\\blue.png,a blue one\n", "pairs.csv")
     assert found("pairs.csv") == {"red": ["a red one"], "images\\blue.png": ["a blue one"]}
 
 
-def test_missing_pictures_are_counted_once_each():
-    save_pictures()
+def test_missing_images_are_counted_once_each():
+    save_images()
     name = write("image,caption\nred.png,one\ngone.png,two\ngone.png,three\nhttps://x.org/a.png,four\n")
     assert mistakes(name) == {
         "is missing": ["gone.png"],
@@ -711,12 +711,12 @@ def test_missing_pictures_are_counted_once_each():
     }
 
 
-def test_when_all_pictures_are_missing_the_folder_is_asked_for():
+def test_when_all_images_are_missing_the_folder_is_asked_for():
     Path("images").mkdir()
-    save_pictures("images/deep")
+    save_images("images/deep")
     frame().to_csv("pairs.csv", index=False)
     with pytest.raises(
-        UserError, match=r"none of the 6 pictures that `pairs.csv` names.*`red.png` is missing"
+        UserError, match=r"none of the 6 images that `pairs.csv` names.*`red.png` is missing"
     ) as error:
         opened("pairs.csv")
     assert "--images FOLDER" in error.value.hint
@@ -734,13 +734,13 @@ def test_web_addresses_are_not_downloaded(column):
 
 
 def test_a_table_with_files_and_web_addresses_uses_the_files():
-    save_pictures()
+    save_images()
     frame().assign(url="https://x.org/1.jpg").to_csv("pairs.csv", index=False)
     assert found("pairs.csv") == as_pairs()
 
 
 def test_split_and_class_columns_are_kept():
-    save_pictures()
+    save_images()
     sides = ["Train", "val", "test", "dev", "restval", ""]
     frame().assign(split=sides, label=["a", "b"] * 3).to_csv("pairs.csv", index=False)
     catalogue = opened("pairs.csv")
@@ -748,8 +748,8 @@ def test_split_and_class_columns_are_kept():
     assert catalogue.labels == ["a", "b"] * 3
 
 
-def test_a_class_that_each_picture_has_alone_is_none():
-    save_pictures()
+def test_a_class_that_each_image_has_alone_is_none():
+    save_images()
     rows = [(f"{i}.png", f"a number {i}", f"label {i}") for i in range(50)]
     for name, _, _ in rows:
         Path("images", name).write_bytes(b"x")
@@ -758,13 +758,13 @@ def test_a_class_that_each_picture_has_alone_is_none():
 
 
 def test_the_class_is_the_caption_when_there_is_no_other():
-    save_pictures()
+    save_images()
     write("image,label,score\nred.png,cat,1\nblue.png,dog,2\n")
     assert found("pairs.csv") == {"red.png": ["cat"], "blue.png": ["dog"]}
 
 
 def test_lists_beside_the_table_set_the_sides():
-    save_pictures()
+    save_images()
     frame().to_csv("pairs.csv", index=False)
     write("images/red.png\r\ngreen.png\n", "Flickr_8k.testImages.txt")
     write("red.png\nblue.png\n", "dev.txt")
@@ -822,13 +822,13 @@ def test_text_that_is_none_does_not(text):
 
 @pytest.mark.parametrize(("format", "separator"), [("csv", ","), ("tsv", "\t"), ("flickr", ",")])
 def test_a_format_can_be_forced(format, separator):
-    save_pictures()
+    save_images()
     frame().to_csv("pairs.dat", index=False, sep=separator)
     catalogue = opened("pairs.dat", format=format)
     assert catalogue.format == format and len(catalogue.names) == len(PAIRS)
 
 
-def test_a_picture_whose_table_has_changed_is_an_error_in_words():
+def test_an_image_whose_table_has_changed_is_an_error_in_words():
     text = base64.b64encode(picture("red")).decode()
     write("\n".join(json.dumps({"image": text, "caption": f"number {i}"}) for i in range(3)), "pairs.jsonl")
     catalogue = opened("pairs.jsonl")

@@ -119,14 +119,14 @@ def test_a_batch_knows_its_duplicates():
     assert inputs.same_BB.sum() == 14 + 2 * 4, "ten pairs in a batch of fourteen: four stand there twice"
 
 
-def test_captions_that_read_the_same_and_pictures_they_are_said_of_are_not_negatives():
-    """`A cat` is `a cat` to the model; and what is said of a picture by another pair is true of it too."""
+def test_captions_that_read_the_same_and_images_they_are_said_of_are_not_negatives():
+    """`A cat` is `a cat` to the model; and what is said of an image by another pair is true of it too."""
     tokens, ends = TOKENIZER.encode(["A small Cat", "a red house", "a small cat", "a red house"], 32)
     _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
     images = np.zeros((4, 3, 32, 32), dtype=np.uint8)
     batch = Batch(images, tokens, ends, image_ids=np.array([0, 0, 1, 2]), caption_ids=caption_ids)
     same = move(batch, Device("cpu"), None).same_BB
-    # Picture 0 has both captions, picture 1 the cat, picture 2 the house.
+    # Image 0 has both captions, image 1 the cat, image 2 the house.
     assert same.tolist() == [[True] * 4, [True] * 4, [True, False, True, False], [False, True, False, True]]
 
 
@@ -154,7 +154,7 @@ def test_an_accelerator_meets_few_text_lengths_and_finds_the_same_numbers():
 
 
 def test_a_step_on_several_threads_gives_the_same_gradients_each_time():
-    """Which rows of the positions are looked up differs from picture to picture, and so does who adds them up."""
+    """Which rows of the positions are looked up differs from image to image, and so does who adds them up."""
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:

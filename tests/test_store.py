@@ -13,7 +13,7 @@ from lapclip.data.files import Folders
 from lapclip.errors import UserError
 from lapclip.search import writer as writing
 from lapclip.search.index import About, all_abouts, indexes_folder
-from lapclip.search.scan import Stamp, Unopened, pictures_under
+from lapclip.search.scan import Stamp, Unopened, images_under
 from lapclip.search.store import Index, all_indexes, find_index
 from lapclip.search.update import Summary, forget, keep_disks
 from lapclip.search.writer import Writer, owned
@@ -29,11 +29,11 @@ def content_of(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-def put_pictures(writer: Writer, numbers: range, folder: bytes = b"/photos") -> None:
+def put_images(writer: Writer, numbers: range, folder: bytes = b"/photos") -> None:
     """Files `0.jpg` and so on, each with a content of its own, embedded as its number."""
     vectors_NE = np.stack([row_for(number) for number in numbers])
     first = writer.num_rows
-    writer.add_pictures([content_of(number) for number in numbers], [(8, 6)] * len(numbers), vectors_NE)
+    writer.add_images([content_of(number) for number in numbers], [(8, 6)] * len(numbers), vectors_NE)
     for number in numbers:
         writer.put(Stamp(b"%b/%d.jpg" % (folder, number), 1, 1), first + number - numbers.start)
 
@@ -45,7 +45,7 @@ def make_index(count: int = 5, fingerprint: str = "0" * 16, **said) -> About:
     with owned(path), Writer(path, WIDTH) as writer:
         writer.write_folders(about.folders)
         if count:
-            put_pictures(writer, range(count))
+            put_images(writer, range(count))
     about.write()
     return about
 
@@ -89,12 +89,12 @@ def test_a_reader_keeps_its_state_through_updates_and_compaction(monkeypatch):
     with Writer(about.path, WIDTH) as writer:
         for number in range(6):
             writer.write("DELETE FROM file WHERE path = ?", b"/photos/%d.jpg" % number)
-        put_pictures(writer, range(20, 23))
+        put_images(writer, range(20, 23))
         writer.commit()
         assert writer.compact_when_due()
         assert writer.num_rows == 6
         assert (numbers_in(before), before.num_pictures) == (seen, 9)
-        put_pictures(writer, range(30, 32))
+        put_images(writer, range(30, 32))
     assert before.has_changed() and numbers_in(before) == seen
     now = Index(about)
     assert numbers_in(now) == as_numbered(range(6, 9)) | as_numbered(range(20, 23)) | as_numbered(
@@ -118,7 +118,7 @@ def test_what_was_never_committed_is_cut_off_and_written_again():
     (about.path / "vectors-9").write_bytes(b"left by a killed compaction")
     assert numbers_in(Index(about)) == as_numbered(range(3))
     with Writer(about.path, WIDTH) as writer:
-        put_pictures(writer, range(3, 5))
+        put_images(writer, range(3, 5))
     assert numbers_in(Index(about)) == as_numbered(range(5))
     assert not (about.path / "vectors-9").exists()
 
@@ -126,7 +126,7 @@ def test_what_was_never_committed_is_cut_off_and_written_again():
 def test_a_failed_batch_takes_nothing_else_with_it():
     about = make_index(3)
     with pytest.raises(ZeroDivisionError), Writer(about.path, WIDTH) as writer:
-        put_pictures(writer, range(3, 5))
+        put_images(writer, range(3, 5))
         raise ZeroDivisionError
     assert numbers_in(Index(about)) == as_numbered(range(5))
 
@@ -134,11 +134,11 @@ def test_a_failed_batch_takes_nothing_else_with_it():
 def test_a_full_disk_is_said_and_what_was_there_stays():
     about = make_index(3)
     with pytest.raises(UserError, match="no space") as raised, Writer(about.path, WIDTH) as writer:
-        put_pictures(writer, range(3, 5))
+        put_images(writer, range(3, 5))
         full = os.open("/dev/full", os.O_RDWR)
         os.dup2(full, writer.vectors)
         os.close(full)
-        put_pictures(writer, range(5, 7))
+        put_images(writer, range(5, 7))
     assert "make room" in raised.value.hint
     assert numbers_in(Index(about)) in (as_numbered(range(3)), as_numbered(range(5)))
 
@@ -227,10 +227,10 @@ def test_one_process_at_a_time_writes():
         pass
 
 
-def test_a_forgotten_folder_takes_only_its_own_pictures():
+def test_a_forgotten_folder_takes_only_its_own_images():
     about = make_index(3, folders=("/photos", "/photos-2"))
     with Writer(about.path, WIDTH) as writer:
-        put_pictures(writer, range(10, 12), b"/photos-2")
+        put_images(writer, range(10, 12), b"/photos-2")
     assert forget(about, "/photos") == 3
     assert numbers_in(find_index()) == as_numbered(range(10, 12))
     assert find_index().folders == ["/photos-2"] and all_abouts()[0].folders == ("/photos-2",)
@@ -244,7 +244,7 @@ def test_a_folder_that_holds_something_is_no_disk_that_is_away(tmp_path):
     about, summary = make_index(0), Summary(tmp_path)
     with Writer(about.path, WIDTH) as writer:
         for number, disk in enumerate(disks):
-            put_pictures(writer, range(number, number + 1), os.fsencode(disk))
+            put_images(writer, range(number, number + 1), os.fsencode(disk))
         writer.write_disks(disks)
         assert keep_disks(writer, [str(tmp_path)], Unopened(), summary) == disks[:2]
     assert [*summary.away] == disks[:2] and Index(about).disks == sorted([*disks[:2], disks[3]])
@@ -254,10 +254,10 @@ def test_a_folder_that_holds_something_is_no_disk_that_is_away(tmp_path):
 def test_where_a_disk_is_mounted_is_seen():
     with tempfile.NamedTemporaryFile(dir="/dev/shm", suffix=".jpg") as file:
         seen = Unopened()
-        found = [stamp.path for stamp in pictures_under("/dev", Folders("/dev"), seen)]
+        found = [stamp.path for stamp in images_under("/dev", Folders("/dev"), seen)]
         assert os.fsencode(file.name) in found and "/dev/shm" in seen.disks
         inside = Unopened()
-        assert [*pictures_under("/dev/shm", Folders("/dev/shm"), inside)] and inside.disks == set()
+        assert [*images_under("/dev/shm", Folders("/dev/shm"), inside)] and inside.disks == set()
 
 
 def test_an_index_in_a_folder_that_cannot_be_written_can_be_read():
@@ -269,15 +269,15 @@ def test_an_index_in_a_folder_that_cannot_be_written_can_be_read():
     about.path.chmod(0o755)
 
 
-def test_fifty_thousand_pictures_open_within_a_quarter_of_a_second():
+def test_fifty_thousand_images_open_within_a_quarter_of_a_second():
     count = 50_000
     path = indexes_folder() / ("0" * 16)
     path.mkdir(parents=True)
     with Writer(path, WIDTH) as writer:
         writer.write_folders(["/photos"])  # begins a transaction
         with writer.lock:
-            pictures = ((number, content_of(number), 8, 6) for number in range(count))
-            writer.db.executemany("INSERT INTO picture VALUES (?, ?, ?, ?)", pictures)
+            images = ((number, content_of(number), 8, 6) for number in range(count))
+            writer.db.executemany("INSERT INTO image VALUES (?, ?, ?, ?)", images)
             files = ((b"/photos/%03d/%d.jpg" % (number % 100, number), number) for number in range(count))
             writer.db.executemany("INSERT INTO file (path, size, mtime_ns, row) VALUES (?, 1, 1, ?)", files)
         os.truncate(path / "vectors", count * writer.row_bytes)

@@ -30,13 +30,13 @@ def differences(one: Scene, other: Scene) -> int:
     return sum(ours[name] != theirs[name] for name in ours)
 
 
-def test_picture_k_is_the_same_on_every_machine():
+def test_image_k_is_the_same_on_every_machine():
     """Digests of pixels and captions; they change only when the drawing is changed on purpose."""
     source, digest = SceneSource(num_pairs=1000), hashlib.sha256()
     for index in (0, 1, 2, 500, 999, 123456):
-        digest.update(source.picture(index, 64).tobytes())
+        digest.update(source.image(index, 64).tobytes())
         digest.update(source.captions(index)[0].encode())
-        digest.update(POOL.picture(index % 512, 48).tobytes())
+        digest.update(POOL.image(index % 512, 48).tobytes())
     assert digest.hexdigest()[:16] == "30f91bcd06874811"
 
 
@@ -47,14 +47,14 @@ def test_the_source_is_endless_and_its_seed_matters():
 
 
 @pytest.mark.parametrize("size", [16, 63, 64, 224])
-def test_pictures_have_any_size(size):
-    picture = SceneSource(10).picture(3, size)
+def test_images_have_any_size(size):
+    picture = SceneSource(10).image(3, size)
     assert picture.size == (size, size) and picture.mode == "RGB"
 
 
 def test_edges_are_anti_aliased():
     """A hard-edged drawing has about eleven colours; smooth edges mix many more."""
-    colours = [len(set(SceneSource(20).picture(index, 64).get_flattened_data())) for index in range(20)]
+    colours = [len(set(SceneSource(20).image(index, 64).get_flattened_data())) for index in range(20)]
     assert np.mean(colours) > 25
 
 
@@ -90,7 +90,7 @@ def test_training_never_shows_a_held_out_combination():
 
 
 @pytest.mark.slow
-def test_every_pooled_picture_is_unseen_unique_and_has_three_near_neighbours():
+def test_every_pooled_image_is_unseen_unique_and_has_three_near_neighbours():
     scenes = [POOL.scene(index) for index in range(POOL.num_pairs)]
     captions = [POOL.captions(index)[0] for index in range(POOL.num_pairs)]
     assert all(scene.held_out for scene in scenes)
@@ -99,16 +99,14 @@ def test_every_pooled_picture_is_unseen_unique_and_has_three_near_neighbours():
         assert sum(differences(scene, other) == 1 for other in scenes) >= 3
 
 
-def test_what_differs_in_one_attribute_differs_in_the_picture():
-    """No attribute is only in the words: the same random details, another value, another picture."""
+def test_what_differs_in_one_attribute_differs_in_the_image():
+    """No attribute is only in the words: the same random details, another value, another image."""
     from random import Random
 
-    from lapclip.data.drawing import draw_picture
+    from lapclip.data.drawing import draw_image
 
     for start in range(0, POOL.num_pairs, 8):
-        drawn = {
-            draw_picture(POOL.scene(index), 64, Random(0)).tobytes() for index in range(start, start + 8)
-        }
+        drawn = {draw_image(POOL.scene(index), 64, Random(0)).tobytes() for index in range(start, start + 8)}
         assert len(drawn) == 8
 
 
@@ -119,22 +117,22 @@ def histogram(picture) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_colours_alone_find_fewer_than_one_picture_in_ten():
-    """The baseline: a caption is the mean histogram of its words, a word the mean of the training pictures it names."""
+def test_colours_alone_find_fewer_than_one_image_in_ten():
+    """The baseline: a caption is the mean histogram of its words, a word the mean of the training images it names."""
     source = SceneSource(3000)
     sums, counts = {}, Counter()
     for index in range(source.num_pairs):
-        drawn = histogram(source.picture(index, 64))
+        drawn = histogram(source.image(index, 64))
         for word in set(re.findall(r"\w+", source.captions(index)[0])):
             sums[word] = sums.get(word, 0) + drawn
             counts[word] += 1
     means = {word: sums[word] / counts[word] for word in sums}
     overall = np.mean(list(means.values()), axis=0)
-    pool = np.stack([histogram(POOL.picture(index, 64)) for index in range(POOL.num_pairs)])
+    pool = np.stack([histogram(POOL.image(index, 64)) for index in range(POOL.num_pairs)])
     found = 0
     for index in range(POOL.num_pairs):
         words = set(re.findall(r"\w+", POOL.captions(index)[0]))
-        # Each word adds what makes its pictures differ from the average picture.
+        # Each word adds what makes its images differ from the average image.
         expected = overall + sum(means[w] - overall for w in words)
         found += int(((pool - expected) ** 2).sum(axis=1).argmin() == index)
     assert found / POOL.num_pairs < 0.10, f"colours alone find {found / POOL.num_pairs:.1%}"
@@ -151,8 +149,8 @@ def test_the_documents_pairs_are_216_and_24_with_fixed_captions():
     captions = Counter(training.captions(index) for index in range(216))
     assert len(captions) == 12 and set(captions.values()) == {18}
     assert {held_out.captions(index) for index in range(24)} <= set(captions)
-    first, again = (DocumentsSource(0, 216).picture(5, 224).tobytes() for _ in range(2))
-    assert first == again != DocumentsSource(0, 216).picture(9, 224).tobytes()
+    first, again = (DocumentsSource(0, 216).image(5, 224).tobytes() for _ in range(2))
+    assert first == again != DocumentsSource(0, 216).image(9, 224).tobytes()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Small pictures in a terminal: what each kind of terminal is sent, decoded again."""
+"""Small images in a terminal: what each kind of terminal is sent, decoded again."""
 
 import base64
 import io
@@ -33,7 +33,7 @@ KITTY, ITERM, COLOURS = {"KITTY_WINDOW_ID": "1"}, {"TERM_PROGRAM": "iTerm.app"},
         ({}, True, "blocks"),
     ],
 )
-def test_a_terminal_gets_the_pictures_it_can_show(variables, asked, way):
+def test_a_terminal_gets_the_images_it_can_show(variables, asked, way):
     assert way_to_show(variables, is_terminal=True, encoding="UTF-8", asked=asked) == way
     on_a_pipe = way_to_show(variables, is_terminal=False, encoding="utf-8", asked=asked)
     assert on_a_pipe == ("blocks" if asked else None)
@@ -47,32 +47,32 @@ def noise(width: int, height: int) -> Image.Image:
 
 
 def decoded(data: str) -> np.ndarray:
-    with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as picture:
-        assert picture.format == "PNG"
-        return np.asarray(picture)
+    with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as image:
+        assert image.format == "PNG"
+        return np.asarray(image)
 
 
-def test_kitty_gets_the_picture_in_pieces_it_accepts():
-    for picture in (noise(100, 80), noise(2, 2)):
-        text = kitty(picture, 30, 8)
+def test_kitty_gets_the_image_in_pieces_it_accepts():
+    for image in (noise(100, 80), noise(2, 2)):
+        text = kitty(image, 30, 8)
         pieces = re.findall(r"\x1b_G([^;]*);([A-Za-z0-9+/=]*)\x1b\\", text)
         assert "".join(f"\x1b_G{keys};{data}\x1b\\" for keys, data in pieces) + "\n" == text
         keys = [dict(pair.split("=") for pair in key.split(",")) for key, _ in pieces]
         assert keys[0] | {"m": ""} == {"a": "T", "f": "100", "q": "2", "c": "30", "r": "8", "m": ""}
         assert [key["m"] for key in keys] == ["1"] * (len(pieces) - 1) + ["0"]
         assert all(len(data) <= 4096 and (len(data) % 4 == 0) for _, data in pieces)
-        assert (decoded("".join(data for _, data in pieces)) == np.asarray(picture)).all()
+        assert (decoded("".join(data for _, data in pieces)) == np.asarray(image)).all()
     assert len(pieces) == 1
 
 
-def test_iterm_gets_the_picture_whole():
-    picture = noise(50, 40)
-    found = re.fullmatch(r"\x1b\]1337;File=([^:]*):([^\x07]*)\x07\n", iterm(picture, 30, 8))
+def test_iterm_gets_the_image_whole():
+    image = noise(50, 40)
+    found = re.fullmatch(r"\x1b\]1337;File=([^:]*):([^\x07]*)\x07\n", iterm(image, 30, 8))
     keys = dict(pair.split("=") for pair in found[1].split(";"))
     assert keys["inline"] == "1" and (keys["width"], keys["height"]) == ("30", "8")
     assert (
         int(keys["size"]) == len(base64.b64decode(found[2]))
-        and (decoded(found[2]) == np.asarray(picture)).all()
+        and (decoded(found[2]) == np.asarray(image)).all()
     )
 
 
@@ -103,15 +103,15 @@ def painted(text: str, columns: int) -> np.ndarray:
 
 
 def test_half_blocks_show_two_pixels_each_and_nothing_where_nothing_is():
-    picture = np.array(noise(12, 10))
-    picture[:3, :4] = 0
-    picture[7:, 6:] = 0
-    text = blocks(Image.fromarray(picture), 12, 5)
-    assert (painted(text, 12) == picture).all()
+    image = np.array(noise(12, 10))
+    image[:3, :4] = 0
+    image[7:, 6:] = 0
+    text = blocks(Image.fromarray(image), 12, 5)
+    assert (painted(text, 12) == image).all()
     assert all(line.endswith("\x1b[0m") for line in text.splitlines())
 
 
-def test_pictures_keep_their_shape_in_a_strip():
+def test_images_keep_their_shape_in_a_strip():
     red, blue = Image.new("RGB", (400, 100), "red"), Image.new("RGB", (10, 1000), "blue")
     row = np.asarray(strip([red, blue], (10, 20)))
     assert row.shape == (ROWS * 20, (2 * COLUMNS + GAP) * 10, 4)

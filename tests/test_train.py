@@ -283,7 +283,7 @@ def test_the_best_checkpoint_is_the_last_one_that_is_as_good_as_the_best(with_tr
     assert len({*score.values()}) > 2, "evaluations that differ"
     highest, best = 0.0, 0
     for step, total in score.items():
-        if total / 6 >= highest - (highest * (1 - highest) / 16) ** 0.5:  # 16 pictures
+        if total / 6 >= highest - (highest * (1 - highest) / 16) ** 0.5:  # 16 images
             best = step
         highest = max(highest, total / 6)
     assert checkpoint.best(run.checkpoints).name == f"step-{best:06d}"

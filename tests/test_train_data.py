@@ -1,4 +1,4 @@
-"""Training on what people have: exact after a resume however the pictures come, and honest when the source changes."""
+"""Training on what people have: exact after a resume however the images come, and honest when the source changes."""
 
 import shutil
 
@@ -25,7 +25,7 @@ def config_for(source: object, **more):
     [{}, {"captions": "all"}, {"pack": False}, {"crop": 0.4, "flip": True, "colour": 0.2}, {"mixed": True}],
     ids=lambda more: "-".join(more) or "packed",
 )
-def test_a_resumed_run_equals_one_that_never_stopped_however_pictures_come(tmp_path, more):
+def test_a_resumed_run_equals_one_that_never_stopped_however_images_come(tmp_path, more):
     source = str(picture_folder(tmp_path / "photos", 40))
     for file in (tmp_path / "photos").glob("*.txt"):
         file.write_text(f"{file.read_text()}\nanother caption of {file.stem}")

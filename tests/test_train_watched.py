@@ -92,18 +92,18 @@ def test_snapshots_show_the_same_captions_all_through_the_run(evaluated_often):
             right = [place for place, found in enumerate(query["found"], 1) if found["is_right"]]
             assert right[:1] == ([query["rank"]] if query["rank"] <= len(scores) else [])
             for found in query["found"]:
-                with Image.open(run.path / "snapshots" / found["picture"]) as picture:
-                    assert picture.size == (96, 96)
+                with Image.open(run.path / "snapshots" / found["picture"]) as image:
+                    assert image.size == (96, 96)
 
 
 class Pictures:
-    """A source of plain pictures."""
+    """A source of plain images."""
 
-    def picture(self, index, size):
+    def image(self, index, size):
         return Image.new("RGB", (size, size))
 
 
-def test_the_diagonal_of_the_matrix_is_each_picture_with_its_own_caption(tmp_path):
+def test_the_diagonal_of_the_matrix_is_each_image_with_its_own_caption(tmp_path):
     random = np.random.default_rng(0)
     vectors = random.normal(size=(5, 8)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

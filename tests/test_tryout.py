@@ -213,7 +213,7 @@ def test_workers_follow_drawing_time_against_step_time(fetch_seconds, workers):
     assert found == workers and f"{fetch_seconds * 8 / 0.81:.0%} of a step" in why
 
 
-def test_nothing_is_drawn_ahead_where_pictures_are_only_copied_and_once_where_they_are_far_away():
+def test_nothing_is_drawn_ahead_where_images_are_only_copied_and_once_where_they_are_far_away():
     drawn = replace(DATA, fetch_seconds=10.0)
     assert settle_workers(replace(drawn, only_copies=True), LAPTOP, 8, step_seconds=1)[0] == 0
     assert settle_workers(replace(drawn, is_remote=True), LAPTOP, 8, step_seconds=1)[0] == 1

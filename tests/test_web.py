@@ -293,10 +293,10 @@ def test_nothing_else_can_be_read(server, path):
     assert answer.status == 404 and set(json.loads(answer.body)) == {"error", "hint"}
 
 
-def test_a_snapshot_and_its_pictures_can_be_read(server):
+def test_a_snapshot_and_its_images_can_be_read(server):
     assert json.loads(server.ask("/snapshots/first/step-000005.json").body) == {"step": 5}
-    picture = server.ask("/snapshots/first/pictures/000012.jpg")
-    assert picture.getheader("content-type") == "image/jpeg" and picture.body.startswith(b"\xff\xd8")
+    image = server.ask("/snapshots/first/pictures/000012.jpg")
+    assert image.getheader("content-type") == "image/jpeg" and image.body.startswith(b"\xff\xd8")
 
 
 def test_a_link_out_of_the_run_is_refused_and_one_inside_is_not(server, folder):
@@ -313,15 +313,15 @@ def test_a_linked_folder_of_snapshots_is_refused_but_a_linked_run_is_not(server,
     (folder / "album" / "pictures").mkdir(parents=True)
     (folder / "album" / "pictures" / "000012.jpg").write_bytes(b"\xff\xd8 private")
     (folder / "runs" / "linked").symlink_to(live.path)
-    picture = "pictures/000012.jpg"
-    assert server.ask(f"/snapshots/linked/{picture}").status == 200
+    image = "pictures/000012.jpg"
+    assert server.ask(f"/snapshots/linked/{image}").status == 200
     (live.path / "snapshots").rename(live.path / "own")
     (live.path / "snapshots").symlink_to(folder / "album")
-    assert server.ask(f"/snapshots/{live.name}/{picture}").status == 404
+    assert server.ask(f"/snapshots/{live.name}/{image}").status == 404
     (live.path / "snapshots").unlink()
     (live.path / "snapshots").mkdir()
     (live.path / "snapshots" / "pictures").symlink_to(folder / "album" / "pictures")
-    assert server.ask(f"/snapshots/{live.name}/{picture}").status == 404
+    assert server.ask(f"/snapshots/{live.name}/{image}").status == 404
 
 
 def test_the_runs_are_listed_with_how_they_stand(server):

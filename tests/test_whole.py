@@ -1,4 +1,4 @@
-"""Pictures to look at, and decoding in several threads at once."""
+"""Images to look at, and decoding in several threads at once."""
 
 import io
 import warnings
@@ -13,9 +13,9 @@ from lapclip.data.image_formats import undisturbed
 from lapclip.data.whole import as_jpeg, whole
 
 
-def encoded(picture: Image.Image, form: str = "PNG", **options) -> bytes:
+def encoded(image: Image.Image, form: str = "PNG", **options) -> bytes:
     out = io.BytesIO()
-    picture.save(out, form, **options)
+    image.save(out, form, **options)
     return out.getvalue()
 
 
@@ -25,19 +25,19 @@ def gradient(width: int, height: int) -> Image.Image:
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
-def test_all_of_a_picture_is_seen_at_its_shape(form):
+def test_all_of_an_image_is_seen_at_its_shape(form):
     seen = whole(encoded(gradient(900, 300), form), 300)
     assert seen.size == (300, 100) and seen.mode == "RGB"
     corners = np.asarray(seen, dtype=int)[[0, 0, -1, -1], [0, -1, 0, -1], :2]
     assert np.abs(corners - [[0, 0], [255, 0], [0, 255], [255, 255]]).max() < 40
 
 
-def test_a_small_picture_is_not_enlarged_and_none_vanishes():
+def test_a_small_image_is_not_enlarged_and_none_vanishes():
     assert whole(encoded(gradient(40, 30)), 300).size == (40, 30)
     assert whole(encoded(gradient(3000, 2)), 300).size == (300, 1)
 
 
-def test_a_turned_picture_is_upright_and_says_nothing_of_where_it_was_taken():
+def test_a_turned_image_is_upright_and_says_nothing_of_where_it_was_taken():
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "a camera"
     data = encoded(gradient(80, 40), "JPEG", exif=exif)
@@ -51,8 +51,8 @@ def test_a_turned_picture_is_upright_and_says_nothing_of_where_it_was_taken():
 def test_every_kind_of_pixels_can_be_looked_at(mode):
     grey = gradient(2000, 1000).convert("L")
     deep = Image.fromarray(np.asarray(grey, dtype=np.uint16) * 257)
-    picture = deep if mode == "I;16" else grey.convert(mode)
-    seen = np.asarray(whole(encoded(picture, "TIFF"), 100).convert("L"), dtype=float)
+    image = deep if mode == "I;16" else grey.convert(mode)
+    seen = np.asarray(whole(encoded(image, "TIFF"), 100).convert("L"), dtype=float)
     assert seen.shape == (50, 100) and seen[:, 70:].mean() > seen[:, :30].mean() + 40
 
 
@@ -61,7 +61,7 @@ def test_transparency_is_white():
     assert np.asarray(whole(encoded(clear), 50)).min() == 255
 
 
-def test_what_is_no_picture_is_said_to_be_none():
+def test_what_is_no_image_is_said_to_be_none():
     bomb = b"P6 100000 100000 255\n"
     for data in (b"", b"words", encoded(gradient(50, 50), "JPEG")[:300], bomb):
         with pytest.raises(Unreadable):
@@ -69,10 +69,10 @@ def test_what_is_no_picture_is_said_to_be_none():
 
 
 def test_decoding_in_threads_gives_what_one_after_the_other_gives():
-    pictures = [encoded(gradient(60 + n, 50), "JPEG") for n in range(40)]
+    images = [encoded(gradient(60 + n, 50), "JPEG") for n in range(40)]
     limit, filters = Image.MAX_IMAGE_PIXELS, list(warnings.filters)
-    one_by_one = [decode(data, 32).pixels for data in pictures]
-    at_once = [decoded.pixels for decoded in in_order(lambda data: decode(data, 32), pictures, threads=4)]
+    one_by_one = [decode(data, 32).pixels for data in images]
+    at_once = [decoded.pixels for decoded in in_order(lambda data: decode(data, 32), images, threads=4)]
     np.testing.assert_array_equal(np.stack(one_by_one), np.stack(at_once))
     assert limit == Image.MAX_IMAGE_PIXELS and filters == warnings.filters, "the process is left as it was"
 

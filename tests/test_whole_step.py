@@ -263,7 +263,7 @@ def test_a_wrong_one_is_wrong_in_the_gradient_it_names_and_in_no_other(step_on, 
 
 
 def test_one_that_misreads_what_is_permuted_is_right_for_the_rest(step_on):
-    """The model hands attention its tensors in order, and pictures come in order: so they must."""
+    """The model hands attention its tensors in order, and images come in order: so they must."""
     right, _ = step_on(Elsewhere())
     assert differing(step_on(WrongOnPermuted())[0], right) == []
     permuted = np.ascontiguousarray(BATCH.images.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)

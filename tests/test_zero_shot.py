@@ -54,7 +54,7 @@ def test_a_model_that_knows_all_takes_nothing_for_anything_else():
     result = zero_shot(guesses(6, 60, noise=0)[0], ["{}"])
     assert result["top1"] == 1 and result["most_confused"] == []
     assert {own["taken_for"] for own in result["classes"]} == {None}
-    assert result["interval@1"][0] < 1, "sixty pictures do not prove that it is never wrong"
+    assert result["interval@1"][0] < 1, "sixty images do not prove that it is never wrong"
 
 
 @pytest.mark.parametrize("value", [1.0, np.nan])
@@ -71,7 +71,7 @@ def test_of_fewer_than_five_classes_one_is_always_among_five():
     assert result["top5"] == result["chance@5"] == 1 and result["top1"] < 1
 
 
-def test_a_class_without_pictures_can_still_be_taken_for_another():
+def test_a_class_without_images_can_still_be_taken_for_another():
     label = np.eye(3)
     made = guess(label[[2, 2, 1]], label, np.array([0, 0, 1]), ("cat", "dog", "fox"))
     result = zero_shot(made, ["{}"])
@@ -84,7 +84,7 @@ def test_many_classes_are_told_by_the_pairs_that_are_confused_most():
     assert result["confusion"] is None and len(result["most_confused"]) == 50
 
 
-def test_some_pictures_at_a_time_give_the_same():
+def test_some_images_at_a_time_give_the_same():
     whole, pieces = guesses(20, 100)[0], guesses(20, 100, most_cells=70)[0]
     assert np.array_equal(whole.rank_N, pieces.rank_N)
     assert np.array_equal(whole.taken_for_N, pieces.taken_for_N)

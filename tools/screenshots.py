@@ -1,4 +1,4 @@
-"""Makes pictures for the documents from a real run: the live page, the terminal, the report and the search page.
+"""Makes images for the documents from a real run: the live page, the terminal, the report and the search page.
 
 .venv/bin/python tools/screenshots.py           trains three minutes first
 .venv/bin/python tools/screenshots.py runs/NAME shows a run that is there
@@ -35,17 +35,17 @@ QUESTION = "two yellow birds by a pond in the morning"
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         run = Path(sys.argv[1]).resolve() if sys.argv[1:] else train(Path(folder))
-        # There its name is enough, so that no picture shows a path of this machine.
+        # There its name is enough, so that no image shows a path of this machine.
         os.chdir(run.parent.parent)
         program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
         browser = playwright.chromium.launch(
             executable_path=program, args=[*FLAGS, "--no-first-run", "--disable-sync"]
         )
-        picture_page(browser, run)
-        picture_report(browser, run, Path(folder) / "report.html")
-        picture_search(browser, run, Path(folder))
+        image_page(browser, run)
+        image_report(browser, run, Path(folder) / "report.html")
+        image_search(browser, run, Path(folder))
         browser.close()
-        picture_terminal(run)
+        image_terminal(run)
 
 
 def train(folder: Path) -> Path:
@@ -53,13 +53,13 @@ def train(folder: Path) -> Path:
     return folder / "runs" / "shapes"
 
 
-def picture_page(browser: Browser, run: Path) -> None:
+def image_page(browser: Browser, run: Path) -> None:
     with serving("watch", run.name, "--web") as address:
         for scheme in ("light", "dark"):
             page = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme=scheme)
             page.goto(address)
             page.locator("#queries img").first.wait_for()
-            page.wait_for_timeout(1000)  # pictures and curves
+            page.wait_for_timeout(1000)  # images and curves
             page.screenshot(path=DOCS / f"watch-{scheme}.png", full_page=True)
             page.close()
 
@@ -78,26 +78,26 @@ def serving(*arguments: str) -> Iterator[str]:
         server.communicate()
 
 
-def picture_search(browser: Browser, run: Path, folder: Path) -> None:
+def image_search(browser: Browser, run: Path, folder: Path) -> None:
     """The search page over drawings of our own, which anybody may show."""
     os.environ["LAPCLIP_CACHE"] = str(folder / "cache")
     drawings = folder / "drawings"
     drawings.mkdir()
     source = open_synthetic("synthetic")[0]
     for number in range(NUM_DRAWINGS):
-        source.picture(number, 320).save(drawings / f"{number:03}.png")
+        source.image(number, 320).save(drawings / f"{number:03}.png")
     subprocess.run([*LAPCLIP, "index", str(drawings), "--model", run.name], check=True)
     with serving("serve") as address:
         page = browser.new_page(viewport={"width": WIDTH, "height": 760}, color_scheme="light")
         page.goto(address)
         page.keyboard.press("/")
         page.keyboard.type(QUESTION)
-        page.wait_for_timeout(3000)  # the answer and its pictures
+        page.wait_for_timeout(3000)  # the answer and its images
         page.screenshot(path=DOCS / "search-light.png")
         page.close()
 
 
-def picture_report(browser: Browser, run: Path, file: Path) -> None:
+def image_report(browser: Browser, run: Path, file: Path) -> None:
     subprocess.run(
         [*LAPCLIP, "report", run.name, "--output", str(file)], check=True, stdout=subprocess.DEVNULL
     )
@@ -108,7 +108,7 @@ def picture_report(browser: Browser, run: Path, file: Path) -> None:
     page.close()
 
 
-def picture_terminal(run: Path) -> None:
+def image_terminal(run: Path) -> None:
     """What `lapclip watch --once` prints on a terminal of this size, in its colours."""
     shown = on_a_terminal([*LAPCLIP, "watch", run.name, "--once"])
     with open(os.devnull, "w") as nowhere:

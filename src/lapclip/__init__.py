@@ -1,6 +1,6 @@
-"""Train your own CLIP on the laptop you have, and search your pictures with it.
+"""Train your own CLIP on the laptop you have, and search your images with it.
 
-`lapclip.load("my-run")` gives an `Embedder`, which embeds, compares and classifies pictures and words. It is imported
+`lapclip.load("my-run")` gives an `Embedder`, which embeds, compares and classifies images and words. It is imported
 when first used, so that `import lapclip` costs nothing.
 To train from Python: `lapclip.train.prepare.prepare` makes a run, `lapclip.train.loop.train` goes through it.
 """

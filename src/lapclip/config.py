@@ -46,31 +46,29 @@ class DataConfig:
         " `synthetic`; several as `photos + emoji@2`, with a weight",
     )
     format: FormatName | None = opt(None, "what the source is, when lapclip takes it for something else")
-    images: str | None = opt(None, "folder of the pictures that a table or annotation file names")
-    image_column: str | None = opt(None, "column of a table that holds the pictures")
+    images: str | None = opt(None, "folder of the images that a table or annotation file names")
+    image_column: str | None = opt(None, "column of a table that holds the images")
     caption_column: str | None = opt(None, "column of a table that holds the captions")
     captions: Literal["one", "all"] = opt(
-        "one", "an epoch shows each picture with one of its captions, in turn, or with all of them"
+        "one", "an epoch shows each image with one of its captions, in turn, or with all of them"
     )
     validation_share: float = opt(
         0.05,
-        "share of the pictures held out, where a dataset has no split of its own",
+        "share of the images held out, where a dataset has no split of its own",
         at_least=0.001,
         at_most=0.5,
     )
-    max_unreadable: float = opt(
-        0.1, "share of broken pictures that is put up with", at_least=0.0, at_most=1.0
-    )
+    max_unreadable: float = opt(0.1, "share of broken images that is put up with", at_least=0.0, at_most=1.0)
     pack: bool | None = opt(
-        None, "keep a decoded copy of the pictures on the disk; without, they are decoded in every epoch"
+        None, "keep a decoded copy of the images on the disk; without, they are decoded in every epoch"
     )
     crop: float | None = opt(
         None,
-        "least share of a picture that a random crop shows; 1 shows all of it",
+        "least share of an image that a random crop shows; 1 shows all of it",
         at_least=0.05,
         at_most=1.0,
     )
-    flip: bool | None = opt(None, "mirror every second picture")
+    flip: bool | None = opt(None, "mirror every second image")
     colour: float | None = opt(
         None, "how far brightness, contrast and saturation are changed at random", at_least=0.0, at_most=1.0
     )
@@ -78,7 +76,7 @@ class DataConfig:
         None, "how captions become tokens: a BPE trained on them, or 33 characters"
     )
     max_vocab: int = opt(4096, "most tokens the trained BPE may have", at_least=300)
-    num_validation: int = opt(512, "held-out pictures that recall is measured over", at_least=2)
+    num_validation: int = opt(512, "held-out images that recall is measured over", at_least=2)
     workers: int | None = opt(
         None, "processes that prepare the next batches; 0 does it between steps", at_least=0
     )
@@ -89,7 +87,7 @@ class ModelConfig:
     """What learns."""
 
     size: SizeName = opt("tiny", "the shape of the model, by name")
-    image_size: int | None = opt(None, "pixels of each side of a picture", at_least=8, at_most=1024)
+    image_size: int | None = opt(None, "pixels of each side of an image", at_least=8, at_most=1024)
     patch_size: int | None = opt(None, "pixels of each side of a patch", at_least=1)
     text_length: int | None = opt(None, "most tokens of a caption; the rest is cut", at_least=4)
     recompute: bool = opt(
@@ -116,10 +114,10 @@ class TrainConfig:
     beta2: float = opt(0.98, "AdamW's memory of its square", at_least=0.0, at_most=0.99999)
     clip_norm: float = opt(1.0, "longest gradient that is not shortened", at_least=1e-6)
     keep_patches: float | None = opt(
-        None, "share of each picture's patches looked at while training", at_least=0.05, at_most=1.0
+        None, "share of each image's patches looked at while training", at_least=0.05, at_most=1.0
     )
     whole_from: float = opt(
-        0.8, "share of the run after which whole pictures are looked at", at_least=0.0, at_most=1.0
+        0.8, "share of the run after which whole images are looked at", at_least=0.0, at_most=1.0
     )
     seed: int = opt(0, "decides weights, order and which patches are kept", at_least=0, at_most=2**31)
     save_every: str = opt("5m", "between checkpoints: steps (`500`) or training time (`90s`, `5m`, `1h`)")

@@ -1,6 +1,6 @@
-"""A trained model with its tokenizer and transform: pictures and words in, unit rows out. What users hold.
+"""A trained model with its tokenizer and transform: images and words in, unit rows out. What users hold.
 
-Shapes: N pictures, M texts, L labels, E embedding.
+Shapes: N images, M texts, L labels, E embedding.
 """
 
 import hashlib
@@ -38,13 +38,13 @@ Rows = np.ndarray  # float32 [n, E], embedded already
 T = TypeVar("T")
 Some = TypeVar("Some", np.ndarray, list[str])
 
-# Where a label goes into words that people write under pictures; the mean over several is steadier than any one.
-TEMPLATES = ("a photo of a {}", "a photo of the {}", "a picture of a {}", "a {}", "{}")
+# Where a label goes into words that people write under images; the mean over several is steadier than any one.
+TEMPLATES = ("a photo of a {}", "a photo of the {}", "an image of a {}", "a {}", "{}")
 MANY = {"pictures": 300, "texts": 3000}  # more than these take long enough for a bar
 
 
 class Embedder:
-    """Embeds pictures and texts with one model, some at a time, so that memory does not grow with their number."""
+    """Embeds images and texts with one model, some at a time, so that memory does not grow with their number."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Embedder:
         self.turn: AbstractContextManager[Any] = threading.Lock() if device.is_accelerator else nullcontext()
 
     def __repr__(self) -> str:
-        what = f"{self.image_size} px pictures and texts as {self.width} numbers each"
+        what = f"{self.image_size} px images and texts as {self.width} numbers each"
         return f"<Embedder `{printable(self.name)}`: {what}>"
 
     @property
@@ -94,7 +94,7 @@ class Embedder:
     def images(
         self, pictures: Sequence[Picture] | np.ndarray | Tensor, *, progress: bool | None = None
     ) -> Rows:
-        """Float32 unit rows, one a picture: paths, PIL images, arrays or tensors of any size, or a batch of them.
+        """Float32 unit rows, one an image: paths, PIL images, arrays or tensors of any size, or a batch of them.
 
         With many, files are decoded in threads while the model works. `progress` decides whether there is a bar;
         without it there is one for many, on a terminal or in a notebook.
@@ -113,12 +113,12 @@ class Embedder:
         )
 
     def pixels(self, pixels: np.ndarray) -> Rows:
-        """Float32 unit rows of pictures that are bytes [n, 3, S, S] already, S being `image_size`."""
+        """Float32 unit rows of images that are bytes [n, 3, S, S] already, S being `image_size`."""
         wanted = (3, self.image_size, self.image_size)
         if pixels.dtype != np.uint8 or pixels.shape[1:] != wanted:
             raise UserError(
                 f"pixels are {pixels.dtype} {list(pixels.shape)}, not bytes [n, {', '.join(map(str, wanted))}]",
-                hint="use `images`, which takes pictures of any size",
+                hint="use `images`, which takes images of any size",
             )
         return self.embed(pixels, self.embed_pixels)
 
@@ -152,7 +152,7 @@ class Embedder:
         labels: Sequence[str],
         templates: Sequence[str] = TEMPLATES,
     ) -> np.ndarray:
-        """Probabilities [images, labels], each row summing to one: which of these labels fits a picture best."""
+        """Probabilities [images, labels], each row summing to one: which of these labels fits an image best."""
         label_LE = self.label_rows(labels, templates)
         if not len(label_LE):
             raise UserError("there are no labels to choose from", hint="name at least one")
@@ -186,7 +186,7 @@ class Embedder:
         return Path(folder)
 
     def is_rows(self, given: object) -> bool:
-        """Whether these are embeddings; one grey picture, which an array [H, W] could be, is no list anyway."""
+        """Whether these are embeddings; one grey image, which an array [H, W] could be, is no list anyway."""
         if not (
             isinstance(given, np.ndarray) and given.ndim == 2 and np.issubdtype(given.dtype, np.floating)
         ):

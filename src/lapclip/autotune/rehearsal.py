@@ -104,7 +104,7 @@ def some_patches(work: Work, num_pairs: int) -> Tensor | None:
 
 
 def some_batch(work: Work, num_pairs: int) -> Batch:
-    """Pictures and captions that all differ: for time their content makes no difference."""
+    """Images and captions that all differ: for time their content makes no difference."""
     random = np.random.default_rng(work.train.seed)
     size = shape_of(work.model)
     length = min(work.num_tokens, size.text_length)

@@ -292,13 +292,13 @@ def settle_workers(
 
 
 def settle_looks(data: DataSummary) -> dict[str, tuple[Any, str]]:
-    """How pictures are kept and varied, with reasons; what is drawn anew each time needs none of it."""
+    """How images are kept and varied, with reasons; what is drawn anew each time needs none of it."""
     says_sides = data.says_sides > 0.02
     return {
         "pack": (not data.is_streamed, f"there is {'no ' if data.is_streamed else ''}room for it"),
         "crop": (
             1.0 if data.is_drawn else 0.6,
-            "the same pictures come again and again; crops keep them new",
+            "the same images come again and again; crops keep them new",
         ),
         "flip": (
             not says_sides,

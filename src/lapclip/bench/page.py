@@ -43,8 +43,8 @@ class Table:
     rows: list[tuple[str, ...]]
 
 
-def check_picture(path: Path, num_figures: int = 1) -> None:
-    """Refuses, before anything is measured, a picture that could not be written afterwards."""
+def check_image(path: Path, num_figures: int = 1) -> None:
+    """Refuses, before anything is measured, an image that could not be written afterwards."""
     if path.suffix.lower() not in ENDINGS:
         raise UserError(
             f"`{path}` does not end in {', '.join(f'`{ending}`' for ending in ENDINGS)}: these can be written",
@@ -67,9 +67,9 @@ def check_picture(path: Path, num_figures: int = 1) -> None:
         pass
 
 
-def write_picture(path: Path, figures: "list[Figure]", *, title: str, tables: list[Table]) -> None:
+def write_image(path: Path, figures: "list[Figure]", *, title: str, tables: list[Table]) -> None:
     """Writes the figures, and in a page the tables too, in the format of the path's ending; whole or not at all."""
-    check_picture(path, len(figures))
+    check_image(path, len(figures))
     with drawing():
         match path.suffix.lower():
             case ".png":
@@ -101,13 +101,13 @@ def drawn(figure: "Figure") -> Image.Image:
     return Image.open(file).convert("RGB")
 
 
-def stacked(pictures: Sequence[Image.Image], title: str) -> bytes:
-    """One PNG of pictures below one another, as wide as the widest."""
-    sheet = Image.new("RGB", (max(p.width for p in pictures), sum(p.height for p in pictures)), PAPER)
+def stacked(images: Sequence[Image.Image], title: str) -> bytes:
+    """One PNG of images below one another, as wide as the widest."""
+    sheet = Image.new("RGB", (max(p.width for p in images), sum(p.height for p in images)), PAPER)
     top = 0
-    for picture in pictures:
-        sheet.paste(picture, (0, top))
-        top += picture.height
+    for image in images:
+        sheet.paste(image, (0, top))
+        top += image.height
     about = PngInfo()
     about.add_itxt("Title", printable(title))
     file = BytesIO()
@@ -137,7 +137,7 @@ def inline_svg(figure: "Figure", number: int) -> str:
 def as_page(title: str, figures: "Sequence[Figure]", tables: Sequence[Table], machine: Machine) -> str:
     """One page of HTML: no script, and nothing that a browser would have to fetch."""
     shown = said(title)
-    pictures = [
+    images = [
         f'<div class="wide">{inline_svg(figure, number)}</div>' for number, figure in enumerate(figures, 1)
     ]
     return "\n".join(
@@ -147,7 +147,7 @@ def as_page(title: str, figures: "Sequence[Figure]", tables: Sequence[Table], ma
             '<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>{shown}</title><style>{STYLE}</style></head>",
             f"<body><h1>{shown}</h1>",
-            *pictures,
+            *images,
             *[as_html(table) for table in [*tables, facts(machine)]],
             "</body></html>\n",
         ]

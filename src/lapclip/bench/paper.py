@@ -1,4 +1,4 @@
-"""What pictures are drawn on: matplotlib, loaded only when asked for, with one look whatever the person's own settings.
+"""What images are drawn on: matplotlib, loaded only when asked for, with one look whatever the person's own settings.
 
 Everything is told apart by marks, hatching and words as well as by colour.
 """
@@ -60,7 +60,7 @@ def drawing() -> Iterator[None]:
                 import matplotlib
             except ImportError:
                 raise UserError(
-                    "pictures need matplotlib, which is not installed", hint="pip install 'lapclip[plot]'"
+                    "images need matplotlib, which is not installed", hint="pip install 'lapclip[plot]'"
                 ) from None
             with matplotlib.rc_context():
                 matplotlib.rcdefaults()

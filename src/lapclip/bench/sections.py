@@ -1,4 +1,4 @@
-"""The three things `lapclip bench` can measure, each ready to be shown: for programs, for people, as a picture."""
+"""The three things `lapclip bench` can measure, each ready to be shown: for programs, for people, as an image."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -48,7 +48,7 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
     """Ways to run a step of the run that `command` would train."""
     result = yield from bench_steps(config, data, compile=compile, fresh=fresh)
     rate = (
-        f", at about {result.predicted:,.0f} pairs/s while its pictures are prepared"
+        f", at about {result.predicted:,.0f} pairs/s while its images are prepared"
         if result.predicted
         else ""
     )

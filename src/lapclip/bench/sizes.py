@@ -1,6 +1,6 @@
 """The scaling study: how fast each named size trains on each device, and where an accelerator begins to pay.
 
-Every size looks at whole pictures, so that sizes compare. Each is measured in a process of its own, whose memory is its
+Every size looks at whole images, so that sizes compare. Each is measured in a process of its own, whose memory is its
 own; past the memory there is, it is estimated.
 """
 
@@ -165,7 +165,7 @@ def estimate(name: str, num_parameters: int, device: str, smaller: SizeResult) -
 
 
 def flops_of_pair(name: str, work: Work | None) -> int:
-    """Of one pass over a whole picture."""
+    """Of one pass over a whole image."""
     size = shape_of(load_config(flags={"size": name}).model)
     return flops_per_pair(size, num_tokens=size.text_length if work is None else work.num_tokens)
 

@@ -99,5 +99,5 @@ def sizes_table(results: Sequence[SizeResult]) -> Table:
         "predicted",
         "measured",
     )
-    caption = f"sizes, looking at whole pictures; an epoch is {EPOCH_PAIRS:,} pairs; ~ is an estimate"
+    caption = f"sizes, looking at whole images; an epoch is {EPOCH_PAIRS:,} pairs; ~ is an estimate"
     return Table(caption, header, rows)

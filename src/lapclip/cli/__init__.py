@@ -25,7 +25,7 @@ from lapclip.machine.cores import wait_calmly
 
 app = App(
     name="lapclip",
-    help="Train your own CLIP on the laptop you have, and search your pictures with it.",
+    help="Train your own CLIP on the laptop you have, and search your images with it.",
     version=__version__,
     help_format="plaintext",
     suppress_keyboard_interrupt=False,  # we answer it ourselves

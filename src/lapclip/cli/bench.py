@@ -45,16 +45,19 @@ def bench(
         bool, Parameter(help="train every size from nano to huge for a few steps instead", negative="")
     ] = False,
     fresh: Annotated[bool, Parameter(help="measure again what was measured before", negative="")] = False,
-    picture: Annotated[
+    out: Annotated[
         Path | None,
-        Parameter(help="also write a picture, `.png` or `.svg`, or a page with everything, `.html`"),
+        Parameter(
+            name=("--out", "--picture"),
+            help="also write a chart, `.png` or `.svg`, or a page with everything, `.html`",
+        ),
     ] = None,
     json: AsJson = False,
     flags: dict[str, Any],
 ) -> int:
     """Measure this machine: which device, precision, threads and chunk train a model fastest, and why.
 
-    Runs the real training step of a model on a source (drawn pictures, if none is named) in every way that is possible
+    Runs the real training step of a model on a source (drawn images, if none is named) in every way that is possible
     here, in turns, for a minute or so. What is found is kept, and `lapclip train` with the same source and flags uses
     it. `--compile` also tries compilation, which takes some minutes more.
     """
@@ -63,14 +66,14 @@ def bench(
         if other := next((SETTINGS[name].flag for name in flags if name not in OF_ALL), None):
             raise UserError(f"`{flag}` does not go by `{other}`", hint=f"leave `{other}` away")
     config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
-    if picture is not None:
-        from lapclip.bench.page import check_picture
+    if out is not None:
+        from lapclip.bench.page import check_image
 
-        check_picture(picture, max(1, ops + sizes))
+        check_image(out, max(1, ops + sizes))
     with working("starting"):
         from lapclip.autotune.quick import devices_for
         from lapclip.bench.overview import in_words, look_over
-        from lapclip.bench.page import write_picture
+        from lapclip.bench.page import write_image
         from lapclip.bench.sections import ops_section, sizes_section, steps_section
         from lapclip.train.prepare import open_here
 
@@ -85,9 +88,9 @@ def bench(
         overview = show_stages(look_over(fresh=fresh), requests, "measuring")
         sections = [show_stages(work, requests, "measuring") for work in wanted]
     tables = [table for section in sections for table in section.tables]
-    if picture is not None:
+    if out is not None:
         figures = [section.draw() for section in sections]
-        write_picture(picture, figures, title="lapclip bench", tables=tables)
+        write_image(out, figures, title="lapclip bench", tables=tables)
     if json:
         measured = {name: value for section in sections for name, value in section.json.items()}
         seconds = time.perf_counter() - started
@@ -105,8 +108,8 @@ def bench(
         screen.print()
         screen.print(on_screen(table), highlight=False)
     screen.print("", *remarks, sep="\n", highlight=False, markup=False)
-    if picture is not None:
-        people.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+    if out is not None:
+        people.print(f"image: {out}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -45,7 +45,7 @@ def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
 def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
     """Examine a source: what there is, what is broken, doubled or leaking, and what to do about it.
 
-    Looks at every picture, and packs them on the way, so that training starts at once.
+    Looks at every image, and packs them on the way, so that training starts at once.
     """
     config, opened = open_for({**flags, "pack": True})
     with working("examining"):
@@ -93,7 +93,7 @@ def show_report(name: str, report: "Report") -> None:
 @data.command
 @with_settings("source", *HOW_TO_READ, *SIZES)
 def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
-    """Decode and resize every picture once, into a copy that training reads without waiting.
+    """Decode and resize every image once, into a copy that training reads without waiting.
 
     Training does this by itself; call it beforehand, or again after the source has changed: only what is new is done.
     """
@@ -123,7 +123,7 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
         return 0
     for result in results:
         people.print(
-            f"{result['num_images']:,} pictures of {result['image_size']} x {result['image_size']} pixels, "
+            f"{result['num_images']:,} images of {result['image_size']} x {result['image_size']} pixels, "
             f"{result['num_reused']:,} of them packed before, {result['num_unreadable']:,} unreadable: "
             f"{size(result['bytes'])}, {seconds:.1f} s",
             highlight=False,
@@ -137,13 +137,13 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
 def show(
     *,
     out: Annotated[Path, Parameter(help="where the sheet is written")] = Path("lapclip-sheet.png"),
-    count: Annotated[int, Parameter(help="pictures on it")] = 24,
+    count: Annotated[int, Parameter(help="images on it")] = 24,
     json: AsJson = False,
     flags: dict[str, Any],
 ) -> int:
-    """Draw a contact sheet: some pictures from all over the source, with their captions."""
+    """Draw a contact sheet: some images from all over the source, with their captions."""
     if not 1 <= count <= 1000:
-        raise UserError(f"`--count` is {count}", hint="a sheet holds 1 to 1000 pictures")
+        raise UserError(f"`--count` is {count}", hint="a sheet holds 1 to 1000 images")
     out = out.expanduser()
     if out.suffix.lower() != ".png":
         raise UserError(f"`--out` is `{out}`", hint="the sheet is a PNG: name it `sheet.png`, or alike")
@@ -158,7 +158,7 @@ def show(
     rows = []
     for i in chosen:
         with suppress(Unreadable):  # of a streamed source; `check` names it
-            rows.append((training.picture(i, 128), list(training.captions(i)), training.name(i)))
+            rows.append((training.image(i, 128), list(training.captions(i)), training.name(i)))
     try:
         draw_sheet(out, rows)
     except OSError as error:

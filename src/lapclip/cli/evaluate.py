@@ -32,18 +32,18 @@ def evaluate(
     *,
     num_validation: Annotated[
         int | None,
-        Parameter(help="pictures to search among; by default as many as in training, or all of SOURCE"),
+        Parameter(help="images to search among; by default as many as in training, or all of SOURCE"),
     ] = None,
     pool_size: Annotated[
         int | None,
-        Parameter(help="search among exactly so many pictures at a time, so that figures can be compared"),
+        Parameter(help="search among exactly so many images at a time, so that figures can be compared"),
     ] = None,
     published: Annotated[
         bool,
-        Parameter(help="as published tables do: equal captions of other pictures are wrong", negative=""),
+        Parameter(help="as published tables do: equal captions of other images are wrong", negative=""),
     ] = False,
     against: Annotated[
-        str | None, Parameter(help="another model: how much better or worse it is on the same pictures")
+        str | None, Parameter(help="another model: how much better or worse it is on the same images")
     ] = None,
     template: Annotated[
         tuple[str, ...],
@@ -59,9 +59,7 @@ def evaluate(
             help=f"how many to list; {NUM_LISTED} in the terminal, {NUM_KEPT} in pages and JSON by default"
         ),
     ] = None,
-    sheet: Annotated[
-        Path | None, Parameter(help="draw the worst mistakes with their pictures: a PNG")
-    ] = None,
+    sheet: Annotated[Path | None, Parameter(help="draw the worst mistakes with their images: a PNG")] = None,
     html: Annotated[
         list[Path] | None,
         Parameter(
@@ -74,7 +72,7 @@ def evaluate(
     json: AsJson = False,
     flags: dict[str, Any],
 ) -> int:
-    """Measure how often the right picture is found for its words, and the right words for a picture.
+    """Measure how often the right image is found for its words, and the right words for an image.
 
     A source with classes, such as a folder of folders, is also named without training for it (zero-shot).
     """
@@ -151,7 +149,7 @@ def refuse_pool(pool_size: int | None, num_images: int) -> None:
     """Before anything is embedded, which may take minutes."""
     if pool_size is not None and pool_size > num_images:
         raise UserError(
-            f"`--pool-size {pool_size}` is more than the {num_images:,} pictures there are to measure on",
+            f"`--pool-size {pool_size}` is more than the {num_images:,} images there are to measure on",
             hint=f"ask for at most {num_images:,}",
         )
 

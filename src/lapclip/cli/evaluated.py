@@ -32,8 +32,8 @@ MOST_DRAWN = 50  # mistakes on a sheet, which is then 9,000 pixels high
 def show(result: Mapping[str, Any], num_mistakes: int) -> None:
     """Prints all of it on stdout, within 80 columns."""
     screen = Console()
-    pictures = "held-out pictures" if result["held_out"] else "pictures"
-    screen.print(recall_table(result, pictures), highlight=False)
+    images = "held-out images" if result["held_out"] else "pictures"
+    screen.print(recall_table(result, images), highlight=False)
     tell(screen, how_measured(result))
     if asked := result.get("negatives"):
         levels = ", ".join(f"{level} {asked[level]:.1%}" for level in ("easy", "medium", "hard"))
@@ -41,7 +41,7 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
         tell(screen, f"The right one of {asked['num_choices']}: {levels} ({alike})")
     if unreadable := result.get("unreadable"):
         named = ", ".join(shortened(name, 60) for name in unreadable[:NUM_UNREADABLE])
-        tell(screen, f"{len(unreadable):,} pictures cannot be read and are left out, such as {named}")
+        tell(screen, f"{len(unreadable):,} images cannot be read and are left out, such as {named}")
     if result.get("zero_shot"):
         screen.print()
         tell(screen, *zero_shot_words(result))
@@ -74,7 +74,7 @@ def plain_table(title: str, *headings: str) -> Table:
 def classes_table(classes: Sequence[Mapping[str, Any]]) -> Table:
     worst = sorted(classes, key=lambda c: (c["top1"], str(c["label"])))[:NUM_CLASSES]
     title = "by class" if len(classes) <= NUM_CLASSES else f"the {NUM_CLASSES} classes that are named worst"
-    table = plain_table(title, "class", "pictures ", "right ", "taken most for", "times ")
+    table = plain_table(title, "class", "images ", "right ", "taken most for", "times ")
     for c in worst:
         other = shortened(str(c["taken_for"]), 60) if c["taken_for"] else ""
         times = f"{c['num_taken_for']:,}" if c["taken_for"] else ""
@@ -102,8 +102,8 @@ def differences_table(result: Mapping[str, Any]) -> Table:
 
 
 def mistake_lines(mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Two lines each, which fit into 80 columns: the place and the words; the pictures."""
-    lines = ["the worst mistakes: the place of the right picture, its name, what came first"]
+    """Two lines each, which fit into 80 columns: the place and the words; the images."""
+    lines = ["the worst mistakes: the place of the right image, its name, what came first"]
     for mistake in mistakes:
         first = mistake["found"][0]["picture"] if mistake["found"] else "another"
         lines += [
@@ -114,7 +114,7 @@ def mistake_lines(mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def end_of(name: str, most: int = 30) -> str:
-    """A name fit to be shown; of a long path its end, by which the picture is found."""
+    """A name fit to be shown; of a long path its end, by which the image is found."""
     shown = shortened(name, 10_000)
     return shown if len(shown) <= most else "..." + shown[3 - most :]
 
@@ -126,10 +126,10 @@ def next_step(result: Mapping[str, Any], named: Sequence[str], written: Mapping[
     if named_rightly:  # words that are only the names of classes ask few questions
         is_guessing = named_rightly["interval@1"][0] <= named_rightly["chance"]
     if is_guessing:
-        return "this cannot be told from guessing: measure on more pictures, or train longer"
+        return "this cannot be told from guessing: measure on more images, or train longer"
     if "page" in written:
         return "open the page in a browser"
-    return f"see its mistakes with their pictures: `lapclip eval {shlex.join(named)} --html`"
+    return f"see its mistakes with their images: `lapclip eval {shlex.join(named)} --html`"
 
 
 def write_files(
@@ -142,7 +142,7 @@ def write_files(
             continue
         try:
             if what == "page":
-                write_evaluation(path, result, small_pictures(source, result["mistakes"]))
+                write_evaluation(path, result, small_images(source, result["mistakes"]))
             elif not draw_mistakes(path, source, result["mistakes"]):
                 say("there are no mistakes to draw, so that no sheet is written")
                 continue
@@ -154,24 +154,24 @@ def write_files(
     return written
 
 
-def small_pictures(source: Source, mistakes: Sequence[Mapping[str, Any]]) -> dict[int, bytes]:
-    """A JPEG of each picture that the mistakes speak of; what can no longer be read is left out."""
+def small_images(source: Source, mistakes: Sequence[Mapping[str, Any]]) -> dict[int, bytes]:
+    """A JPEG of each image that the mistakes speak of; what can no longer be read is left out."""
     wanted = {place["index"] for mistake in mistakes for place in (mistake, *mistake["found"])}
-    pictures = {}
+    images = {}
     for index in sorted(wanted):
         with suppress(Unreadable):  # of a streamed source
-            pictures[index] = as_jpeg(source.picture(index, PICTURE).resize((PICTURE, PICTURE)))
-    return pictures
+            images[index] = as_jpeg(source.image(index, PICTURE).resize((PICTURE, PICTURE)))
+    return images
 
 
 def draw_mistakes(path: Path, source: Source, mistakes: Sequence[Mapping[str, Any]]) -> bool:
-    """A PNG: for each mistake its words, the right picture in a frame, and what was found before it; False if none."""
+    """A PNG: for each mistake its words, the right image in a frame, and what was found before it; False if none."""
     rows = []
     for mistake in mistakes[:MOST_DRAWN]:
         with suppress(Unreadable):
             places = [mistake, *mistake["found"]][:NUM_FOUND]
-            pictures = [(source.picture(place["index"], TILE), place is mistake) for place in places]
-            rows.append((f"in place {mistake['rank']:,}: {shortened(mistake['caption'])}", pictures))
+            images = [(source.image(place["index"], TILE), place is mistake) for place in places]
+            rows.append((f"in place {mistake['rank']:,}: {shortened(mistake['caption'])}", images))
     if not rows:
         return False
     beside = path.with_name(f".writing-{path.name}")  # the ending says that it is a PNG

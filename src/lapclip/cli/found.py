@@ -1,4 +1,4 @@
-"""What was found, to look at: lines with a score, a path in the width there is and a size, and pictures."""
+"""What was found, to look at: lines with a score, a path in the width there is and a size, and images."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from lapclip.search.searcher import Found
 
 MOST_CHARACTERS = 4096  # of a path
-LOOKED_AT = 320  # pixels of a picture on a sheet or in a terminal
+LOOKED_AT = 320  # pixels of an image on a sheet or in a terminal
 LEAST_WIDTH = 20  # of a path, however narrow the window
 
 
 def table_of(found: "Sequence[Found]", width: int) -> Table:
-    """A line for each picture, best first, no wider than the window."""
+    """A line for each image, best first, no wider than the window."""
     copies = [f"+{plural(len(one.copies), 'copy')}".replace("copys", "copies") for one in found]
     sizes = [f"{one.entry.width} x {one.entry.height}" for one in found]
     has_copies = any(one.copies for one in found)
@@ -49,7 +49,7 @@ def table_of(found: "Sequence[Found]", width: int) -> Table:
 
 
 def lines_of_groups(groups: "Sequence[Sequence[Found]]", width: int) -> Iterator[str]:
-    """Each group with a free line after it: how near to the first one each picture is, and its path."""
+    """Each group with a free line after it: how near to the first one each image is, and its path."""
     for group in groups:
         for number, one in enumerate(group):
             is_copy = number > 0 and one.entry.row == group[0].entry.row
@@ -81,24 +81,24 @@ def shown_name(found: "Found") -> str:
     return shortened(os.path.basename(found.entry.path))
 
 
-def pictures_of(found: "Sequence[Found]") -> list[Image.Image]:
+def images_of(found: "Sequence[Found]") -> list[Image.Image]:
     """What was found, to look at; grey where a file can no longer be read."""
 
-    def picture(one: "Found") -> Image.Image:
+    def image(one: "Found") -> Image.Image:
         try:
             return whole(read_file(one.entry.path), LOOKED_AT)
         except (OSError, ValueError, Unreadable):
             return Image.new("RGB", (LOOKED_AT, LOOKED_AT), "grey")
 
-    return list(in_order(picture, found))
+    return list(in_order(image, found))
 
 
 def write_sheet(path: Path, found: "Sequence[Found]") -> None:
     if not found:
         return
     rows = [
-        (picture, [f"{one.score:.3f}"], shown_name(one))
-        for picture, one in zip(pictures_of(found), found, strict=True)
+        (image, [f"{one.score:.3f}"], shown_name(one))
+        for image, one in zip(images_of(found), found, strict=True)
     ]
     try:
         draw_sheet(path, rows)

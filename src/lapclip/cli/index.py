@@ -1,4 +1,4 @@
-"""`lapclip index`: embeds the pictures of folders, so that `lapclip search` finds them."""
+"""`lapclip index`: embeds the images of folders, so that `lapclip search` finds them."""
 
 import os
 import time
@@ -31,21 +31,21 @@ class Chosen:
 
 
 def index(
-    *folders: Annotated[str, Parameter(help="folders with pictures; without any, all of the index again")],
+    *folders: Annotated[str, Parameter(help="folders with images; without any, all of the index again")],
     model: Annotated[
         str | None, Parameter(help="a run, by name or path, or a folder with a model", show_default="decided")
     ] = None,
     fresh: Annotated[
         bool, Parameter(help="embed everything anew, also where the index is damaged", negative="")
     ] = False,
-    forget: Annotated[str | None, Parameter(help="drop a folder and its pictures from the index")] = None,
+    forget: Annotated[str | None, Parameter(help="drop a folder and its images from the index")] = None,
     list: Annotated[bool, Parameter(help="show every index there is", negative="")] = False,
     remove: Annotated[str | None, Parameter(help="remove the index of a model, by its name or path")] = None,
     json: AsJson = False,
 ) -> int:
-    """Embed every picture under some folders, for `lapclip search`; later only what is new or changed.
+    """Embed every image under some folders, for `lapclip search`; later only what is new or changed.
 
-    Pictures that moved or were copied are not embedded again. Stop at any moment: the same command goes on.
+    Images that moved or were copied are not embedded again. Stop at any moment: the same command goes on.
     """
     if list or remove is not None:
         if folders or model or forget or fresh or (list and remove):
@@ -142,7 +142,7 @@ def follow(work: "Generator[Progress, None, Summary]", requests: Sequence[int]) 
                 return end.value
             if requests:
                 work.close()
-                done = f" {now.done:,} of {now.total:,} pictures are done" if now.total else ""
+                done = f" {now.done:,} of {now.total:,} images are done" if now.total else ""
                 raise Stopped(f"stopped while indexing;{done}", "the same command goes on from there")
             if not now.total:
                 bar.update(task, description=f"looking through the folders: {plural(now.done, 'picture')}")
@@ -195,11 +195,11 @@ def say_summary(summary: "Summary") -> None:
         )
     for folder, why in summary.away.items():
         say(
-            f"`{shortened(folder)}` cannot be looked into: {why}; its pictures stay in the index "
+            f"`{shortened(folder)}` cannot be looked into: {why}; its images stay in the index "
             f"(to drop them: `{own_name()} index --forget '{shortened(folder)}'`)"
         )
     for folder in summary.empty:
-        say(f"`{shortened(folder)}` holds no pictures")
+        say(f"`{shortened(folder)}` holds no images")
     for folder in summary.unopened[:3]:
         say(f"`{shortened(folder)}` cannot be opened; what was indexed of it stays")
     if summary.num_replaced:
@@ -298,7 +298,7 @@ def remove_one(model: str, json: bool) -> int:
     num_bytes = sum(map(folder_bytes, chosen))
     for about in chosen:
         remove(about)
-    say(f"removed the index of `{chosen[0].name}`, {size(num_bytes)}; the model and the pictures stay")
+    say(f"removed the index of `{chosen[0].name}`, {size(num_bytes)}; the model and the images stay")
     if json:
         print_json({"removed": [str(about.path) for about in chosen], "bytes": num_bytes})
     return 0

@@ -118,7 +118,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def show_packing(
-    work: "Generator[Packing, None, T]", requests: Sequence[int], what: str = "packing pictures"
+    work: "Generator[Packing, None, T]", requests: Sequence[int], what: str = "packing images"
 ) -> T:
     """Follows work that says how far it is, with a bar on a terminal; its result."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -135,7 +135,7 @@ def show_packing(
                 people.print(f"{what}: {now.total:,}, {size(now.needed_bytes)} on the disk", highlight=False)
             if requests:
                 work.close()
-                raise Stopped("stopped while packing pictures", "the same command goes on from there")
+                raise Stopped("stopped while packing images", "the same command goes on from there")
             bad = f", {now.num_unreadable:,} unreadable" if now.num_unreadable else ""
             bar.update(task, description=what + bad, total=now.total or None, completed=now.done)
 

@@ -1,4 +1,4 @@
-"""`lapclip search`: pictures of the index, by words and by pictures; and those that are there twice."""
+"""`lapclip search`: images of the index, by words and by images; and those that are there twice."""
 
 import filecmp
 import os
@@ -39,26 +39,26 @@ def search(
     ],
     like: Annotated[
         list[str] | None,
-        Parameter(help="a picture file to look for, also with words; repeatable", negative=""),
+        Parameter(help="an image file to look for, also with words; repeatable", negative=""),
     ] = None,
     unlike: Annotated[
-        list[str] | None, Parameter(help="a picture file to look away from; repeatable", negative="")
+        list[str] | None, Parameter(help="an image file to look away from; repeatable", negative="")
     ] = None,
-    folder: Annotated[str | None, Parameter(help="only pictures under this folder")] = None,
+    folder: Annotated[str | None, Parameter(help="only images under this folder")] = None,
     model: Annotated[
         str | None, Parameter(help="whose index: a run, by name or path", show_default="the one updated last")
     ] = None,
     top: Annotated[
         int | None,
         Parameter(
-            help="how many pictures, or groups of duplicates",
+            help="how many images, or groups of duplicates",
             converter=whole_number,
             show_default="10, or all groups",
         ),
     ] = None,
     min_score: Annotated[
         float | None,
-        Parameter(help=f"only pictures with at least this score; with `--duplicates`, {NEARLY_EQUAL}"),
+        Parameter(help=f"only images with at least this score; with `--duplicates`, {NEARLY_EQUAL}"),
     ] = None,
     paths: Annotated[bool, Parameter(help="print paths only, one a line", negative="")] = False,
     null: Annotated[
@@ -66,24 +66,24 @@ def search(
     ] = False,
     sheet: Annotated[Path | None, Parameter(help="draw what is found as a contact sheet, a PNG")] = None,
     thumbnails: Annotated[
-        bool | None, Parameter(help="small pictures here", show_default="where the terminal can")
+        bool | None, Parameter(help="small images here", show_default="where the terminal can")
     ] = None,
     duplicates: Annotated[
-        bool, Parameter(help="list groups of pictures that are equal or nearly", negative="")
+        bool, Parameter(help="list groups of images that are equal or nearly", negative="")
     ] = False,
     json: AsJson = False,
 ) -> int:
-    """Find pictures by words, by other pictures, or by both added and taken away.
+    """Find images by words, by other images, or by both added and taken away.
 
-    The score is the cosine between the embeddings of what is asked and of a picture, from -1 to 1. It only orders
-    the pictures of one search: how high a good one is depends on the model and on the words. Only 1 means the same
-    with all: the picture itself.
+    The score is the cosine between the embeddings of what is asked and of an image, from -1 to 1. It only orders
+    the images of one search: how high a good one is depends on the model and on the words. Only 1 means the same
+    with all: the image itself.
     """
     asked = joined(words)
     refuse_nonsense(top=top, min_score=min_score, sheet=sheet, paths=paths or null, json=json)
     if duplicates and (asked or like or unlike or sheet):
         raise UserError(
-            "`--duplicates` compares pictures with each other, and looks for nothing",
+            "`--duplicates` compares images with each other, and looks for nothing",
             hint="leave out what to look for",
         )
     from lapclip.search.query import in_words
@@ -127,7 +127,7 @@ def search(
     say_what_is_missing(answer, min_score)
     if has_learned(index):
         say(
-            f"`{index.name}` has learned since: `{own_name()} index` looks at the pictures with what it knows now"
+            f"`{index.name}` has learned since: `{own_name()} index` looks at the images with what it knows now"
         )
     return code
 
@@ -145,7 +145,7 @@ def refuse_nonsense(
     *, top: int | None, min_score: float | None, sheet: Path | None, paths: bool, json: bool
 ) -> None:
     if top is not None and not 1 <= top <= MOST:
-        raise UserError(f"`--top` is {top}", hint=f"ask for 1 to {MOST:,} pictures")
+        raise UserError(f"`--top` is {top}", hint=f"ask for 1 to {MOST:,} images")
     if min_score is not None and not -1 <= min_score <= 1:
         raise UserError(f"`--min-score` is {min_score}", hint="a score lies between -1 and 1")
     if sheet is not None and sheet.suffix.lower() != ".png":
@@ -158,15 +158,15 @@ def read_terms(words: str, likes: Sequence[str], unlikes: Sequence[str]) -> "lis
     from lapclip.search.query import Term, parse_words
 
     terms = parse_words(words)
-    terms += [Term(1, picture=picture_bytes(name)) for name in likes]
-    terms += [Term(-1, picture=picture_bytes(name)) for name in unlikes]
+    terms += [Term(1, picture=image_bytes(name)) for name in likes]
+    terms += [Term(-1, picture=image_bytes(name)) for name in unlikes]
     if not terms:
         raise UserError("nothing is asked", hint=f"say what to look for: `{own_name()} search red bicycle`")
     return terms
 
 
-def picture_bytes(name: str) -> bytes:
-    """A picture file's content, refused here by its name when it is none."""
+def image_bytes(name: str) -> bytes:
+    """An image file's content, refused here by its name when it is none."""
     from lapclip.data.decode import Unreadable
     from lapclip.data.files import read_file
     from lapclip.data.whole import whole
@@ -178,14 +178,14 @@ def picture_bytes(name: str) -> bytes:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         is_missing = isinstance(error, FileNotFoundError)
         raise UserError(
-            f"`{shortened(name)}` cannot be used as a picture: {why.lower()}",
-            hint="look at its path, from here" if is_missing else "name a picture file, such as a JPEG",
+            f"`{shortened(name)}` cannot be used as an image: {why.lower()}",
+            hint="look at its path, from here" if is_missing else "name an image file, such as a JPEG",
         ) from None
     return data
 
 
 def mind_the_graph(searcher: "Searcher") -> None:
-    """Makes the graph of a very large index, once, if that is possible; interrupted, all pictures are looked at."""
+    """Makes the graph of a very large index, once, if that is possible; interrupted, all images are looked at."""
     from lapclip.search.approximate import is_installed
 
     if searcher.needs_graph:
@@ -199,7 +199,7 @@ def mind_the_graph(searcher: "Searcher") -> None:
         except OSError as error:
             say(f"going on without: {(error.strerror or str(error)).lower()}")
     elif searcher.wants_graph and not is_installed():
-        say("so many pictures are searched faster with `pip install 'lapclip[ann]'`")
+        say("so many images are searched faster with `pip install 'lapclip[ann]'`")
 
 
 def follow(work: Generator[tuple[int, int], None, T], what: str) -> T:
@@ -280,7 +280,7 @@ def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
 
 
 def show_found(found: "Sequence[Found]", thumbnails: bool | None) -> None:
-    from lapclip.cli.found import pictures_of, shown_name, table_of
+    from lapclip.cli.found import images_of, shown_name, table_of
     from lapclip.cli.thumbnails import grid, way_to_show
 
     out = Console(highlight=False, markup=False)
@@ -289,7 +289,7 @@ def show_found(found: "Sequence[Found]", thumbnails: bool | None) -> None:
     )
     if found and way is not None:
         labels = [f"{one.score:.3f} {shown_name(one)}" for one in found]
-        sys.stdout.write(grid(pictures_of(found), labels, way, out.width) + "\n")
+        sys.stdout.write(grid(images_of(found), labels, way, out.width) + "\n")
         sys.stdout.flush()
     if found:
         out.print(table_of(found, out.width))
@@ -297,14 +297,14 @@ def show_found(found: "Sequence[Found]", thumbnails: bool | None) -> None:
 
 def say_what_is_missing(answer: "Answer", min_score: float | None) -> None:
     if not answer.found:
-        say("nothing is found" if min_score is None else f"no picture scores {min_score} or more")
+        say("nothing is found" if min_score is None else f"no image scores {min_score} or more")
     if answer.num_gone:
         are = "is" if answer.num_gone == 1 else "are"
         say(
             f"{plural(answer.num_gone, 'picture')} {are} gone since: `{own_name()} index` brings it up to date"
         )
     for folder in answer.away:
-        say(f"`{folder}` cannot be looked into now; its pictures are left out")
+        say(f"`{folder}` cannot be looked into now; its images are left out")
 
 
 def show_duplicates(
@@ -322,7 +322,7 @@ def show_duplicates(
     least = NEARLY_EQUAL if min_score is None else min_score
     within = None if folder is None else os.path.realpath(os.path.expanduser(folder))
     started = time.perf_counter()
-    groups = follow(duplicates(index, least, within), "comparing pictures")[:top]
+    groups = follow(duplicates(index, least, within), "comparing images")[:top]
     seconds = time.perf_counter() - started
     if json:
         records = [
@@ -339,8 +339,6 @@ def show_duplicates(
     for line in lines_of_groups(groups, out.width):
         out.print(line, soft_wrap=True)
     spare = sum(len(group) - 1 for group in groups)
-    found = (
-        f"{plural(len(groups), 'group')} of equal or nearly equal pictures" if groups else "no two pictures"
-    )
+    found = f"{plural(len(groups), 'group')} of equal or nearly equal images" if groups else "no two images"
     more = f", {spare:,} more than needed" if groups else " are equal or nearly"
     say(f"{found}{more}; `--min-score` {least:g} decides what is nearly")

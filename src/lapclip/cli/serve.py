@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 RATE_ELSEWHERE = 20.0  # requests a second of one client
 SECONDS_TO_END = 0.5
-FEW_FILES = 4096  # open at once: more than connections and pictures need
+FEW_FILES = 4096  # open at once: more than connections and images need
 TOKEN = r"[A-Za-z0-9._~-]{16,256}"  # noqa: S105  # what one looks like
 
 
@@ -44,9 +44,9 @@ def serve(
     open: Annotated[bool, Parameter(help="open the page in the browser")] = True,
     batching: Annotated[bool, Parameter(help="embed what several clients ask for together")] = True,
 ) -> int:
-    """Serve a model and its pictures: a page to search with, and the same over HTTP.
+    """Serve a model and its images: a page to search with, and the same over HTTP.
 
-    `/openapi.json` describes what can be asked. Only pictures of the index are ever shown.
+    `/openapi.json` describes what can be asked. Only images of the index are ever shown.
     """
     from lapclip.serve.http import require_web
     from lapclip.serve.limits import Limits
@@ -133,7 +133,7 @@ def serve_model(
         )
         entrance = f"{address}?token={quote(shown_token)}" if shown_token else address
         say(f"serving at {entrance} (Ctrl-C ends it)")
-        say(f"model `{embedder.name}`, {pictures_in(index)}")
+        say(f"model `{embedder.name}`, {images_in(index)}")
         if token is not None and shown_token is None:
             say("clients need the token: `Authorization: Bearer TOKEN`, or once `/?token=TOKEN` in a browser")
         sys.stderr.flush()
@@ -164,10 +164,10 @@ def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
     return load(index.model_folder), index
 
 
-def pictures_in(index: "Index | None") -> str:
+def images_in(index: "Index | None") -> str:
     if index is None:
-        return "no pictures indexed yet: `lapclip index ~/Pictures`"
-    return f"{index.num_pictures:,} pictures in {', '.join(f'`{folder}`' for folder in index.folders)}"
+        return "no images indexed yet: `lapclip index ~/Pictures`"
+    return f"{index.num_pictures:,} images in {', '.join(f'`{folder}`' for folder in index.folders)}"
 
 
 def allow_many_files() -> None:

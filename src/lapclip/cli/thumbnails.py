@@ -1,6 +1,6 @@
-"""Small pictures in a terminal: rows of them as one picture, written as kitty, iTerm2 or coloured half blocks show it.
+"""Small images in a terminal: rows of them as one image, written as kitty, iTerm2 or coloured half blocks show it.
 
-Pictures in, text out; nothing here prints.
+Images in, text out; nothing here prints.
 """
 
 import base64
@@ -13,8 +13,8 @@ from PIL import Image
 from rich.cells import set_cell_size
 
 Way = Literal["kitty", "iterm", "blocks"]
-COLUMNS, ROWS = 18, 8  # characters that one picture has; a character is about twice as high as wide
-GAP = 2  # characters between pictures
+COLUMNS, ROWS = 18, 8  # characters that one image has; a character is about twice as high as wide
+GAP = 2  # characters between images
 CELL = {"kitty": (10, 20), "iterm": (10, 20), "blocks": (1, 2)}  # pixels of a character
 PIECE = 4096  # of base64 that kitty takes at a time
 ESCAPE, BELL, END = "\x1b", "\x07", "\x1b\\"
@@ -24,14 +24,14 @@ UPPER, LOWER = "\N{UPPER HALF BLOCK}", "\N{LOWER HALF BLOCK}"
 def way_to_show(
     environment: Mapping[str, str], *, is_terminal: bool, encoding: str, asked: bool | None
 ) -> Way | None:
-    """How this terminal shows pictures, from what it says about itself; half blocks when they are asked for anyway."""
+    """How this terminal shows images, from what it says about itself; half blocks when they are asked for anyway."""
     if asked is False or not encoding.lower().replace("-", "").startswith("utf"):
         return None
     if is_terminal:
         term, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
         is_within = "TMUX" in environment or term.startswith(
             ("screen", "tmux")
-        )  # which lets no picture through
+        )  # which lets no image through
         says_so = program == "ghostty" or "KITTY_WINDOW_ID" in environment
         is_kitty = term in ("xterm-kitty", "xterm-ghostty") or says_so
         if is_kitty and not is_within:
@@ -44,12 +44,12 @@ def way_to_show(
     return "blocks" if asked else None
 
 
-def grid(pictures: Sequence[Image.Image], labels: Sequence[str], way: Way, width: int) -> str:
-    """Pictures side by side in as many rows as a width of characters needs, each with its label below."""
+def grid(images: Sequence[Image.Image], labels: Sequence[str], way: Way, width: int) -> str:
+    """Images side by side in as many rows as a width of characters needs, each with its label below."""
     each = max(1, (width + GAP) // (COLUMNS + GAP))
     lines = []
-    for start in range(0, len(pictures), each):
-        some = pictures[start : start + each]
+    for start in range(0, len(images), each):
+        some = images[start : start + each]
         columns = len(some) * (COLUMNS + GAP) - GAP
         lines.append(WAYS[way](strip(some, CELL[way]), columns, ROWS))
         below = (" " * GAP).join(set_cell_size(label, COLUMNS) for label in labels[start : start + each])
@@ -57,23 +57,23 @@ def grid(pictures: Sequence[Image.Image], labels: Sequence[str], way: Way, width
     return "".join(lines)
 
 
-def strip(pictures: Sequence[Image.Image], cell: tuple[int, int]) -> Image.Image:
-    """Pictures side by side, each fitted into its place, with nothing between them."""
+def strip(images: Sequence[Image.Image], cell: tuple[int, int]) -> Image.Image:
+    """Images side by side, each fitted into its place, with nothing between them."""
     across, down = cell
     place, height = COLUMNS * across, ROWS * down
-    together = Image.new("RGBA", (len(pictures) * (place + GAP * across) - GAP * across, height))
-    for number, picture in enumerate(pictures):
-        scale = min(place / picture.width, height / picture.height)
-        size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-        small = picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
+    together = Image.new("RGBA", (len(images) * (place + GAP * across) - GAP * across, height))
+    for number, image in enumerate(images):
+        scale = min(place / image.width, height / image.height)
+        size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+        small = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
         left = number * (place + GAP * across) + (place - size[0]) // 2
         together.paste(small, (left, (height - size[1]) // 2))
     return together
 
 
-def kitty(picture: Image.Image, columns: int, rows: int) -> str:
+def kitty(image: Image.Image, columns: int, rows: int) -> str:
     """kitty's graphics protocol: a PNG in pieces, drawn at once over so many characters, no answer wanted."""
-    data = base64.b64encode(png(picture)).decode("ascii")
+    data = base64.b64encode(png(image)).decode("ascii")
     pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
     text = ""
     for number, piece in enumerate(pieces):
@@ -83,16 +83,16 @@ def kitty(picture: Image.Image, columns: int, rows: int) -> str:
     return text + "\n"
 
 
-def iterm(picture: Image.Image, columns: int, rows: int) -> str:
+def iterm(image: Image.Image, columns: int, rows: int) -> str:
     """iTerm2's inline images, which WezTerm shows too."""
-    data = png(picture)
+    data = png(image)
     keys = f"inline=1;size={len(data)};width={columns};height={rows};preserveAspectRatio=0"
     return f"{ESCAPE}]1337;File={keys}:{base64.b64encode(data).decode('ascii')}{BELL}\n"
 
 
-def blocks(picture: Image.Image, columns: int, rows: int) -> str:
+def blocks(image: Image.Image, columns: int, rows: int) -> str:
     """Two pixels a character: the upper one its colour, the lower one the colour behind it."""
-    pixels = np.asarray(picture.convert("RGBA").resize((columns, 2 * rows), Image.Resampling.BOX)).tolist()
+    pixels = np.asarray(image.convert("RGBA").resize((columns, 2 * rows), Image.Resampling.BOX)).tolist()
     lines = []
     for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
         cells = [half_block(one, other) for one, other in zip(upper, lower, strict=True)]
@@ -114,9 +114,9 @@ def colour(pixel: list[int]) -> str:
     return ";".join(str(value) for value in pixel[:3])
 
 
-def png(picture: Image.Image) -> bytes:
+def png(image: Image.Image) -> bytes:
     out = io.BytesIO()
-    picture.save(out, format="PNG")
+    image.save(out, format="PNG")
     return out.getvalue()
 
 

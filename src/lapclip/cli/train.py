@@ -50,7 +50,7 @@ def train(
     lock_handle: Annotated[int | None, Parameter(show=False)] = None,  # of a run taken by `--background`
     flags: dict[str, Any],
 ) -> int:
-    """Train a CLIP from pictures and captions.
+    """Train a CLIP from images and captions.
 
     Say how long: `lapclip train --minutes 10`. Ctrl-C saves and stops; `--resume NAME` goes on from there.
     """

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 DEFAULT_BATCH_SIZE = 128
-FEW_PICTURES = 1_000
+FEW_IMAGES = 1_000
 FEW_HELD_OUT = 100
 LEAST_TEXT, MOST_TEXT = 16, 77  # CLIP's own length is 77
 MANY_OUTSIDE = 0.01  # of the letters; the 33 characters have room for hardly any beside a to z
 MANY_SHARED = 0.2  # of the captions
-MANY_DUPLICATES = 0.05  # of the pictures
+MANY_DUPLICATES = 0.05  # of the images
 MANY_UNREADABLE = 0.01
 MUCH_CUT = 0.05  # of the captions
-UNEVEN = 10  # times as many pictures in the largest class as in the smallest
+UNEVEN = 10  # times as many images in the largest class as in the smallest
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class DataFacts:
     tokenizer: str = "bpe"
     tokens: dict[str, int] = field(default_factory=dict)  # of a caption: percentiles
     share_cut: float = 0.0  # of the captions, at the model's length
-    share_shared: float = 0.0  # of the captions that are said of several pictures
+    share_shared: float = 0.0  # of the captions that are said of several images
     num_distinct_captions: int = 0
     scripts: dict[str, int] = field(default_factory=dict)
     share_outside_a_to_z: float = 0.0  # of the letters
     num_classes: int = 0
-    class_ratio: float = 1.0  # pictures in the largest class for each in the smallest
+    class_ratio: float = 1.0  # images in the largest class for each in the smallest
 
     @property
     def num_images(self) -> int:
@@ -60,7 +60,7 @@ class Advice:
 
 
 def facts_of_captions(captions: list[str], lengths: np.ndarray, **known: Any) -> DataFacts:
-    """What a sample of captions, with their lengths in tokens, says before every picture was looked at."""
+    """What a sample of captions, with their lengths in tokens, says before every image was looked at."""
     counts = Counter(caption.casefold() for caption in captions)
     return DataFacts(
         tokens={str(p): int(np.percentile(lengths, p, method="higher")) for p in (50, 99, 100)},
@@ -135,7 +135,7 @@ def advise_batch_size(facts: DataFacts) -> Advice | None:
     return Advice(
         "batch_size",
         value,
-        f"{facts.num_train:,} training pictures; an epoch should have at least two steps",
+        f"{facts.num_train:,} training images; an epoch should have at least two steps",
     )
 
 
@@ -145,7 +145,7 @@ def advise_loss(facts: DataFacts) -> Advice | None:
     return Advice(
         "loss",
         "softmax",
-        f"{percent(facts.share_shared)} of the captions are said of several pictures; with either loss equal ones "
+        f"{percent(facts.share_shared)} of the captions are said of several images; with either loss equal ones "
         "never count as wrong answers, but only what captions tell apart is learned",
     )
 
@@ -156,7 +156,7 @@ def warnings(facts: DataFacts) -> Iterator[str]:
             f"{counted(facts.num_leaks, 'validation picture')} can be seen in training as well; recall will look "
             "better than it is, until they are removed from one side"
         )
-    if facts.num_images < FEW_PICTURES:
+    if facts.num_images < FEW_IMAGES:
         yield (
             f"{counted(facts.num_images, 'picture')} will soon be known by heart; use strong augmentation, start from "
             "a model that was trained on more, or mix in another source"
@@ -169,17 +169,17 @@ def warnings(facts: DataFacts) -> Iterator[str]:
         )
     if facts.num_duplicate_images > MANY_DUPLICATES * facts.num_images:
         yield (
-            f"{percent(facts.num_duplicate_images / facts.num_images)} of the pictures are copies of others; they are "
+            f"{percent(facts.num_duplicate_images / facts.num_images)} of the images are copies of others; they are "
             "kept on one side, but each copy counts again in training"
         )
     if facts.num_unreadable > MANY_UNREADABLE * (facts.num_images + facts.num_unreadable):
         yield (
-            f"{percent(facts.num_unreadable / (facts.num_images + facts.num_unreadable))} of the pictures cannot be "
+            f"{percent(facts.num_unreadable / (facts.num_images + facts.num_unreadable))} of the images cannot be "
             "read; see whether a download broke off"
         )
     if facts.num_classes and facts.class_ratio > UNEVEN:
         yield (
-            f"the largest class has {facts.class_ratio:,.0f} times as many pictures as the smallest; "
+            f"the largest class has {facts.class_ratio:,.0f} times as many images as the smallest; "
             "rare classes will be found less often"
         )
     if facts.share_cut > MUCH_CUT:

@@ -22,7 +22,7 @@ from lapclip.errors import UserError
 
 PIECE = 64  # pairs a worker prepares at once: small, so that a large batch is shared and never held twice
 MOST_REMEMBERED = 100_000  # captions whose tokens are kept in memory: 30 MB
-MOST_TRIES = 100  # pairs tried in place of one whose picture is broken
+MOST_TRIES = 100  # pairs tried in place of one whose image is broken
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class Batch:
     images: np.ndarray  # bytes [B, 3, H, W]
     tokens: np.ndarray  # [B, T]
     ends: np.ndarray  # [B], where each caption ends
-    image_ids: np.ndarray  # [B], equal for equal pictures
+    image_ids: np.ndarray  # [B], equal for equal images
     caption_ids: np.ndarray  # [B], equal for equal captions
-    faults: tuple[str, ...] = ()  # pictures that could not be had; others took their places
+    faults: tuple[str, ...] = ()  # images that could not be had; others took their places
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """Some pairs: their pictures, and one caption each."""
+    """Some pairs: their images, and one caption each."""
 
     indices: np.ndarray
     images: np.ndarray
@@ -76,7 +76,7 @@ def load_batches(
     first_step: int,
     workers: int,
 ) -> Generator[Batch]:
-    """Batches without end, from some step on, in the size the source keeps its pictures in."""
+    """Batches without end, from some step on, in the size the source keeps its images in."""
     if source.only_copies and (words := source.all_captions(MOST_REMEMBERED)) is not None:
         tokenizer.remember(words)
     fetched = fetch_ahead(source, batch_size, source.stored_size(image_size), seed, first_step, workers)
@@ -133,7 +133,7 @@ def collect(pieces: list[Future], batch_size: int, size: int) -> Fetched:
 
 
 def fetch(source: Source, indices: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> Fetched:
-    """Pictures [n, 3, H, W] and one caption each: the wordings of a picture take turns, epoch after epoch."""
+    """Images [n, 3, H, W] and one caption each: the wordings of an image take turns, epoch after epoch."""
     faults: tuple[str, ...] = ()
     try:
         images = source.pixels(indices, size)
@@ -145,14 +145,14 @@ def fetch(source: Source, indices: np.ndarray, epochs: np.ndarray, size: int, se
 
 
 def scattered(index: int, seed: int) -> int:
-    """A number that neighbours do not share, so that not all pictures begin with their first caption."""
+    """A number that neighbours do not share, so that not all images begin with their first caption."""
     return ((index + 1) * 0x9E3779B97F4A7C15 + seed * 0x2545F4914F6CDD1D) >> 32 & 0xFFFF
 
 
 def fetch_singly(
     source: Source, indices: np.ndarray, size: int
 ) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Picture by picture; the next pair takes the place of one whose picture is broken."""
+    """Image by image; the next pair takes the place of one whose image is broken."""
     taken, images, faults = indices.copy(), [], []
     for place in range(len(taken)):
         for _ in range(MOST_TRIES):
@@ -164,7 +164,7 @@ def fetch_singly(
                 taken[place] = (taken[place] + 1) % source.num_different
         else:
             raise UserError(
-                f"{MOST_TRIES} pictures in a row cannot be read, the last one {faults[-1]}",
+                f"{MOST_TRIES} images in a row cannot be read, the last one {faults[-1]}",
                 hint="look whether the source is still there: `lapclip data check` names what is wrong with it",
             )
     return taken, np.stack(images), tuple(faults)

@@ -1,4 +1,4 @@
-"""The words beside a pack's pixels: which pictures there are now, on which side, in which group, and their captions.
+"""The words beside a pack's pixels: which images there are now, on which side, in which group, and their captions.
 
 A view is a folder that is written once and never changed, named after its content, and mapped into memory: a million
 captions cost a training run nothing. A source that changes gets another view of the same pack.
@@ -18,35 +18,35 @@ from lapclip.data.catalogue import Catalogue
 from lapclip.data.decode import digest
 
 TRAIN, VALIDATION, UNUSED = 0, 1, 2
-ALL = -1  # no picture's own side: whoever asks for it gets every picture
+ALL = -1  # no image's own side: whoever asks for it gets every image
 VERSION = 1
 SECONDS_KEPT = 86_400
 
 
 @dataclass(frozen=True)
 class View:
-    """The pictures that can be used, numbered anew, and what belongs to them. It can be sent to another process."""
+    """The images that can be used, numbered anew, and what belongs to them. It can be sent to another process."""
 
     path: Path
 
     @property
     def fingerprint(self) -> str:
-        """Stands for pictures, captions and sides, however they are packed."""
+        """Stands for images, captions and sides, however they are packed."""
         return (self.path / "fingerprint").read_text()
 
     @cached_property
     def numbers(self) -> np.ndarray:
-        """Each picture's number in the catalogue."""
+        """Each image's number in the catalogue."""
         return self.column("numbers")
 
     @cached_property
     def rows(self) -> np.ndarray:
-        """Each picture's row of pixels, -1 when it is not packed."""
+        """Each image's row of pixels, -1 when it is not packed."""
         return self.column("rows")
 
     @cached_property
     def groups(self) -> np.ndarray:
-        """Equal for pictures that show the same."""
+        """Equal for images that show the same."""
         return self.column("groups")
 
     @cached_property
@@ -55,12 +55,12 @@ class View:
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """A random place that depends on the picture alone."""
+        """A random place that depends on the image alone."""
         return self.column("ranks")
 
     @cached_property
     def first(self) -> np.ndarray:
-        """Where each picture's captions start; one more at the end."""
+        """Where each image's captions start; one more at the end."""
         return self.column("first")
 
     @cached_property
@@ -90,11 +90,11 @@ class View:
     def caption(self, number: int) -> str:
         return text_at(self.caption_bytes, self.caption_ends, number)
 
-    def captions(self, picture: int) -> tuple[str, ...]:
-        return tuple(self.caption(n) for n in range(int(self.first[picture]), int(self.first[picture + 1])))
+    def captions(self, image: int) -> tuple[str, ...]:
+        return tuple(self.caption(n) for n in range(int(self.first[image]), int(self.first[image + 1])))
 
-    def name(self, picture: int) -> str:
-        return text_at(self.name_bytes, self.name_ends, picture)
+    def name(self, image: int) -> str:
+        return text_at(self.name_bytes, self.name_ends, image)
 
     def __reduce__(self) -> tuple:
         return View, (self.path,)  # without what is mapped here
@@ -109,7 +109,7 @@ def write_view(
     folder: Path, catalogue: Catalogue, usable: np.ndarray, rows: np.ndarray, keys: np.ndarray,
     groups: np.ndarray, sides: np.ndarray,
 ) -> View:  # fmt: skip
-    """Writes a view of the usable pictures, unless it is there; `keys` stand for contents, and give their ranks."""
+    """Writes a view of the usable images, unless it is there; `keys` stand for contents, and give their ranks."""
     captions = [catalogue.captions[i] for i in usable]
     caption_data, caption_ends = joined([caption for own in captions for caption in own])
     name_data, name_ends = joined([catalogue.names[i] for i in usable])

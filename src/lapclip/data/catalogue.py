@@ -1,4 +1,4 @@
-"""What a source holds, before any picture is opened: a name and captions for each picture, and how to read its bytes.
+"""What a source holds, before any image is opened: a name and captions for each image, and how to read its bytes.
 
 Every kind of source is turned into one `Catalogue`; everything after that knows no kinds.
 """
@@ -25,18 +25,18 @@ UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\s\ufeff\ufffe\uffff\ud800-\udfff]+")
 
 
 class Reader(Protocol):
-    """Reads the bytes of pictures by number. It can be sent to another process."""
+    """Reads the bytes of images by number. It can be sent to another process."""
 
     def read(self, index: int) -> bytes:
-        """The encoded picture; OSError or ValueError, in words, when it cannot be had."""
+        """The encoded image; OSError or ValueError, in words, when it cannot be had."""
 
     def stamp(self, index: int) -> str:
-        """Changes whenever the picture may have; found without reading it, empty when it is gone."""
+        """Changes whenever the image may have; found without reading it, empty when it is gone."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some of a reader's pictures."""
+    """Some of a reader's images."""
 
     reader: Reader
     numbers: list[int]
@@ -73,12 +73,12 @@ class Problems:
 
 @dataclass
 class Catalogue:
-    """Pictures by number: lists and fields of the same length."""
+    """Images by number: lists and fields of the same length."""
 
     name: str  # as the person wrote the source
     format: str  # a key of `FORMATS`
     reader: Reader
-    names: list[str]  # what a person calls the picture: its path within the source, mostly
+    names: list[str]  # what a person calls the image: its path within the source, mostly
     captions: list[list[str]]  # at least one each, cleaned
     sides: list[Side | None]  # where the dataset itself says so
     labels: list[str | None]  # the class, where there are classes
@@ -90,7 +90,7 @@ class Catalogue:
 
 
 class Gathering:
-    """Collects pictures and captions in any order; several rows of one picture become one."""
+    """Collects images and captions in any order; several rows of one image become one."""
 
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Gathering:
     def add(
         self, name: str, captions: Iterable[str], *, side: Side | None = None, label: str | None = None
     ) -> int:
-        """Adds captions to the picture of that name; returns its number."""
+        """Adds captions to the image of that name; returns its number."""
         number = self.index.setdefault(name, len(self.captions))
         if number == len(self.captions):
             self.captions.append([])
@@ -123,7 +123,7 @@ class Gathering:
         return number
 
     def catalogue(self, name: str, format: str, reader: Reader) -> Catalogue:
-        """All pictures with a caption; the numbers of `reader` are those that `add` returned."""
+        """All images with a caption; the numbers of `reader` are those that `add` returned."""
         names = list(self.index)
         kept = [number for number, captions in enumerate(self.captions) if captions]
         if len(kept) < len(names):
@@ -138,7 +138,7 @@ class Gathering:
         result = Catalogue(name, format, reader, names, self.captions, self.sides, self.labels, self.problems)
         if not result.names:
             raise UserError(
-                f"`{name}` holds no pictures with captions{self.why_not()}",
+                f"`{name}` holds no images with captions{self.why_not()}",
                 hint="`lapclip data check --help` lists what can be read; `--format` forces one of them",
             )
         return result

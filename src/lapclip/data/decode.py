@@ -1,6 +1,6 @@
-"""One picture: encoded bytes in, a small upright RGB square and what is worth knowing about the original out.
+"""One image: encoded bytes in, a small upright RGB square and what is worth knowing about the original out.
 
-The only place where a stranger's picture is decoded: few formats, limited pixels, and every fault becomes a sentence.
+The only place where a stranger's image is decoded: few formats, limited pixels, and every fault becomes a sentence.
 """
 
 import hashlib
@@ -14,19 +14,19 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
 from lapclip.data.image_formats import FORMATS, formats, undisturbed, what_it_is
 
-# What a record notes about a picture, one bit each.
+# What a record notes about an image, one bit each.
 TRAITS = ("grey", "cmyk", "sixteen_bit", "alpha", "palette", "rotated", "animated")
 MOST_PIXELS = 2**27  # after a JPEG was scaled while decoding
-MOST_BYTES = 640 * 10**6  # held while decoding one picture, in each of several processes on a laptop
+MOST_BYTES = 640 * 10**6  # held while decoding one image, in each of several processes on a laptop
 MOST_SCANS = 100  # of a JPEG, each a pass over all of it; a progressive one has about ten
-# Bytes a pixel that a decoder holds besides the picture itself, as measured.
+# Bytes a pixel that a decoder holds besides the image itself, as measured.
 BESIDE = {"WEBP": 12, "AVIF": 10, "HEIF": 8, "GIF": 1}
 RLE_BESIDE = 36  # of a run-length BMP, which Pillow decodes in Python: for its time, not its memory
 BLOCK_BESIDE = 8  # of a TIFF's strip or tile, which is decoded whole
 WHOLE = 2**22  # pixels that are converted at once; more go in bands of a quarter of that
 THUMB = 8  # pixels each side of the thumbnail that near duplicates are seen by
 
-# One picture in a pack. `stamp` is of its name and the reader's stamp, so that an unchanged file is known unread;
+# One image in a pack. `stamp` is of its name and the reader's stamp, so that an unchanged file is known unread;
 # `content` is of its bytes, so that a moved or copied one is known undecoded.
 RECORD = np.dtype(
     [
@@ -38,19 +38,19 @@ RECORD = np.dtype(
         ("num_bytes", "<u8"),
         ("format", "u1"),  # place in FORMATS
         ("traits", "u1"),  # bits of TRAITS
-        ("dhash", "<u8"),  # 64 bits: is the picture darker to the right, over an 8 x 8 grid
+        ("dhash", "<u8"),  # 64 bits: is the image darker to the right, over an 8 x 8 grid
         ("thumb", "u1", (THUMB, THUMB, 3)),
     ]
 )
 
 
 class Unreadable(Exception):
-    """Why a picture cannot be used, in words."""
+    """Why an image cannot be used, in words."""
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """A picture as a pack keeps it."""
+    """An image as a pack keeps it."""
 
     pixels: np.ndarray  # bytes [3, S, S]
     record: np.ndarray  # a RECORD without stamp and row
@@ -66,7 +66,7 @@ def digest(*parts: bytes) -> bytes:
 
 
 def decode(data: bytes, size: int, content: bytes | None = None) -> Decoded:
-    """The middle square of a picture, upright, at a size; Unreadable when it is none. `content` is its digest."""
+    """The middle square of an image, upright, at a size; Unreadable when it is none. `content` is its digest."""
     square, record = read_square(data, size)
     record["content"], record["num_bytes"] = np.void(content or digest(data)), len(data)
     record["thumb"] = np.asarray(square.resize((THUMB, THUMB), Image.Resampling.BOX))
@@ -90,38 +90,38 @@ def read_square(data: bytes, size: int) -> tuple[Image.Image, np.ndarray]:
 
 
 def open_square(data: bytes, size: int, record: np.ndarray) -> Image.Image:
-    """The middle square of a picture, RGB and upright; fills in what the record says of the original."""
+    """The middle square of an image, RGB and upright; fills in what the record says of the original."""
     with undisturbed():
-        picture = Image.open(io.BytesIO(data), formats=formats(data))
-        width, height = picture.size
-        if picture.format in ("JPEG", "MPO"):
-            picture.draft("RGB", (size, size))  # scaled while decoding, to no less than what is kept
-        refuse_too_large(picture, data, width, height)  # before `getexif`, which may decode
-        turned = orientation(picture)
+        image = Image.open(io.BytesIO(data), formats=formats(data))
+        width, height = image.size
+        if image.format in ("JPEG", "MPO"):
+            image.draft("RGB", (size, size))  # scaled while decoding, to no less than what is kept
+        refuse_too_large(image, data, width, height)  # before `getexif`, which may decode
+        turned = orientation(image)
         record["width"], record["height"] = (height, width) if turned in (5, 6, 7, 8) else (width, height)
-        record["format"] = FORMATS.index(picture.format or "")
-        record["traits"] = sum(1 << TRAITS.index(trait) for trait in traits(picture, turned))
-        scale = round(width / picture.width)
+        record["format"] = FORMATS.index(image.format or "")
+        record["traits"] = sum(1 << TRAITS.index(trait) for trait in traits(image, turned))
+        scale = round(width / image.width)
         # Decoded sizes are rounded up: the last row may be half a one.
         extent = (width / scale, height / scale) if scale > 1 else (None, None)
-        square = rgb_square(picture, size, *extent)
-        return upright(square, orientation(picture))  # asked again: some turn as they load
+        square = rgb_square(image, size, *extent)
+        return upright(square, orientation(image))  # asked again: some turn as they load
 
 
-def refuse_too_large(picture: Image.Image, data: bytes, width: int, height: int) -> None:
+def refuse_too_large(image: Image.Image, data: bytes, width: int, height: int) -> None:
     """Unreadable when decoding would take too much memory or time, for all that its header says."""
-    num_pixels = picture.width * picture.height
-    num_bytes: float = num_pixels * (stored_bytes(picture.mode) + BESIDE.get(picture.format or "", 0))
-    codec = picture.tile[0][0] if isinstance(picture, ImageFile.ImageFile) and picture.tile else ""
+    num_pixels = image.width * image.height
+    num_bytes: float = num_pixels * (stored_bytes(image.mode) + BESIDE.get(image.format or "", 0))
+    codec = image.tile[0][0] if isinstance(image, ImageFile.ImageFile) and image.tile else ""
     if codec == "bmp_rle":
         num_bytes += num_pixels * RLE_BESIDE
     elif codec == "jpeg":
-        num_bytes += width * height * kept_coefficients(picture, data)
-    elif isinstance(picture, TiffImagePlugin.TiffImageFile):
+        num_bytes += width * height * kept_coefficients(image, data)
+    elif isinstance(image, TiffImagePlugin.TiffImageFile):
         if codec == "libtiff":
-            num_bytes += block_pixels(picture) * BLOCK_BESIDE
-        if orientation(picture) != 1:  # turned as it loads
-            num_bytes += num_pixels * stored_bytes(picture.mode)
+            num_bytes += block_pixels(image) * BLOCK_BESIDE
+        if orientation(image) != 1:  # turned as it loads
+            num_bytes += num_pixels * stored_bytes(image.mode)
     if num_pixels > MOST_PIXELS or num_bytes > MOST_BYTES:
         raise Unreadable(
             f"has {width * height / 1e6:,.0f} million pixels and needs {num_bytes / 1e6:,.0f} MB of memory, "
@@ -134,18 +134,18 @@ def stored_bytes(mode: str) -> int:
     return 1 if mode in ("1", "L", "P") else 2 if mode.startswith("I;16") else 4
 
 
-def block_pixels(picture: TiffImagePlugin.TiffImageFile) -> int:
-    """How large a TIFF's strips or tiles are; tiles may be larger than the picture."""
-    tags = picture.tag_v2
+def block_pixels(image: TiffImagePlugin.TiffImageFile) -> int:
+    """How large a TIFF's strips or tiles are; tiles may be larger than the image."""
+    tags = image.tag_v2
     if 322 in tags:  # TileWidth, and TileLength
-        return tags[322] * tags.get(323, picture.height)
-    return picture.width * min(tags.get(278, picture.height), picture.height)  # RowsPerStrip
+        return tags[322] * tags.get(323, image.height)
+    return image.width * min(tags.get(278, image.height), image.height)  # RowsPerStrip
 
 
-def kept_coefficients(picture: Image.Image, data: bytes) -> float:
+def kept_coefficients(image: Image.Image, data: bytes) -> float:
     """Bytes a pixel, at full size, that a JPEG of several scans keeps until the last: all its coefficients."""
-    layers = [layer[1:3] for layer in getattr(picture, "layer", [])]
-    progressive = "progressive" in picture.info or "progression" in picture.info
+    layers = [layer[1:3] for layer in getattr(image, "layer", [])]
+    progressive = "progressive" in image.info or "progression" in image.info
     num_scans = count_scans(data, len(layers), progressive)
     if num_scans > MOST_SCANS:
         raise Unreadable(f"is a JPEG of {num_scans:,} scans, too many to decode safely")
@@ -174,12 +174,12 @@ def count_scans(data: bytes, num_layers: int, progressive: bool) -> int:
     return num_scans
 
 
-def orientation(picture: Image.Image) -> int:
-    return picture.getexif().get(0x0112, 1)
+def orientation(image: Image.Image) -> int:
+    return image.getexif().get(0x0112, 1)
 
 
 def upright(square: Image.Image, turned: int) -> Image.Image:
-    """A square as its orientation says it is seen; turning is cheap once the picture is small."""
+    """A square as its orientation says it is seen; turning is cheap once the image is small."""
     method = {
         2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
@@ -188,42 +188,42 @@ def upright(square: Image.Image, turned: int) -> Image.Image:
     return square if method is None else square.transpose(method)
 
 
-def traits(picture: Image.Image, turned: int) -> list[str]:
-    mode = picture.mode
+def traits(image: Image.Image, turned: int) -> list[str]:
+    mode = image.mode
     return [
         trait
         for trait, is_so in (
             ("grey", mode in ("1", "L", "LA", "I", "F") or mode.startswith("I;16")),
             ("cmyk", mode == "CMYK"),
             ("sixteen_bit", mode == "I" or mode.startswith("I;16")),
-            ("alpha", mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in picture.info),
+            ("alpha", mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in image.info),
             ("palette", mode == "P"),
             ("rotated", turned not in (0, 1)),
-            ("animated", getattr(picture, "is_animated", False) and picture.format != "MPO"),
+            ("animated", getattr(image, "is_animated", False) and image.format != "MPO"),
         )
         if is_so
     ]
 
 
 def rgb_square(
-    picture: Image.Image, size: int, width: float | None = None, height: float | None = None
+    image: Image.Image, size: int, width: float | None = None, height: float | None = None
 ) -> Image.Image:
-    """The middle square as RGB; a large picture is converted band by band, for a second one would not fit."""
-    picture.load()
-    if is_plain(picture) or picture.width * picture.height <= WHOLE:
-        return middle_square(to_rgb(picture), size, width, height)
-    left, top, right, bottom = middle_box(width or picture.width, height or picture.height)
+    """The middle square as RGB; a large image is converted band by band, for a second one would not fit."""
+    image.load()
+    if is_plain(image) or image.width * image.height <= WHOLE:
+        return middle_square(to_rgb(image), size, width, height)
+    left, top, right, bottom = middle_box(width or image.width, height or image.height)
     factor = max(1, int((right - left) / size / 4))  # what is left is enough to look no different
     margin = 2 * (right - left) / size + factor  # what the filter sees beyond the edges
     across, down = max(0, math.floor(left - margin)), max(0, math.floor(top - margin))
-    num_columns = min(picture.width, math.ceil(right + margin)) - across
-    num_rows = min(picture.height, math.ceil(bottom + margin)) - down
+    num_columns = min(image.width, math.ceil(right + margin)) - across
+    num_rows = min(image.height, math.ceil(bottom + margin)) - down
     reduced = Image.new("RGB", (-(-num_columns // factor), -(-num_rows // factor)))
     step = max(1, WHOLE // 4 // num_columns // factor) * factor
-    brightest = top_value(picture)
+    brightest = top_value(image)
     for row in range(0, num_rows, step):
         box = (across, down + row, across + num_columns, down + min(row + step, num_rows))
-        reduced.paste(to_rgb(picture.crop(box), brightest).reduce(factor), (0, row // factor))
+        reduced.paste(to_rgb(image.crop(box), brightest).reduce(factor), (0, row // factor))
     inner = (
         (left - across) / factor,
         (top - down) / factor,
@@ -233,36 +233,36 @@ def rgb_square(
     return reduced.resize((size, size), Image.Resampling.BICUBIC, box=inner)
 
 
-def is_plain(picture: Image.Image) -> bool:
-    return picture.mode == "RGB" and "transparency" not in picture.info
+def is_plain(image: Image.Image) -> bool:
+    return image.mode == "RGB" and "transparency" not in image.info
 
 
-def top_value(picture: Image.Image) -> float:
-    """The value that white has in a picture of more than eight bits."""
-    return max(float(np.max(picture.getextrema())), 1e-9) if picture.mode == "F" else 65535.0
+def top_value(image: Image.Image) -> float:
+    """The value that white has in an image of more than eight bits."""
+    return max(float(np.max(image.getextrema())), 1e-9) if image.mode == "F" else 65535.0
 
 
-def to_rgb(picture: Image.Image, brightest: float | None = None) -> Image.Image:
+def to_rgb(image: Image.Image, brightest: float | None = None) -> Image.Image:
     """RGB as a viewer would show it: sixteen bits scaled down, transparency over white."""
-    if picture.mode == "I" or picture.mode.startswith("I;16") or picture.mode == "F":
-        values = np.asarray(picture, dtype=np.float32)
-        scaled = values * (255 / (brightest or top_value(picture)))
-        picture = Image.fromarray(scaled.clip(0, 255).astype(np.uint8))
-    if "transparency" in picture.info or picture.mode in ("LA", "PA", "RGBA", "RGBa", "La"):
-        rgba = picture.convert("RGBA")
+    if image.mode == "I" or image.mode.startswith("I;16") or image.mode == "F":
+        values = np.asarray(image, dtype=np.float32)
+        scaled = values * (255 / (brightest or top_value(image)))
+        image = Image.fromarray(scaled.clip(0, 255).astype(np.uint8))
+    if "transparency" in image.info or image.mode in ("LA", "PA", "RGBA", "RGBa", "La"):
+        rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
-    return picture if is_plain(picture) else picture.convert("RGB")
+    return image if is_plain(image) else image.convert("RGB")
 
 
 def middle_square(
-    picture: Image.Image, size: int, width: float | None = None, height: float | None = None
+    image: Image.Image, size: int, width: float | None = None, height: float | None = None
 ) -> Image.Image:
-    """The middle square, cropped and resized in one go; of a part of the picture when its extent is given."""
-    box = middle_box(width or picture.width, height or picture.height)
-    if picture.size == (size, size) and box == (0, 0, size, size):
-        return picture
-    return picture.resize((size, size), Image.Resampling.BICUBIC, box=box)
+    """The middle square, cropped and resized in one go; of a part of the image when its extent is given."""
+    box = middle_box(width or image.width, height or image.height)
+    if image.size == (size, size) and box == (0, 0, size, size):
+        return image
+    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
 
 def middle_box(width: float, height: float) -> tuple[float, float, float, float]:
@@ -278,4 +278,4 @@ def difference_hash(square: Image.Image) -> np.uint64:
     return bits.view("<u8")[0]
 
 
-ImageFile.LOAD_TRUNCATED_IMAGES = False  # half a picture is a broken one
+ImageFile.LOAD_TRUNCATED_IMAGES = False  # half an image is a broken one

@@ -31,7 +31,7 @@ class Report:
     unreadable_why: dict[str, str]
     num_duplicate_images: int  # beyond the first of each
     duplicate_images: list[list[str]]
-    num_duplicate_captions: int  # equal but for case, beyond the first picture of each
+    num_duplicate_captions: int  # equal but for case, beyond the first image of each
     duplicate_captions: dict[str, int]
     num_distinct_captions: int
     share_shared_captions: float
@@ -39,8 +39,8 @@ class Report:
     text_length: int
     caption_tokens: dict[str, int]
     caption_tokens_cut: dict[str, float]
-    sizes: dict[str, Any] | None  # None where no picture was looked at
-    num_small: int | None  # smaller than pictures are trained on; None where that is not known
+    sizes: dict[str, Any] | None  # None where no image was looked at
+    num_small: int | None  # smaller than images are trained on; None where that is not known
     traits: dict[str, int]
     formats: dict[str, int]
     scripts: dict[str, int]
@@ -48,9 +48,9 @@ class Report:
     share_outside_a_to_z: float
     num_train: int
     num_validation: int
-    num_unused: int  # the dataset's own test pictures
+    num_unused: int  # the dataset's own test images
     own_split: bool
-    num_leaks: int  # validation pictures that are in training too
+    num_leaks: int  # validation images that are in training too
     leaks: list[list[str]]
     classes: dict[str, Any] | None
     problems: dict[str, dict[str, Any]]
@@ -170,17 +170,17 @@ def spread(numbers: np.ndarray) -> dict[str, float]:
     return {"min": int(numbers.min()), "mean": round(float(numbers.mean()), 2), "max": int(numbers.max())}
 
 
-def shared_captions(captions: list[str], pictures: np.ndarray) -> tuple[list[tuple[int, int]], int, int]:
-    """Captions of several pictures, as a place where each is said and how many pictures, the most frequent first;
-    how many distinct captions there are; and how often one of several pictures is said."""
-    # Numbers instead of the words: millions of captions have to fit beside the pictures.
+def shared_captions(captions: list[str], images: np.ndarray) -> tuple[list[tuple[int, int]], int, int]:
+    """Captions of several images, as a place where each is said and how many images, the most frequent first;
+    how many distinct captions there are; and how often one of several images is said."""
+    # Numbers instead of the words: millions of captions have to fit beside the images.
     words = np.fromiter((hash(c.casefold()) for c in captions), dtype=np.int64, count=len(captions))
-    order = np.lexsort((pictures, words))
+    order = np.lexsort((images, words))
     is_new = np.diff(words[order], prepend=0) != 0
     is_new[:1] = True
-    is_other_picture = is_new | (np.diff(pictures[order], prepend=-1) != 0)
+    is_other_image = is_new | (np.diff(images[order], prepend=-1) != 0)
     number = np.cumsum(is_new) - 1
-    counts = np.bincount(number[is_other_picture])
+    counts = np.bincount(number[is_other_image])
     first = np.minimum.reduceat(order, np.flatnonzero(is_new)) if len(order) else order
     several = np.flatnonzero(counts > 1)
     shared = sorted(
@@ -190,7 +190,7 @@ def shared_captions(captions: list[str], pictures: np.ndarray) -> tuple[list[tup
 
 
 def find_leaks(groups: np.ndarray, is_train: np.ndarray, is_held_out: np.ndarray) -> list[tuple[int, int]]:
-    """Each validation picture that training shows as well, with the first one that it is the same as."""
+    """Each validation image that training shows as well, with the first one that it is the same as."""
     trained, first = np.unique(groups[is_train], return_index=True)
     held_out = np.flatnonzero(is_held_out)
     held_out = held_out[np.isin(groups[held_out], trained)]
@@ -248,13 +248,13 @@ def lines(report: Report) -> list[tuple[str, str]]:
 
 
 def all_lines(report: Report) -> Iterator[tuple[str, str]]:
-    yield "pictures", pictures_line(report)
+    yield "pictures", images_line(report)
     yield "captions", captions_line(report)
     if report.classes:
         (least, few), (most, many) = report.classes["smallest"], report.classes["largest"]
         yield (
             "classes",
-            f"{report.classes['num']:,}, from {few:,} (`{brief(least)}`) to {many:,} pictures (`{brief(most)}`)",
+            f"{report.classes['num']:,}, from {few:,} (`{brief(least)}`) to {many:,} images (`{brief(most)}`)",
         )
     if report.sizes:
         width, height = report.sizes["width"]["50"], report.sizes["height"]["50"]
@@ -285,7 +285,7 @@ def all_lines(report: Report) -> Iterator[tuple[str, str]]:
         words, count = next(iter(report.duplicate_captions.items()))
         yield (
             "same words",
-            f"{percent(report.share_shared_captions)} of the captions are said of several pictures, "
+            f"{percent(report.share_shared_captions)} of the captions are said of several images, "
             f"`{brief(words)}` of {count:,}",
         )
     if report.num_leaks:
@@ -302,7 +302,7 @@ def all_lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "noticed", shown + (f", and so {found['count'] - 1:,} more" if found["count"] > 1 else "")
 
 
-def pictures_line(report: Report) -> str:
+def images_line(report: Report) -> str:
     if not report.num_unreadable:
         return f"{report.num_images:,}, all readable"
     return f"{report.num_images:,} of {report.num_images + report.num_unreadable:,} readable"
@@ -311,8 +311,8 @@ def pictures_line(report: Report) -> str:
 def captions_line(report: Report) -> str:
     least, mean, most = (report.captions_per_image[key] for key in ("min", "mean", "max"))
     if least == most:
-        return f"{report.num_captions:,}, {'one' if most == 1 else f'{most:,}'} for each picture"
-    return f"{report.num_captions:,}, {least:,} to {most:,} for each picture, {mean:.1f} on average"
+        return f"{report.num_captions:,}, {'one' if most == 1 else f'{most:,}'} for each image"
+    return f"{report.num_captions:,}, {least:,} to {most:,} for each image, {mean:.1f} on average"
 
 
 def tokens_line(report: Report) -> str:

@@ -14,7 +14,7 @@ from lapclip.data.scenes import Scene, Thing
 
 Colour = tuple[int, int, int]
 
-ENLARGED = 2  # canvas pixels per picture pixel, each way; the box filter on the way down is the anti-aliasing
+ENLARGED = 2  # canvas pixels per image pixel, each way; the box filter on the way down is the anti-aliasing
 
 PAINT: dict[str, Colour] = {
     "red": (214, 40, 40),
@@ -58,7 +58,7 @@ LIGHT: dict[str, Colour] = {
     "evening": (240, 172, 128),
     "night": (104, 118, 165),
 }
-EXTENT = {"small": 0.17, "large": 0.27}  # width of one object, as a share of the picture
+EXTENT = {"small": 0.17, "large": 0.27}  # width of one object, as a share of the image
 CENTRE = {"left": 0.18, "middle": 0.5, "right": 0.82}
 # How far below the middle of their place the objects of a thing stand, in object widths, by count.
 FORMATION = {
@@ -68,8 +68,8 @@ FORMATION = {
 }
 
 
-def draw_picture(scene: Scene, image_size: int, random: Random) -> Image.Image:
-    """The scene as an RGB picture; what the caption does not say (shade, horizon, exact spots) is random."""
+def draw_image(scene: Scene, image_size: int, random: Random) -> Image.Image:
+    """The scene as an RGB image; what the caption does not say (shade, horizon, exact spots) is random."""
     pixels = image_size * ENLARGED
     image = Image.new("RGB", (pixels, pixels))
     draw = ImageDraw.Draw(image)

@@ -1,4 +1,4 @@
-"""Pictures as files, and the one rule about them: nothing outside the source's own folders is ever read."""
+"""Images as files, and the one rule about them: nothing outside the source's own folders is ever read."""
 
 import os
 import stat
@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
-# What pictures are called; whether they are pictures is seen when they are opened.
+# What images are called; whether they are images is seen when they are opened.
 SUFFIXES = (
     ".jpg",
     ".jpeg",
@@ -23,17 +23,17 @@ SUFFIXES = (
     ".heif",
     ".avif",
 )
-MOST_BYTES = 512 * 2**20  # of one picture file; more than any camera writes
+MOST_BYTES = 512 * 2**20  # of one image file; more than any camera writes
 NOT_REGULAR = "is not a regular file"
 
 
-def is_picture_name(name: str) -> bool:
+def is_image_name(name: str) -> bool:
     return name.lower().endswith(SUFFIXES)
 
 
 @dataclass(frozen=True)
 class FileReader:
-    """Pictures in files, each by its path."""
+    """Images in files, each by its path."""
 
     paths: Sequence[str]  # without links
 
@@ -67,7 +67,7 @@ def read_file(path: str) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MOST_BYTES:
-            raise ValueError(f"is {size / 1e9:.1f} GB, too large for a picture")
+            raise ValueError(f"is {size / 1e9:.1f} GB, too large for an image")
         return file.read()
 
 

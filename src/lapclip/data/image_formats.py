@@ -1,4 +1,4 @@
-"""Which kinds of pictures are opened at all, and how Pillow is kept from refusing or warning meanwhile."""
+"""Which kinds of images are opened at all, and how Pillow is kept from refusing or warning meanwhile."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ FORMATS = (
 
 
 def formats(data: bytes) -> list[str]:
-    """What a picture that begins so may be opened as."""
+    """What an image that begins so may be opened as."""
     if data[4:8] == b"ftyp":
         register_heif()
     Image.preinit()
@@ -43,10 +43,10 @@ def register_heif() -> None:
 
 def what_it_is(data: bytes) -> str:
     if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"):
-        return "is a HEIC picture, which needs `pip install 'lapclip[heic]'`"
+        return "is a HEIC image, which needs `pip install 'lapclip[heic]'`"
     if b"\0" not in data[:1024]:
-        return "is text, not a picture"
-    return "is not a picture in a known format"
+        return "is text, not an image"
+    return "is not an image in a known format"
 
 
 lock = threading.Lock()
@@ -56,7 +56,7 @@ calm = contextlib.ExitStack()
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """While pictures are opened: no warnings about metadata, and not Pillow's own limit of pixels.
+    """While images are opened: no warnings about metadata, and not Pillow's own limit of pixels.
 
     That limit refuses large photos that are scaled while decoding. Both are of the whole process, so the first of
     several threads sets them and the last one restores them.

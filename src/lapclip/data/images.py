@@ -1,6 +1,6 @@
-"""Pictures as people hand them over in Python: a path, a PIL image, an array or a tensor in; a square of bytes out.
+"""Images as people hand them over in Python: a path, a PIL image, an array or a tensor in; a square of bytes out.
 
-A model is trained and evaluated on pictures out of packs, which are a little larger than it looks at. Whatever it is
+A model is trained and evaluated on images out of packs, which are a little larger than it looks at. Whatever it is
 shown later goes the same way, by that size, so that it sees what it knows.
 """
 
@@ -17,13 +17,13 @@ from lapclip.data.files import read_file
 from lapclip.data.pack import size_for
 from lapclip.errors import UserError, printable
 
-FEW = 8  # pictures, for which no threads are started
+FEW = 8  # images, for which no threads are started
 TOLERANCE = 1e-4  # beyond 0 and 1, as interpolation leaves it
 
 
 def refuse_what_is_no_list(several: Any) -> None:
-    is_one_picture = getattr(several, "ndim", 1) in (0, 2, 3)  # of an array or a tensor
-    if isinstance(several, str | bytes | os.PathLike | Image.Image) or is_one_picture:
+    is_one_image = getattr(several, "ndim", 1) in (0, 2, 3)  # of an array or a tensor
+    if isinstance(several, str | bytes | os.PathLike | Image.Image) or is_one_image:
         raise UserError("a list is wanted, and this is one thing", hint="put it into brackets: `[...]`")
     if isinstance(several, Mapping) or not (hasattr(several, "__len__") and hasattr(several, "__getitem__")):
         raise UserError(
@@ -41,16 +41,16 @@ def refuse_what_is_no_text(several: Any) -> None:
             )
 
 
-def squares(pictures: Any, size: int) -> Generator[np.ndarray, None, None]:
-    """Each picture as bytes [3, size, size]; many files are decoded ahead in threads, for nobody else holds them."""
+def squares(images: Any, size: int) -> Generator[np.ndarray, None, None]:
+    """Each image as bytes [3, size, size]; many files are decoded ahead in threads, for nobody else holds them."""
 
     def square(numbered: tuple[int, Any]) -> np.ndarray:
-        return square_of(numbered[1], size, called=f"picture {numbered[0]}")
+        return square_of(numbered[1], size, called=f"image {numbered[0]}")
 
-    if len(pictures) > FEW and all(isinstance(picture, str | os.PathLike) for picture in pictures):
-        yield from in_order(square, enumerate(pictures))  # which is closed with this
+    if len(images) > FEW and all(isinstance(picture, str | os.PathLike) for picture in images):
+        yield from in_order(square, enumerate(images))  # which is closed with this
     else:
-        yield from map(square, enumerate(pictures))
+        yield from map(square, enumerate(images))
 
 
 def square_of(picture: Any, size: int, called: str) -> np.ndarray:
@@ -64,7 +64,7 @@ def square_of(picture: Any, size: int, called: str) -> np.ndarray:
         image = array_image(picture, called) if isinstance(picture, np.ndarray) else picture
         if not isinstance(image, Image.Image):
             raise UserError(
-                f"{called} is given as `{type(image).__name__}`, which is no picture",
+                f"{called} is given as `{type(image).__name__}`, which is no image",
                 hint="give a path, a PIL image, an array [height, width, 3] or a tensor [3, height, width]",
             )
         if 0 in image.size:
@@ -74,13 +74,13 @@ def square_of(picture: Any, size: int, called: str) -> np.ndarray:
     except (Unreadable, OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UserError(
-            f"cannot read {called} as a picture: {printable(why)}",
+            f"cannot read {called} as an image: {printable(why)}",
             hint="leave it out, or convert it to JPEG",
         ) from None
 
 
 def decode_as_trained(data: bytes, size: int) -> Decoded:
-    """What a model that looks at `size` pixels is to be shown of a picture; its record holds no thumbnail."""
+    """What a model that looks at `size` pixels is to be shown of an image; its record holds no thumbnail."""
     stored, record = read_square(data, size_for(size))
     return Decoded(np.ascontiguousarray(np.asarray(rgb_square(stored, size)).transpose(2, 0, 1)), record)
 
@@ -113,7 +113,7 @@ def array_image(array: np.ndarray, called: str) -> Image.Image:
 
 
 def channels_last(tensor: Any, called: str) -> np.ndarray:
-    """A tensor [C, H, W] or [H, W] as the array that a picture is."""
+    """A tensor [C, H, W] or [H, W] as the array that an image is."""
     plain = tensor.detach().cpu()
     if plain.ndim == 3 and plain.shape[0] not in (1, 3, 4):
         raise UserError(

@@ -24,7 +24,7 @@ SECONDS_OF_PATIENCE = 20.0  # with another process that has the pack
 
 @dataclass(frozen=True)
 class Fault:
-    """Why a picture has no pixels; a lasting one lies in its bytes, so that nobody need try again."""
+    """Why an image has no pixels; a lasting one lies in its bytes, so that nobody need try again."""
 
     why: str
     is_lasting: bool
@@ -95,7 +95,7 @@ class Journal:
         return np.where(is_found, order[place], -1)
 
     def add(self, stamp: int, outcome: Outcome) -> int:
-        """Appends a picture; returns the number of its record."""
+        """Appends an image; returns the number of its record."""
         if isinstance(outcome, Fault):
             record = np.zeros((), RECORD)
             record["row"] = -1
@@ -144,7 +144,7 @@ class Journal:
         self.last_sync = time.monotonic()
 
     def chosen(self, numbers: np.ndarray) -> np.ndarray:
-        """The records of these numbers; -1 gives the record of a picture that is gone."""
+        """The records of these numbers; -1 gives the record of an image that is gone."""
         self.records_file.flush()
         chosen = np.zeros(len(numbers), RECORD)
         chosen["row"] = -1

@@ -1,4 +1,4 @@
-"""Which pictures a model is measured on, and the class of each where a source has classes."""
+"""Which images a model is measured on, and the class of each where a source has classes."""
 
 from dataclasses import dataclass, replace
 
@@ -12,17 +12,17 @@ from lapclip.errors import UserError
 
 @dataclass(frozen=True)
 class Measured:
-    """Pictures to measure on."""
+    """Images to measure on."""
 
     source: Source
     labels: list[str | None]  # by the numbers of `source`
-    classes: tuple[str, ...]  # of the whole source, also those of which no picture is measured
+    classes: tuple[str, ...]  # of the whole source, also those of which no image is measured
     unreadable: tuple[str, ...]  # names
     own_sides: tuple[str, ...] = ()  # `test` or `validation`, where a source says itself what to measure on
 
 
 def to_measure(data: Data, *, held_out: bool) -> Measured:
-    """The held-out pictures of what a model was trained on; of another source all, or its own test side."""
+    """The held-out images of what a model was trained on; of another source all, or its own test side."""
     sources: list[Source] = []
     labels: list[str | None] = []
     unreadable: list[str] = []
@@ -41,7 +41,7 @@ def to_measure(data: Data, *, held_out: bool) -> Measured:
             unreadable += [catalogue.names[number] for number in part.files.pack.unreadable]
     if not sources:
         raise UserError(
-            f"`{data.source}` has no held-out pictures",
+            f"`{data.source}` has no held-out images",
             hint="name another source to measure on",
         )
     source = sources[0] if len(sources) == 1 else Mixed(tuple(sources), (1.0,) * len(sources))
@@ -49,7 +49,7 @@ def to_measure(data: Data, *, held_out: bool) -> Measured:
 
 
 def whole(part: Part) -> Source:
-    """All pictures of a part; where it says itself which ones are for testing, only those."""
+    """All images of a part; where it says itself which ones are for testing, only those."""
     held_out = part.held_out
     if part.files is None or not isinstance(held_out, Viewed):
         return held_out  # what lapclip draws: there is always more to train on, and a fixed set to measure on
@@ -60,7 +60,7 @@ def whole(part: Part) -> Source:
 
 
 def own_side(files: Files) -> tuple[str, int]:
-    """The name and the side of the dataset's own test pictures, or else its validation pictures; otherwise all."""
+    """The name and the side of the dataset's own test images, or else its validation images; otherwise all."""
     usable = files.pack.records["row"] >= 0
     for name, sides in (("test", (UNUSED, VALIDATION)), ("validation", (VALIDATION,))):
         is_own = np.array([side == name for side in files.catalogue.sides])[usable]
@@ -73,5 +73,5 @@ def own_side(files: Files) -> tuple[str, int]:
 def labels_of(source: Source, files: Files | None) -> list[str | None]:
     if files is None or not isinstance(source, Viewed):
         return [None] * source.num_different
-    numbers = files.view.numbers[source.picture_number(np.arange(source.num_different))]
+    numbers = files.view.numbers[source.image_number(np.arange(source.num_different))]
     return [files.catalogue.labels[number] for number in numbers.tolist()]

@@ -32,7 +32,7 @@ from lapclip.data.synthetic import DocumentsSource, HeldOutScenes, SceneSource
 from lapclip.errors import UserError, suggest
 
 MOST_SCENES = 100_000_000  # their order is held in memory
-LEAST_PICTURES = 4
+LEAST_IMAGES = 4
 LEAST_ON_A_SIDE = 2
 MOST_WEIGHT = 1000
 WEIGHT = re.compile(r"(\d+(\.\d*)?|\.\d+)(e-?\d+)?")
@@ -58,7 +58,7 @@ class Files:
     catalogue: Catalogue
     pack: Pack
     view: View
-    groups: np.ndarray  # of each picture of the catalogue
+    groups: np.ndarray  # of each image of the catalogue
     sides: np.ndarray
     is_streamed: bool
 
@@ -68,7 +68,7 @@ class Data:
     """Pairs to train on, and pairs held out."""
 
     parts: tuple[Part, ...]
-    fingerprint: str  # changes when pictures or captions do
+    fingerprint: str  # changes when images or captions do
     training: Source = field(repr=False)
     held_out: Source = field(repr=False)
     images: str | None = None  # the folder that `--images` means
@@ -148,7 +148,7 @@ def resolve_images(images: str | None, name: str) -> str | None:
 
 
 def must_stream(config: DataConfig, found: list[Found], size: int) -> bool:
-    """Whether pictures are decoded anew in each epoch: as asked, or because not all packs fit on the disk."""
+    """Whether images are decoded anew in each epoch: as asked, or because not all packs fit on the disk."""
     if config.pack is not None:
         return not config.pack
     needed = sum(needed_bytes(part.catalogue, size) for part in found)
@@ -157,7 +157,7 @@ def must_stream(config: DataConfig, found: list[Found], size: int) -> bool:
 
 
 def split(found: list[Found], packs: list[Pack], share: float, is_streamed: bool) -> list[Files]:
-    """Decides the sides of all parts together, so that a picture that two of them hold is on one side."""
+    """Decides the sides of all parts together, so that an image that two of them hold is on one side."""
     if not found:
         return []
     records = np.concatenate([packed.records for packed in packs])
@@ -182,12 +182,12 @@ def split(found: list[Found], packs: list[Pack], share: float, is_streamed: bool
 
 def write_files(part: Found, packed: Pack, groups: np.ndarray, sides: np.ndarray, is_streamed: bool) -> Files:
     usable = np.flatnonzero(packed.records["row"] >= 0)
-    if len(usable) < LEAST_PICTURES:
+    if len(usable) < LEAST_IMAGES:
         name = part.catalogue.name
         raise UserError(
-            f"`{name}` has {len(usable)} pictures that can be used, and at least {LEAST_PICTURES} are needed"
+            f"`{name}` has {len(usable)} images that can be used, and at least {LEAST_IMAGES} are needed"
             + (f"; {first_unreadable(part.catalogue, packed)}" if packed.unreadable else ""),
-            hint="add pictures with captions to it, or mend those that are broken",
+            hint="add images with captions to it, or mend those that are broken",
         )
     with locked(packed.path):
         describe_folder(packed.path, part.identity, packed.size)
@@ -295,7 +295,7 @@ def make_source(files: Files, side: int, config: DataConfig) -> Source:
 
 
 def sides_of(catalogue: Catalogue, records: np.ndarray, by_content: np.ndarray) -> np.ndarray:
-    """The dataset's own split where it has one; otherwise by the content of each group of equal pictures."""
+    """The dataset's own split where it has one; otherwise by the content of each group of equal images."""
     own = np.array([OWN[side] for side in catalogue.sides], dtype=np.int8)
     usable = records["row"] >= 0
     if (own == UNUSED).any() and not (own == VALIDATION).any():
@@ -309,7 +309,7 @@ OWN = {None: TRAIN, "train": TRAIN, "validation": VALIDATION, "test": UNUSED}
 
 
 def named_records(catalogue: Catalogue) -> np.ndarray:
-    """Records of pictures that nobody has looked at: each is told from the others by its name."""
+    """Records of images that nobody has looked at: each is told from the others by its name."""
     records = np.zeros(len(catalogue.names), RECORD)  # row 0, not -1: nothing is known to be wrong with them
     for record, name in zip(records, catalogue.names, strict=True):
         record["content"] = np.void(digest(name.encode(errors="surrogateescape")))
@@ -317,7 +317,7 @@ def named_records(catalogue: Catalogue) -> np.ndarray:
 
 
 def mean_bytes(catalogue: Catalogue) -> float:
-    """Of an encoded picture, by a few of them."""
+    """Of an encoded image, by a few of them."""
     sizes = []
     for index in np.linspace(0, len(catalogue.names) - 1, 16).astype(int):
         try:

@@ -1,11 +1,11 @@
-"""The pack: each picture of a source decoded and resized once, in a file that is mapped into memory.
+"""The pack: each image of a source decoded and resized once, in a file that is mapped into memory.
 
-    records     one RECORD a picture ever seen, appended as it is done: what is there need not be done again
+    records     one RECORD an image ever seen, appended as it is done: what is there need not be done again
     pixels      bytes [3, S, S] one after the other, in the order of their rows
-    why.jsonl   what is wrong with the pictures that could not be decoded
+    why.jsonl   what is wrong with the images that could not be decoded
     pack.json   what this folder is, for `lapclip data clean`
 
-A picture is known by its name and stamp without being read, or by its content without being decoded.
+An image is known by its name and stamp without being read, or by its content without being decoded.
 """
 
 import json
@@ -27,8 +27,8 @@ from lapclip.files import cache_folder, write_atomically
 from lapclip.machine.hardware import num_usable_cores
 
 VERSION = 1
-PIECE = 32  # pictures a process decodes at once
-FEW = 200  # pictures that are decoded here, sooner than processes start
+PIECE = 32  # images a process decodes at once
+FEW = 200  # images that are decoded here, sooner than processes start
 SPARE_BYTES = 2**30  # of the disk, never taken
 
 
@@ -44,13 +44,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Pack:
-    """A source's pictures, by their numbers in its catalogue."""
+    """A source's images, by their numbers in its catalogue."""
 
     path: Path
     size: int  # pixels of each side
-    records: np.ndarray  # RECORD, one a picture
+    records: np.ndarray  # RECORD, one an image
     unreadable: dict[int, str]  # why, by number
-    num_reused: int  # pictures that were there already
+    num_reused: int  # images that were there already
 
     @property
     def num_bytes(self) -> int:
@@ -67,7 +67,7 @@ def packs_folder() -> Path:
 
 
 def folder_for(identity: str, size: int) -> Path:
-    """Where the pack of a source lies; the identity is what finds the same pictures again."""
+    """Where the pack of a source lies; the identity is what finds the same images again."""
     plain = "".join(c if c.isalnum() else "-" for c in Path(identity).name)[:40].strip("-") or "source"
     return (
         packs_folder()
@@ -117,7 +117,7 @@ def describe_folder(path: Path, identity: str, size: int) -> None:
 
 
 def all_stamps(catalogue: Catalogue) -> Iterator[int]:
-    """A number for each picture's name and state; 0 for one that is gone."""
+    """A number for each image's name and state; 0 for one that is gone."""
     for index, name in enumerate(catalogue.names):
         stamp = catalogue.reader.stamp(index)
         key = digest(name.encode(errors="surrogateescape"), stamp.encode())[:8]
@@ -127,7 +127,7 @@ def all_stamps(catalogue: Catalogue) -> Iterator[int]:
 def decode_all(
     decoder: "Decoder", numbers: np.ndarray, workers: int | None
 ) -> Iterator[tuple[int, np.ndarray, list[Outcome]]]:
-    """How many are done, some pictures' numbers, and what became of them; in order, by all cores together."""
+    """How many are done, some images' numbers, and what became of them; in order, by all cores together."""
     pieces = deque(numbers[i : i + PIECE] for i in range(0, len(numbers), PIECE))
     done = 0
     if len(numbers) <= FEW or workers == 0:
@@ -139,7 +139,7 @@ def decode_all(
     with worker_pool(decoder, workers) as pool:
         waiting: deque[tuple[np.ndarray, Future]] = deque()
         while pieces or waiting:
-            while pieces and len(waiting) < 2 * workers:  # a bounded number of pictures is in flight
+            while pieces and len(waiting) < 2 * workers:  # a bounded number of images is in flight
                 waiting.append((pieces[0], pool.submit(decode_held, pieces.popleft())))
             piece, future = waiting.popleft()
             done += len(piece)
@@ -152,7 +152,7 @@ def decode_held(numbers: np.ndarray) -> list[Outcome]:
 
 @dataclass
 class Decoder:
-    """Decodes pictures, but none that it or the pack has met before."""
+    """Decodes images, but none that it or the pack has met before."""
 
     reader: Reader
     size: int

@@ -1,6 +1,6 @@
-"""What a synthetic picture shows, as plain values: drawn at random, put into words, and varied one attribute at a time.
+"""What a synthetic image shows, as plain values: drawn at random, put into words, and varied one attribute at a time.
 
-A scene is settled by its random numbers alone, so picture k is the same on every machine. Nothing here draws:
+A scene is settled by its random numbers alone, so image k is the same on every machine. Nothing here draws:
 `drawing.py` does.
 """
 
@@ -27,7 +27,7 @@ SIZES = ("small", "large")
 PLACES = ("left", "middle", "right")
 
 ALL_KINDS = tuple(kind for kinds in KINDS.values() for kind in kinds)
-# Each kind has one colour that no training picture shows it in; the kinds spread over all colours.
+# Each kind has one colour that no training image shows it in; the kinds spread over all colours.
 HELD_OUT_COLOUR = {kind: COLOURS[(i * 3 + i // 8) % len(COLOURS)] for i, kind in enumerate(ALL_KINDS)}
 
 
@@ -187,7 +187,7 @@ def describe(scene: Scene, random: Random) -> str:
             f"{one} and {two}, {ground} {time}",
             f"{ground} {time}: {one}, {two}",
             f"{time} {ground}, {one} and {two}",
-            f"a picture of {one} with {two}, {time}, {ground}",
+            f"an image of {one} with {two}, {time}, {ground}",
         )
     )
 

@@ -13,14 +13,14 @@ from lapclip.data.captions import ALL, TRAIN, View
 from lapclip.data.catalogue import Reader
 from lapclip.data.decode import Unreadable, decode
 
-BUFFER_BYTES = 48 * 2**20  # of encoded pictures that a streamed source shuffles among
+BUFFER_BYTES = 48 * 2**20  # of encoded images that a streamed source shuffles among
 
 
 class Source(ABC):
     """Pairs by number. It can be sent to another process, and opening it does no work."""
 
     num_pairs: int  # in an epoch
-    only_copies = False  # whether a picture costs nothing but a copy, so that a thread can fetch it
+    only_copies = False  # whether an image costs nothing but a copy, so that a thread can fetch it
 
     @property
     def num_different(self) -> int:
@@ -28,8 +28,8 @@ class Source(ABC):
         return self.num_pairs
 
     @abstractmethod
-    def picture(self, index: int, size: int) -> Image.Image:
-        """The picture, RGB, square, of about that size; Unreadable when it cannot be had."""
+    def image(self, index: int, size: int) -> Image.Image:
+        """The image, RGB, square, of about that size; Unreadable when it cannot be had."""
 
     @abstractmethod
     def captions(self, index: int) -> tuple[str, ...]:
@@ -45,21 +45,21 @@ class Source(ABC):
         return None
 
     def name(self, index: int) -> str:
-        return f"picture {index}"
+        return f"image {index}"
 
     def stored_size(self, image_size: int) -> int:
-        """The size its pictures come in when a model looks at `image_size`."""
+        """The size its images come in when a model looks at `image_size`."""
         return image_size
 
     def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
         """Bytes [n, 3, size, size]."""
         images = np.empty((len(indices), 3, size, size), dtype=np.uint8)
         for place, index in enumerate(indices):
-            images[place] = np.asarray(self.picture(int(index), size)).transpose(2, 0, 1)
+            images[place] = np.asarray(self.image(int(index), size)).transpose(2, 0, 1)
         return images
 
     def groups(self, indices: np.ndarray) -> np.ndarray:
-        """Numbers that are equal for equal pictures."""
+        """Numbers that are equal for equal images."""
         return indices
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
@@ -73,7 +73,7 @@ class Source(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Viewed(Source):
-    """One side of a view: pictures with their captions, or with `each_caption`, captions with their picture."""
+    """One side of a view: images with their captions, or with `each_caption`, captions with their image."""
 
     view: View
     size: int
@@ -81,7 +81,7 @@ class Viewed(Source):
     each_caption: bool = False
 
     @cached_property
-    def pictures(self) -> np.ndarray:
+    def images(self) -> np.ndarray:
         """Those of this side; not to train on, in a random order, so that the first ones are a fair sample."""
         pictures = np.flatnonzero((self.view.sides == self.side) | (self.side == ALL))
         if self.side != TRAIN:
@@ -92,46 +92,46 @@ class Viewed(Source):
     def numbers(self) -> np.ndarray:
         """The numbers of the captions, with `each_caption`."""
         first = self.view.first
-        counts = first[self.pictures + 1] - first[self.pictures]
-        starts = np.repeat(first[self.pictures] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
+        counts = first[self.images + 1] - first[self.images]
+        starts = np.repeat(first[self.images] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
         return starts + np.arange(counts.sum())
 
     @property
     def num_pairs(self) -> int:  # type: ignore[override]
-        return len(self.numbers) if self.each_caption else len(self.pictures)
+        return len(self.numbers) if self.each_caption else len(self.images)
 
-    def picture_number(self, indices: np.ndarray) -> np.ndarray:
-        """Numbers of pictures in the view."""
+    def image_number(self, indices: np.ndarray) -> np.ndarray:
+        """Numbers of images in the view."""
         if not self.each_caption:
-            return self.pictures[indices]
+            return self.images[indices]
         return np.searchsorted(self.view.first, self.numbers[indices], side="right") - 1
 
     def captions(self, index: int) -> tuple[str, ...]:
         if self.each_caption:
             return (self.view.caption(int(self.numbers[index])),)
-        return self.view.captions(int(self.pictures[index]))
+        return self.view.captions(int(self.images[index]))
 
     def caption(self, index: int, turn: int) -> str:
         if self.each_caption:
             return self.view.caption(int(self.numbers[index]))
-        first, last = self.view.first[self.pictures[index] : self.pictures[index] + 2].tolist()
+        first, last = self.view.first[self.images[index] : self.images[index] + 2].tolist()
         return self.view.caption(first + turn % (last - first))
 
     def all_captions(self, most: int) -> list[str] | None:
-        if (self.view.first[self.pictures + 1] - self.view.first[self.pictures]).sum() > most:
+        if (self.view.first[self.images + 1] - self.view.first[self.images]).sum() > most:
             return None
-        return [caption for picture in self.pictures.tolist() for caption in self.view.captions(picture)]
+        return [caption for picture in self.images.tolist() for caption in self.view.captions(picture)]
 
     def name(self, index: int) -> str:
-        return self.view.name(int(self.picture_number(np.array([index]))[0]))
+        return self.view.name(int(self.image_number(np.array([index]))[0]))
 
     def groups(self, indices: np.ndarray) -> np.ndarray:
-        return np.asarray(self.view.groups[self.picture_number(indices)])
+        return np.asarray(self.view.groups[self.image_number(indices)])
 
     def stored_size(self, image_size: int) -> int:
         return self.size
 
-    def picture(self, index: int, size: int) -> Image.Image:
+    def image(self, index: int, size: int) -> Image.Image:
         return Image.fromarray(self.pixels(np.array([index]), self.size)[0].transpose(1, 2, 0))
 
 
@@ -151,10 +151,10 @@ class Packed(Viewed):
     def hold(self) -> None:
         """Maps all that will be read, so that it stays even when the pack is removed."""
         self.view.hold()
-        _ = self.rows, self.pictures
+        _ = self.rows, self.images
 
     def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
-        return self.rows[self.view.rows[self.picture_number(indices)]]
+        return self.rows[self.view.rows[self.image_number(indices)]]
 
     def __reduce__(self) -> tuple:
         return rebuild_packed, (self.view, self.size, self.side, self.each_caption, self.pixels_file)
@@ -170,11 +170,11 @@ class Streamed(Viewed):
     """Pairs decoded as they are needed, where there is no room for a pack; neighbours are read together."""
 
     reader: Reader = field(kw_only=True)
-    mean_bytes: float = field(kw_only=True)  # of an encoded picture
+    mean_bytes: float = field(kw_only=True)  # of an encoded image
 
     def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
         images = np.empty((len(indices), 3, self.size, self.size), dtype=np.uint8)
-        for place, picture in enumerate(self.picture_number(indices)):
+        for place, picture in enumerate(self.image_number(indices)):
             try:
                 data = self.reader.read(int(self.view.numbers[picture]))
             except (OSError, ValueError) as error:
@@ -247,9 +247,9 @@ class Mixed(Source):
         number = int(np.searchsorted(self.starts, index, side="right")) - 1
         return self.parts[number], index - int(self.starts[number])
 
-    def picture(self, index: int, size: int) -> Image.Image:
+    def image(self, index: int, size: int) -> Image.Image:
         part, own = self.part_of(index)
-        return part.picture(own, size)
+        return part.image(own, size)
 
     def captions(self, index: int) -> tuple[str, ...]:
         part, own = self.part_of(index)

@@ -1,4 +1,4 @@
-"""Which pictures of a source are the same: equal bytes, or one scaled, brightened or saved again.
+"""Which images of a source are the same: equal bytes, or one scaled, brightened or saved again.
 
 A group never has members on both sides of the split, or validation would ask for what training has shown.
 """
@@ -23,13 +23,13 @@ PLAIN_STEP, PLAIN_SHARE = 3, 0.1  # plain: so small a step between so many of th
 # Hashes that differ in at most 4 bits agree in at least two of six blocks: those are candidates.
 NUM_BLOCKS = 6
 # Pairs of candidates looked at for each choice of blocks, nearest in brightness first. Photos have one or two each
-# in a million; a million plain pictures are all candidates of each other.
+# in a million; a million plain images are all candidates of each other.
 MOST_PAIRS, MOST_PAIRS_EACH = 2**22, 4
-PIECE = 2**16  # pictures or pairs looked at together, so that memory stays small
+PIECE = 2**16  # images or pairs looked at together, so that memory stays small
 
 
 def content_groups(records: np.ndarray) -> np.ndarray:
-    """A number for each record, the same for the same picture; an unreadable one is always alone."""
+    """A number for each record, the same for the same image; an unreadable one is always alone."""
     readable = np.flatnonzero(records["row"] >= 0)
     # In order of their bytes from here on: nothing depends on the order of the source.
     _, first, number = np.unique(contents(records)[readable], return_index=True, return_inverse=True)
@@ -148,7 +148,7 @@ def joined(labels: np.ndarray, left: np.ndarray, right: np.ndarray) -> np.ndarra
 
 
 def duplicates(records: np.ndarray, groups: np.ndarray) -> list[list[int]]:
-    """The pictures that are there more than once, the most frequent first; of each the one with most pixels first."""
+    """The images that are there more than once, the most frequent first; of each the one with most pixels first."""
     pixels = records["width"].astype(np.int64) * records["height"]
     order = np.lexsort((np.arange(len(groups)), -pixels, groups))
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
@@ -162,7 +162,7 @@ def duplicates(records: np.ndarray, groups: np.ndarray) -> list[list[int]]:
 
 
 def side_of_groups(records: np.ndarray, groups: np.ndarray, share: float) -> np.ndarray:
-    """True where a picture is held out for validation: by chance, but always the same, whatever else is there.
+    """True where an image is held out for validation: by chance, but always the same, whatever else is there.
 
     The chance is a hash of the group's bytes. Of at least four groups two are held out, and never all.
     """

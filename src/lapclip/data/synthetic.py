@@ -9,7 +9,7 @@ from random import Random
 import numpy as np
 from PIL import Image
 
-from lapclip.data.drawing import draw_picture
+from lapclip.data.drawing import draw_image
 from lapclip.data.scenes import CATEGORIES, FAMILY_SIZE, Scene, describe, draw_family, draw_scene
 from lapclip.data.source import Source
 
@@ -24,8 +24,8 @@ class SceneSource(Source):
     def scene(self, index: int) -> Scene:
         return draw_scene(Random(f"{self.seed} scene {index}"))
 
-    def picture(self, index: int, size: int) -> Image.Image:
-        return draw_picture(self.scene(index), size, Random(f"{self.seed} drawing {index}"))
+    def image(self, index: int, size: int) -> Image.Image:
+        return draw_image(self.scene(index), size, Random(f"{self.seed} drawing {index}"))
 
     def captions(self, index: int) -> tuple[str, ...]:
         return (describe(self.scene(index), Random(f"{self.seed} words {index}")),)
@@ -42,14 +42,14 @@ class HeldOutScenes(Source):
         family, member = divmod(index, FAMILY_SIZE)
         return draw_family(Random(f"{self.seed} family {family}"), layout=family)[member]
 
-    def picture(self, index: int, size: int) -> Image.Image:
-        return draw_picture(self.scene(index), size, Random(f"{self.seed} held-out drawing {index}"))
+    def image(self, index: int, size: int) -> Image.Image:
+        return draw_image(self.scene(index), size, Random(f"{self.seed} held-out drawing {index}"))
 
     def captions(self, index: int) -> tuple[str, ...]:
         return (describe(self.scene(index), Random(f"{self.seed} held-out words {index}")),)
 
 
-# For each category two colours, and the captions its pictures take turns with.
+# For each category two colours, and the captions its images take turns with.
 DOCUMENTS = {
     "nature": (
         ((34, 139, 34), (135, 206, 235)),
@@ -74,7 +74,7 @@ DOCUMENTS = {
 class DocumentsSource(Source):
     """The kind of pair the documents trained on: a gradient and noise, coloured by category, with a fixed caption.
 
-    Only the category can be learned from these pictures; everything beyond it is memorised noise.
+    Only the category can be learned from these images; everything beyond it is memorised noise.
     """
 
     first: int
@@ -84,7 +84,7 @@ class DocumentsSource(Source):
     def category(self, index: int) -> str:
         return CATEGORIES[(self.first + index) % len(CATEGORIES)]
 
-    def picture(self, index: int, size: int) -> Image.Image:
+    def image(self, index: int, size: int) -> Image.Image:
         (top, bottom), _ = DOCUMENTS[self.category(index)]
         noise = np.random.default_rng([self.seed, self.first + index])
         ramp = np.linspace(0.0, 1.0, size)[:, None, None]

@@ -1,4 +1,4 @@
-"""A picture to be looked at: all of it, upright, as small as its place; with the guards of `decode`."""
+"""An image to be looked at: all of it, upright, as small as its place; with the guards of `decode`."""
 
 import io
 
@@ -9,19 +9,19 @@ from lapclip.data.image_formats import formats, undisturbed, what_it_is
 
 
 def whole(data: bytes, most_side: int) -> Image.Image:
-    """The whole picture, RGB and upright, no side longer than that; Unreadable when it is none."""
+    """The whole image, RGB and upright, no side longer than that; Unreadable when it is none."""
     if not data:
         raise Unreadable("is empty")
     try:
         with undisturbed():
-            picture = Image.open(io.BytesIO(data), formats=formats(data))
-            width, height = picture.size
-            if picture.format in ("JPEG", "MPO"):
-                picture.draft("RGB", fitted_size(width, height, most_side))
-            refuse_too_large(picture, data, width, height)
-            picture.load()
-            small = shrink(picture, fitted_size(width, height, most_side))
-            return upright(small, orientation(picture))
+            image = Image.open(io.BytesIO(data), formats=formats(data))
+            width, height = image.size
+            if image.format in ("JPEG", "MPO"):
+                image.draft("RGB", fitted_size(width, height, most_side))
+            refuse_too_large(image, data, width, height)
+            image.load()
+            small = shrink(image, fitted_size(width, height, most_side))
+            return upright(small, orientation(image))
     except Unreadable:
         raise
     except UnidentifiedImageError:
@@ -30,17 +30,17 @@ def whole(data: bytes, most_side: int) -> Image.Image:
         raise Unreadable(f"cannot be decoded: {error}") from None
 
 
-def shrink(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+def shrink(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     """As RGB at that size; a large one is made smaller before it is converted, so that no large copy is made."""
-    brightest = top_value(picture)
-    factor = max(1, min(picture.width // size[0], picture.height // size[1]) // 2)
-    if factor > 1 and picture.mode not in ("1", "P"):
-        info = picture.info
+    brightest = top_value(image)
+    factor = max(1, min(image.width // size[0], image.height // size[1]) // 2)
+    if factor > 1 and image.mode not in ("1", "P"):
+        info = image.info
         between = (2 * size[0], 2 * size[1])
-        smaller = picture.resize(between) if picture.mode.startswith("I;16") else picture.reduce(factor)
+        smaller = image.resize(between) if image.mode.startswith("I;16") else image.reduce(factor)
         smaller.info = info
-        picture = smaller
-    return to_rgb(picture, brightest).resize(size, Image.Resampling.BICUBIC)
+        image = smaller
+    return to_rgb(image, brightest).resize(size, Image.Resampling.BICUBIC)
 
 
 def fitted_size(width: int, height: int, most_side: int) -> tuple[int, int]:
@@ -48,9 +48,9 @@ def fitted_size(width: int, height: int, most_side: int) -> tuple[int, int]:
     return max(1, round(width * scale)), max(1, round(height * scale))
 
 
-def as_jpeg(picture: Image.Image, quality: int = 85) -> bytes:
-    """The picture alone: nothing of what its file said about place, time or camera."""
+def as_jpeg(image: Image.Image, quality: int = 85) -> bytes:
+    """The image alone: nothing of what its file said about place, time or camera."""
     out = io.BytesIO()
-    bare = Image.frombytes("RGB", picture.size, picture.convert("RGB").tobytes())
+    bare = Image.frombytes("RGB", image.size, image.convert("RGB").tobytes())
     bare.save(out, format="JPEG", quality=quality)
     return out.getvalue()

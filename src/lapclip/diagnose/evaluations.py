@@ -9,14 +9,14 @@ from lapclip.config import Config
 from lapclip.diagnose.finding import Finding
 from lapclip.runs.events import Evaluated, Event, Started, Step, mean_recall
 
-SMALL_POOL = 100  # pictures; below, ten points of recall are within the noise
-GOOD_POOL = 512  # pictures; four points
+SMALL_POOL = 100  # images; below, ten points of recall are within the noise
+GOOD_POOL = 512  # images; four points
 SIGMAS = 1.96  # 95% sure
 NUM_LAST = 3  # evaluations that must agree; random wobble seldom does three times
 LOSS_RISES = 1.1  # times its lowest: less than that does no harm yet
-LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where a picture's loss has a spread of about 1
+LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
 NUM_LEVEL = 4  # evaluations after the lowest loss, before recall that does not rise counts as over
-MOST_VALIDATION = 0.3  # share of the pictures that may be advised to hold out
+MOST_VALIDATION = 0.3  # share of the images that may be advised to hold out
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Evaluations:
                 training = fmean(self.losses) if self.losses else None
                 self.losses = []
                 if self.points and self.points[-1].num_images != num_images:
-                    self.points = []  # other pictures cannot be compared
+                    self.points = []  # other images cannot be compared
                 recall = mean_recall(event.recall)
                 self.points.append(Point(event.step, event.loss, recall, num_images, training, self.epoch))
                 if finding := judge(self.points):
@@ -113,7 +113,7 @@ def has_fallen(before: float | None, now: float | None) -> bool:
 def small_pool(num_images: int, config: Config, started: Started | None) -> Finding:
     points = 100 * SIGMAS * math.sqrt(0.25 / num_images)
     message = (
-        f"recall is measured over {num_images} pictures only: it may be up to {points:.0f} points off, and smaller"
+        f"recall is measured over {num_images} images only: it may be up to {points:.0f} points off, and smaller"
         " differences mean nothing"
     )
     share = config.data.validation_share

@@ -77,7 +77,7 @@ class Collapsed:
         if self.config.train.weight_decay >= MUCH_DECAY:
             why = "; so much weight decay has made all embeddings alike"
             return Finding("collapsed", said + why, "start again with less: `--weight-decay 0.1`")
-        why = "; all embeddings are alike, or the captions say nothing about their pictures"
+        why = "; all embeddings are alike, or the captions say nothing about their images"
         source = self.config.data.source
         return Finding(
             "collapsed", said + why, f"look whether they belong together: `lapclip data show {source}`"
@@ -140,9 +140,9 @@ class Duplicates:
             told = "there is nothing to tell apart"
         else:
             what = f"a batch of {batch_size} pairs has about {found:.0f} different captions"
-            told = f"a picture is told apart from {found - 1:.0f} captions and not from {batch_size - 1}"
+            told = f"an image is told apart from {found - 1:.0f} captions and not from {batch_size - 1}"
         message = f"{what}; equal ones are not contrasted, so {told}"
-        hint = "say more than that in the captions: what tells one picture from the next"
+        hint = "say more than that in the captions: what tells one image from the next"
         if found >= MIXED * batch_size:
             hint = f"`--batch-size {2 * batch_size}` brings more different ones together"
         yield Finding("duplicate-captions", message, hint)

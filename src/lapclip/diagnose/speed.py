@@ -62,7 +62,7 @@ class Slower:
         if not self.is_whole and event.progress >= train.whole_from:
             self.is_whole = True
             if (train.keep_patches or 1.0) < 1:
-                self.begin_anew()  # whole pictures take longer
+                self.begin_anew()  # whole images take longer
                 return
         step_seconds = (train.batch_size or 1) / event.pairs_per_second
         self.block.speeds.append(event.pairs_per_second)

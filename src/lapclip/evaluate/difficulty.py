@@ -1,7 +1,7 @@
 """Accuracy by how hard the wrong answers are: easy, medium and hard, by how alike their captions' words are.
 
-The words decide, not the model: the same picture stays a hard negative of a caption all through training.
-Shapes: M captions, N pictures, Q captions that are asked, D buckets for words.
+The words decide, not the model: the same image stays a hard negative of a caption all through training.
+Shapes: M captions, N images, Q captions that are asked, D buckets for words.
 """
 
 import re
@@ -12,25 +12,25 @@ from typing import Any
 import numpy as np
 
 LEVELS = ("easy", "medium", "hard")
-NUM_CHOICES = 10  # the right picture and nine others
+NUM_CHOICES = 10  # the right image and nine others
 MOST_ASKED = 500  # captions, spread evenly
-MOST_PICTURES = 1000
+MOST_IMAGES = 1000
 NUM_BUCKETS = 1024
 
 
 def accuracy_by_difficulty(
     cosine_MN: np.ndarray, is_pair_MN: np.ndarray, captions: list[str], image_of_caption: np.ndarray
 ) -> dict[str, Any] | None:
-    """How often a caption's own picture is the nearest of ten, for each level; None for too small a pool.
+    """How often a caption's own image is the nearest of ten, for each level; None for too small a pool.
 
     Nine wrong ones are drawn from a third of the pool, and the share is the expected one over all draws.
     """
     asked_Q = spread(len(captions), MOST_ASKED)
-    pictures_N = spread(cosine_MN.shape[1], MOST_PICTURES)
-    cosine_QN, is_pair_QN = cosine_MN[np.ix_(asked_Q, pictures_N)], is_pair_MN[np.ix_(asked_Q, pictures_N)]
+    images_N = spread(cosine_MN.shape[1], MOST_IMAGES)
+    cosine_QN, is_pair_QN = cosine_MN[np.ix_(asked_Q, images_N)], is_pair_MN[np.ix_(asked_Q, images_N)]
     if (~is_pair_QN).sum(axis=1).min() // len(LEVELS) < NUM_CHOICES - 1:
         return None
-    belongs = np.isin(image_of_caption, pictures_N)  # captions of these pictures
+    belongs = np.isin(image_of_caption, images_N)  # captions of these images
     order_QN = from_easy_to_hard(
         tuple(captions[m] for m in asked_Q),
         tuple(caption for caption, is_here in zip(captions, belongs, strict=True) if is_here),
@@ -63,23 +63,23 @@ def chance_of_none(num_bad: np.ndarray, total: int, drawn: int) -> np.ndarray:
 def from_easy_to_hard(
     asked: tuple[str, ...], captions: tuple[str, ...], image_of_caption: bytes, is_pair: bytes
 ) -> np.ndarray:
-    """For each asked caption the places of wrong pictures by rising likeness, for all the same number, [Q, N]."""
+    """For each asked caption the places of wrong images by rising likeness, for all the same number, [Q, N]."""
     likeness_QN = likeness(asked, captions, np.frombuffer(image_of_caption, dtype=int))
     is_pair_QN = np.frombuffer(is_pair, dtype=bool).reshape(likeness_QN.shape)
     # Equal ones keep their order, so that the levels are the same every time.
     order_QN = np.argsort(np.where(is_pair_QN, np.inf, likeness_QN), axis=1, kind="stable")
-    # A caption with more wrong pictures than another leaves some away, evenly from the easiest to the hardest.
+    # A caption with more wrong images than another leaves some away, evenly from the easiest to the hardest.
     num_wrong_Q = (~is_pair_QN).sum(axis=1)
     places = (np.arange(num_wrong_Q.min()) + 0.5) / num_wrong_Q.min()
     return np.take_along_axis(order_QN, (places * num_wrong_Q[:, None]).astype(int), axis=1)
 
 
 def likeness(asked: tuple[str, ...], captions: tuple[str, ...], image_of_caption: np.ndarray) -> np.ndarray:
-    """How alike the words of a caption and of the most similar caption of a picture are; rare words count more."""
+    """How alike the words of a caption and of the most similar caption of an image are; rare words count more."""
     counts_MD, asked_QD = count_words(captions), count_words(asked)
     rarity_D = np.log(len(captions) / np.maximum((counts_MD > 0).sum(axis=0), 1)).astype(np.float32)
     likeness_QM = of_unit_length(asked_QD * rarity_D) @ of_unit_length(counts_MD * rarity_D).T
-    starts = np.unique(image_of_caption, return_index=True)[1]  # the captions of a picture stand together
+    starts = np.unique(image_of_caption, return_index=True)[1]  # the captions of an image stand together
     return np.maximum.reduceat(likeness_QM, starts, axis=1)
 
 

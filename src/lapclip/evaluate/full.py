@@ -1,6 +1,6 @@
 """How good a model is, all numbers together: the dictionary that `lapclip eval --json` prints.
 
-Shapes: N pictures, M captions, K shares asked at once, W witnesses: pictures, where none are equal or share captions.
+Shapes: N images, M captions, K shares asked at once, W witnesses: images, where none are equal or share captions.
 """
 
 from collections.abc import Generator, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from lapclip.data.measured import Measured
 from lapclip.embedder import TEMPLATES, Embedder
 from lapclip.errors import UserError, printable
-from lapclip.evaluate.difficulty import MOST_PICTURES, accuracy_by_difficulty, spread
+from lapclip.evaluate.difficulty import MOST_IMAGES, accuracy_by_difficulty, spread
 from lapclip.evaluate.mistakes import Mistake, described, mistakes, worst_of
 from lapclip.evaluate.retrieval import (
     KS,
@@ -48,7 +48,7 @@ def appraise(
 ) -> Generator[Progress, None, dict[str, Any]]:
     """Recall, zero-shot accuracy, difficulty and mistakes of a model, and whether another one differs from it.
 
-    Without `num_images` all pictures are measured. With `pool_size` they are parted into pools of just so many, over
+    Without `num_images` all images are measured. With `pool_size` they are parted into pools of just so many, over
     which recall is averaged: figures of different sources are then comparable.
     """
     refuse_templates(templates)
@@ -101,18 +101,18 @@ def refuse_broken(name: str, pool: Pool) -> None:
     """A model that came apart in training finds nothing; that is no measurement."""
     if not (np.isfinite(pool.image_NE).any() and np.isfinite(pool.text_ME).any()):
         raise UserError(
-            f"the weights of `{printable(name)}` are broken: what it makes of pictures or words are no numbers",
+            f"the weights of `{printable(name)}` are broken: what it makes of images or words are no numbers",
             hint="name an earlier checkpoint of the run, or another model",
         )
 
 
 def parted(num_pictures: int, pool_size: int | None) -> list[np.ndarray]:
-    """Disjoint pools of just so many pictures, drawn by chance but always the same; what remains is left out."""
+    """Disjoint pools of just so many images, drawn by chance but always the same; what remains is left out."""
     if pool_size is None:
         return [np.arange(num_pictures)]
     if pool_size > num_pictures:
         raise UserError(
-            f"a pool of {pool_size:,} pictures is asked for, and there are {num_pictures:,}",
+            f"a pool of {pool_size:,} images is asked for, and there are {num_pictures:,}",
             hint=f"ask for at most {num_pictures:,}",
         )
     order = np.random.default_rng(0).permutation(num_pictures)
@@ -127,21 +127,21 @@ class Found:
     pools: list[Pool]
     links: list[Links]
     ranks: dict[str, list[Ranks]]  # by way
-    witness_N: dict[str, np.ndarray]  # by way, over all pools: equal for pictures that count as one
+    witness_N: dict[str, np.ndarray]  # by way, over all pools: equal for images that count as one
 
     def summary(self) -> dict[str, dict[str, Any]]:
         return {way: way_summary(self.ranks[way], intervals(*self.by_witness(way))) for way in WAYS}
 
     def by_witness(self, way: str) -> tuple[np.ndarray, np.ndarray]:
-        """What the queries of a picture, and of those that count as one with it, found among the first k, and how
+        """What the queries of an image, and of those that count as one with it, found among the first k, and how
         many they are, [W, K] each. Every pool counts as much as another, however many captions it has.
         """
         found, asked = [], []
         for pool, ranks in zip(self.pools, self.ranks[way], strict=True):
-            picture_Q = pool.image_of_caption if way == "text_to_image" else np.arange(len(pool.indices))
+            image_Q = pool.image_of_caption if way == "text_to_image" else np.arange(len(pool.indices))
             num_queries = len(ranks.rank_Q)
-            counts_N = np.bincount(picture_Q)
-            hits = [np.bincount(picture_Q, weights=ranks.rank_Q <= k) for k in KS]
+            counts_N = np.bincount(image_Q)
+            hits = [np.bincount(image_Q, weights=ranks.rank_Q <= k) for k in KS]
             found.append(np.stack(hits, axis=1) / num_queries)
             asked.append(np.stack([counts_N] * len(KS), axis=1) / num_queries)
         witness_N = np.unique(self.witness_N[way], return_inverse=True)[1]
@@ -151,7 +151,7 @@ class Found:
         return found_WK, asked_WK
 
     def worst(self, most: int) -> list[Mistake]:
-        """The captions that find their own picture last."""
+        """The captions that find their own image last."""
         words = self.ranks["text_to_image"]
         return worst_of(
             [mistakes(*its, most) for its in zip(self.pools, words, self.links, strict=True)], most
@@ -204,8 +204,8 @@ def in_batches(pool: Pool, batch_size: int) -> dict[str, Any]:
 
 
 def by_difficulty(pool: Pool) -> dict[str, Any] | None:
-    """Accuracy by how alike wrong answers are; some pictures of a large pool stand for all."""
-    some = pool.part(spread(len(pool.indices), MOST_PICTURES))
+    """Accuracy by how alike wrong answers are; some images of a large pool stand for all."""
+    some = pool.part(spread(len(pool.indices), MOST_IMAGES))
     cosine_MN = some.text_ME @ some.image_NE.T
     return accuracy_by_difficulty(cosine_MN, belong_together(some), some.captions, some.image_of_caption)
 
@@ -213,7 +213,7 @@ def by_difficulty(pool: Pool) -> dict[str, Any] | None:
 def guessing(
     embedder: Embedder, pool: Pool, measured: Measured, templates: Sequence[str]
 ) -> Generator[Progress, None, Guesses | None]:
-    """What pictures with a class are taken for; None where there are not two classes."""
+    """What images with a class are taken for; None where there are not two classes."""
     classes = measured.classes
     labels = [measured.labels[index] for index in pool.indices.tolist()]
     has_label = np.array([label is not None for label in labels])
@@ -230,7 +230,7 @@ def guessing(
 
 
 def compared(found: Found, other: Found) -> dict[str, dict[str, Any]]:
-    """By how much recall of one model is above that of another, on the same pictures and captions."""
+    """By how much recall of one model is above that of another, on the same images and captions."""
     table = {}
     for way in WAYS:
         (found_WK, asked_WK), (other_WK, _) = found.by_witness(way), other.by_witness(way)

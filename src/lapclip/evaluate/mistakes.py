@@ -1,4 +1,4 @@
-"""The captions that find their own picture last, and what they find instead."""
+"""The captions that find their own image last, and what they find instead."""
 
 import math
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ NUM_FOUND = 5
 
 @dataclass(frozen=True)
 class Mistake:
-    """A caption, the nearest of its own pictures, and wrong ones that came before it, by number in their source."""
+    """A caption, the nearest of its own images, and wrong ones that came before it, by number in their source."""
 
     caption: str
     index: int
     rank: int
     score: float
     gap: float  # by how much the best wrong one is nearer
-    found: tuple[tuple[int, float], ...]  # wrong pictures and their scores, best first
+    found: tuple[tuple[int, float], ...]  # wrong images and their scores, best first
 
 
 def mistakes(pool: Pool, ranks: Ranks, links: Links, most: int) -> list[Mistake]:
-    """The worst first: the larger rank, then the larger gap; at most one for each picture and for equal captions."""
+    """The worst first: the larger rank, then the larger gap; at most one for each image and for equal captions."""
     gap_M = np.nan_to_num(ranks.wrong_Q - ranks.right_Q, nan=-np.inf)
     asked: set[int] = set()
-    pictures: set[int] = set()
+    images: set[int] = set()
     worst: list[Mistake] = []
     for query in np.lexsort((-gap_M, -ranks.rank_Q)).tolist():
         if len(worst) >= most or ranks.rank_Q[query] == 1:
             break
         if int(links.key_Q[query]) not in asked:
             mistake = look_closer(pool, ranks, links, query, gap=float(gap_M[query]))
-            if mistake.index not in pictures:
+            if mistake.index not in images:
                 asked.add(int(links.key_Q[query]))
-                pictures.add(mistake.index)
+                images.add(mistake.index)
                 worst.append(mistake)
     return worst
 

@@ -1,6 +1,6 @@
 """Recall from embeddings, both ways, always beside what chance would give.
 
-Shapes: N pictures, M captions, E numbers of an embedding; Q queries and A answers are captions and pictures or the
+Shapes: N images, M captions, E numbers of an embedding; Q queries and A answers are captions and images or the
 other way round.
 """
 
@@ -38,19 +38,19 @@ class Progress:
 
 @dataclass(frozen=True)
 class Pool:
-    """Held-out pairs as embeddings: N pictures, M captions; the captions of a picture stand together."""
+    """Held-out pairs as embeddings: N images, M captions; the captions of an image stand together."""
 
     image_NE: np.ndarray
     text_ME: np.ndarray
-    image_of_caption: np.ndarray  # [M], which picture a caption belongs to
+    image_of_caption: np.ndarray  # [M], which image a caption belongs to
     captions: list[str]
-    indices: np.ndarray  # [N], the pictures' numbers in their source
-    groups: np.ndarray  # [N], equal for equal pictures
-    faults: tuple[str, ...] = ()  # pictures that could not be had, and are not in it, and why
+    indices: np.ndarray  # [N], the images' numbers in their source
+    groups: np.ndarray  # [N], equal for equal images
+    faults: tuple[str, ...] = ()  # images that could not be had, and are not in it, and why
     unreadable: tuple[int, ...] = ()  # their numbers in their source
 
     def part(self, pictures: np.ndarray) -> "Pool":
-        """Some of the pictures, in rising order, with their captions."""
+        """Some of the images, in rising order, with their captions."""
         place_N = np.full(len(self.indices), -1)
         place_N[pictures] = np.arange(len(pictures))
         kept = np.flatnonzero(place_N[self.image_of_caption] >= 0)
@@ -66,7 +66,7 @@ class Pool:
 
 
 def embed_pool(embedder: Embedder, source: Source, num_images: int) -> Pool:
-    """A sample of a source's pictures with all their captions; the pictures are never all in memory."""
+    """A sample of a source's images with all their captions; the images are never all in memory."""
     return finished(embedding([embedder], source, num_images))[0]
 
 
@@ -79,11 +79,11 @@ def embedding(
     rows: list[list[np.ndarray]] = [[] for _ in embedders]
     kept, lost, faults = [], [], []
     for start in range(0, len(asked), chunk):
-        yield Progress(start, len(asked), "embedding pictures")
+        yield Progress(start, len(asked), "embedding images")
         seen = []
         for index in asked[start : start + chunk].tolist():
             try:
-                seen.append({size: source.picture(index, size) for size in sizes})
+                seen.append({size: source.image(index, size) for size in sizes})
                 kept.append(index)
             except Unreadable as problem:  # a streamed one; then nothing is searched for it
                 lost.append(index)
@@ -93,7 +93,7 @@ def embedding(
     if not kept:
         first = f", the first one {faults[0]}" if faults else ""
         raise UserError(
-            f"none of {len(faults)} held-out pictures can be read{first}",
+            f"none of {len(faults)} held-out images can be read{first}",
             hint="look whether the source is still there",
         )
     indices = np.array(kept)
@@ -112,7 +112,7 @@ def embedding(
 
 
 def embedding_texts(embedder: Embedder, captions: list[str]) -> Generator[Progress, None, np.ndarray]:
-    """Rows of captions; what many pictures share, such as the name of a class, is embedded once."""
+    """Rows of captions; what many images share, such as the name of a class, is embedded once."""
     number_of = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
     different, rows, chunk = list(number_of), [], embedder.chunk
     for start in range(0, len(different), chunk):
@@ -124,7 +124,7 @@ def embedding_texts(embedder: Embedder, captions: list[str]) -> Generator[Progre
 def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:
     """Recall both ways and accuracy in batches, as events report it.
 
-    A picture is found by any of its captions, and a caption that several pictures share finds any of them.
+    An image is found by any of its captions, and a caption that several images share finds any of them.
     """
     cosine_MN = pool.text_ME @ pool.image_NE.T
     is_pair_MN = belong_together(pool)
@@ -159,7 +159,7 @@ def pool_loss(pool: Pool, loss_fn: Loss, scale: Tensor, bias: Tensor | None, bat
 
 
 def belong_together(pool: Pool) -> np.ndarray:
-    """True where a caption is said of a picture, be it by another pair with the same words or an equal picture."""
+    """True where a caption is said of an image, be it by another pair with the same words or an equal image."""
     return Links.of_captions(pool).rows(np.arange(len(pool.captions)))
 
 
@@ -170,8 +170,8 @@ def numbered_words(captions: Sequence[str]) -> np.ndarray:
 
 
 def witnesses(pool: Pool, *, share_captions: bool) -> np.ndarray:
-    """A number for each picture, [N], equal for those that succeed and fail together: equal pictures, and when
-    asked for by words also pictures with an equal caption, directly or through others."""
+    """A number for each image, [N], equal for those that succeed and fail together: equal images, and when
+    asked for by words also images with an equal caption, directly or through others."""
     place_N = np.arange(len(pool.indices))
     tied = [(np.unique(pool.groups, return_inverse=True)[1], place_N)]
     if share_captions:
@@ -189,7 +189,7 @@ def witnesses(pool: Pool, *, share_captions: bool) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Links:
-    """Which answers are right for which queries, without a matrix of all: by words of captions, groups of pictures."""
+    """Which answers are right for which queries, without a matrix of all: by words of captions, groups of images."""
 
     key_Q: np.ndarray
     key_A: np.ndarray
@@ -198,7 +198,7 @@ class Links:
 
     @classmethod
     def of_captions(cls, pool: Pool, published: bool = False) -> "Links":
-        """From captions to pictures; as published, equal words and equal pictures of other pairs are wrong."""
+        """From captions to images; as published, equal words and equal images of other pairs are wrong."""
         if published:
             key_M, key_N = pool.image_of_caption, np.arange(len(pool.indices))
         else:
@@ -211,7 +211,7 @@ class Links:
         return cls(key_Q, key_A, np.searchsorted(left, np.arange(key_Q.max() + 2)), right)
 
     def reverse(self) -> "Links":
-        """From pictures to captions."""
+        """From images to captions."""
         left = np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
         return Links.of_pairs(self.key_A, self.key_Q, self.answer_keys, left)
 
@@ -261,7 +261,7 @@ def ranks(cosine_QA: np.ndarray, is_pair_QA: np.ndarray) -> tuple[np.ndarray, np
 def in_batch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
     """The documents' accuracy, on held-out pairs: the nearest in a batch of shuffled pairs is right, both ways.
 
-    Batches come as their cosines, and where captions and pictures belong together.
+    Batches come as their cosines, and where captions and images belong together.
     """
     right, chances, size = [], [], 0
     for cosine, is_pair in batches:
@@ -273,7 +273,7 @@ def in_batch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]
 
 
 def batches_of(image_of_caption: np.ndarray, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The pool in batches, always the same: pictures, and before them the first caption of each."""
+    """The pool in batches, always the same: images, and before them the first caption of each."""
     _, first_caption_N = np.unique(image_of_caption, return_index=True)
     order = np.random.default_rng(0).permutation(len(first_caption_N))
     size = min(batch_size, len(order))

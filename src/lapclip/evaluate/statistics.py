@@ -1,8 +1,8 @@
-"""How sure a share is: intervals by drawing pictures again, and whether two models differ by flipping signs.
+"""How sure a share is: intervals by drawing images again, and whether two models differ by flipping signs.
 
-Pictures are what is drawn, since the captions of one picture succeed and fail together; so do pictures that share a
+Images are what is drawn, since the captions of one image succeed and fail together; so do images that share a
 caption, which whoever calls adds up first.
-Shapes: N pictures, K shares asked at once, R draws.
+Shapes: N images, K shares asked at once, R draws.
 """
 
 import math
@@ -18,16 +18,16 @@ MOST_CELLS = 4_000_000  # numbers in memory at once
 
 
 def shares(found_NK: np.ndarray, asked_NK: np.ndarray) -> np.ndarray:
-    """What was found of what was asked, over all pictures."""
+    """What was found of what was asked, over all images."""
     return found_NK.sum(axis=0) / asked_NK.sum(axis=0)
 
 
 def intervals(
     found_NK: np.ndarray, asked_NK: np.ndarray, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
 ) -> np.ndarray:
-    """Where each true share lies, [K, 2]: percentiles over drawn pictures; Wilson's where all or nothing was found.
+    """Where each true share lies, [K, 2]: percentiles over drawn images; Wilson's where all or nothing was found.
 
-    Drawing again from pictures that all failed would be sure of nought.
+    Drawing again from images that all failed would be sure of nought.
     """
     interval_K2 = resampled_intervals(found_NK, asked_NK, num_resamples=num_resamples, seed=seed)
     num_pictures = len(found_NK)
@@ -36,7 +36,7 @@ def intervals(
             interval_K2[k] = wilson_interval(0, num_pictures)
         elif np.array_equal(found_NK[:, k], asked_NK[:, k]):
             interval_K2[k] = wilson_interval(num_pictures, num_pictures)
-    # What was measured lies within, also of very few pictures, and when rounding would leave it out.
+    # What was measured lies within, also of very few images, and when rounding would leave it out.
     share_K = shares(found_NK, asked_NK)
     return np.stack([np.minimum(interval_K2[:, 0], share_K), np.maximum(interval_K2[:, 1], share_K)], axis=1)
 
@@ -44,7 +44,7 @@ def intervals(
 def resampled_intervals(
     sums_NK: np.ndarray, counts_NK: np.ndarray, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
 ) -> np.ndarray:
-    """Percentiles of `sum / count` over pictures drawn with putting back, [K, 2]."""
+    """Percentiles of `sum / count` over images drawn with putting back, [K, 2]."""
     draws = [
         (times_RN @ sums_NK) / (times_RN @ counts_NK)
         for times_RN in resamples(len(sums_NK), num_resamples, seed)
@@ -54,7 +54,7 @@ def resampled_intervals(
 
 
 def resamples(num_pictures: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """How often each picture is drawn, some draws at a time, [R, N]."""
+    """How often each image is drawn, some draws at a time, [R, N]."""
     random = np.random.default_rng(seed)
     some = max(1, MOST_CELLS // num_pictures)
     for start in range(0, num_resamples, some):
@@ -66,7 +66,7 @@ def resamples(num_pictures: int, num_resamples: int, seed: int) -> Iterator[np.n
 
 
 def sign_flip_p_values(difference_NK: np.ndarray, *, num_flips: int = NUM_FLIPS, seed: int = 0) -> np.ndarray:
-    """How likely as large a sum of differences is when it is by chance whose picture is whose, [K]; both sides count.
+    """How likely as large a sum of differences is when it is by chance whose image is whose, [K]; both sides count.
 
     One is added above and below, so that it is never nought and never claims more than was tried.
     """

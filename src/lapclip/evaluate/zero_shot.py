@@ -1,6 +1,6 @@
-"""Zero-shot accuracy: pictures of known classes are told apart by the names of the classes alone.
+"""Zero-shot accuracy: images of known classes are told apart by the names of the classes alone.
 
-Shapes: N pictures, L labels, E numbers of an embedding.
+Shapes: N images, L labels, E numbers of an embedding.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MOST_CONFUSED = 50  # pairs of classes that are named
 
 @dataclass(frozen=True)
 class Guesses:
-    """What a model takes pictures for."""
+    """What a model takes images for."""
 
     classes: tuple[str, ...]
     true_N: np.ndarray  # number of the class
@@ -36,7 +36,7 @@ def guess(
     *,
     most_cells: int = MOST_CELLS,
 ) -> Guesses:
-    """Compares pictures with the labels' embeddings, some pictures at a time."""
+    """Compares images with the labels' embeddings, some images at a time."""
     some = max(1, most_cells // len(classes))
     rank_N, taken_for_N = np.empty(len(true_N), dtype=int), np.empty(len(true_N), dtype=int)
     for start in range(0, len(true_N), some):
@@ -87,7 +87,7 @@ def most_confused(guesses: Guesses) -> list[dict[str, Any]]:
 
 
 def by_class(guesses: Guesses, confused: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each class that has pictures: how many of them are known, and what the others are mostly taken for."""
+    """Each class that has images: how many of them are known, and what the others are mostly taken for."""
     worst: dict[str, dict[str, Any]] = {}
     for pair in confused:
         worst.setdefault(pair["label"], pair)
@@ -109,7 +109,7 @@ def by_class(guesses: Guesses, confused: list[dict[str, Any]]) -> list[dict[str,
 
 
 def confusion(guesses: Guesses) -> dict[str, Any]:
-    """Counts of pictures, true classes down, what they are taken for across."""
+    """Counts of images, true classes down, what they are taken for across."""
     counts_LL = np.zeros((len(guesses.classes),) * 2, dtype=int)
     np.add.at(counts_LL, (guesses.true_N, guesses.taken_for_N), 1)
     return {"labels": list(guesses.classes), "counts": counts_LL.tolist()}

@@ -63,7 +63,7 @@ SIZES = {
 
 
 class CLIP(nn.Module):
-    """Pictures and captions as embeddings of unit length in one space."""
+    """Images and captions as embeddings of unit length in one space."""
 
     def __init__(self, size: Size, *, vocab_size: int, has_bias: bool = False, scale: float = 1 / 0.07):
         super().__init__()
@@ -157,7 +157,7 @@ def shape_of(config: ModelConfig) -> Size:
     size = replace(size, **overrides)
     if size.image_size % size.patch_size:
         raise UserError(
-            f"pictures of {size.image_size} pixels cannot be cut into patches of {size.patch_size}",
+            f"images of {size.image_size} pixels cannot be cut into patches of {size.patch_size}",
             hint=f"choose a multiple of {size.patch_size} as `--image-size`",
         )
     return size

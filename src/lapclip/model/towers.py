@@ -1,4 +1,4 @@
-"""Pictures in, tokens in: one vector each comes out, not yet of unit length.
+"""Images in, tokens in: one vector each comes out, not yet of unit length.
 
 Shapes: B pairs, T tokens, P patches, K patches kept, D width, E embedding.
 """
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lapclip.model.blocks import Block
 
-# Mean and spread of OpenAI's training pictures; every CLIP since has kept them, so weights can be exchanged.
+# Mean and spread of OpenAI's training images; every CLIP since has kept them, so weights can be exchanged.
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
 

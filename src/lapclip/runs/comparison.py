@@ -48,7 +48,7 @@ def results_of(run: Run) -> dict[str, Any]:
     status, done, step = status_of(run), history.finished, history.step
     recall = done.recall if done else history.best.recall if history.best else None
     words = recall["text_to_image"] if recall else {}
-    pictures = recall["image_to_text"] if recall else {}
+    images = recall["image_to_text"] if recall else {}
     seconds = done.seconds if done else step.seconds if step else 0.0
     num_pairs_seen = done.num_pairs_seen if done else step.num_pairs_seen if step else 0
     return {
@@ -56,7 +56,7 @@ def results_of(run: Run) -> dict[str, Any]:
         "recall@1": words.get("recall@1"),
         "recall@5": words.get("recall@5"),
         "recall@10": words.get("recall@10"),
-        "recall@1, picture -> words": pictures.get("recall@1"),
+        "recall@1, image -> words": images.get("recall@1"),
         "held-out loss": history.best.loss if history.best else None,
         "training loss": history.recently("loss"),
         "steps": status.step,

@@ -104,7 +104,7 @@ def mean_recall(recall: dict[str, Any]) -> float:
 def is_as_good(recall: dict[str, Any], highest: float | None) -> bool:
     """Whether it is the highest so far, or no further from it than chance may put it, by one standard error.
 
-    Of two that cannot be told apart the later one has learned more: among 18 held-out pictures an early stroke of luck
+    Of two that cannot be told apart the later one has learned more: among 18 held-out images an early stroke of luck
     is nothing.
     """
     if highest is None:

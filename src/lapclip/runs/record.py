@@ -24,7 +24,7 @@ MOST_MARKS = 200  # starts, and pauses, that are shown
 MOST_ENERGY = 2000
 MOST_SETTINGS_BYTES = 1 << 20
 MOST_SNAPSHOT_BYTES = 8 << 20
-MOST_PICTURE_BYTES = 1 << 16  # a 96 px JPEG has a tenth of that
+MOST_IMAGE_BYTES = 1 << 16  # a 96 px JPEG has a tenth of that
 MOST_QUERIES = 12
 PICTURES = {b"\xff\xd8\xff": "image/jpeg", b"\x89PN": "image/png"}  # by their first bytes
 
@@ -40,7 +40,7 @@ class Pause:
 
 @dataclass(frozen=True)
 class Found:
-    """A picture that was found for a query."""
+    """An image that was found for a query."""
 
     kind: str  # such as image/jpeg
     content: bytes
@@ -53,7 +53,7 @@ class Query:
     """Words, and what the model found for them, best first."""
 
     text: str
-    rank: int | None  # of the right picture, from 1
+    rank: int | None  # of the right image, from 1
     found: list[Found]
 
 
@@ -223,7 +223,7 @@ def read_queries(folder: Path, history: History) -> tuple[int | None, list[Query
 def read_query(query: dict[str, Any], folder: Path) -> Query:
     found = []
     for one in query["found"][:6]:
-        content = read_picture(folder, str(one["picture"]))
+        content = read_image(folder, str(one["picture"]))
         if content is not None:
             kind = PICTURES[content[:3]]
             score = one.get("score")
@@ -232,9 +232,9 @@ def read_query(query: dict[str, Any], folder: Path) -> Query:
     return Query(one_line(query["text"]), None if rank is None else int(rank), found)
 
 
-def read_picture(folder: Path, name: str) -> bytes | None:
+def read_image(folder: Path, name: str) -> bytes | None:
     try:
-        content = read_own(folder / name, folder, MOST_PICTURE_BYTES)
+        content = read_own(folder / name, folder, MOST_IMAGE_BYTES)
     except (OSError, ValueError):
         return None
     return content if content[:3] in PICTURES else None

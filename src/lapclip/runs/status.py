@@ -48,7 +48,7 @@ class Status:
     step: int
     steps: int | None  # in all; under a budget of minutes an estimate
     progress: float  # 0 to 1
-    recall_1: float | None  # words -> picture, of the best checkpoint so far
+    recall_1: float | None  # words -> image, of the best checkpoint so far
     seconds_left: float | None  # while it runs
     message: str  # of a failure
     hint: str

@@ -15,7 +15,7 @@ def groups_of(
     """Groups of rows, each ascending; yields how many of the blocks are done.
 
     Every row of a group has a cosine of at least that much with its first, which is like no row before it that is first
-    of a group. Chains, where only neighbours need be alike, would join half of all pictures at a low score.
+    of a group. Chains, where only neighbours need be alike, would join half of all images at a low score.
     """
     matrix_RE = np.asarray(vectors_RE)
     first_N = np.arange(len(rows_N))  # the place of the first row of each one's group

@@ -1,4 +1,4 @@
-"""What is asked: words and pictures, each added or taken away; text in, terms out, and terms' rows as one."""
+"""What is asked: words and images, each added or taken away; text in, terms out, and terms' rows as one."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ SIGN = re.compile(r"(?:^|(?<=\s))([+-])(?=\s|$)")
 
 @dataclass(frozen=True)
 class Term:
-    """One thing that is wanted (+1) or not (-1): words, the bytes of a picture, or a picture of the index."""
+    """One thing that is wanted (+1) or not (-1): words, the bytes of an image, or an image of the index."""
 
     sign: int
     words: str = ""

@@ -1,6 +1,6 @@
-"""What pictures are on the disk: paths and stamps, and which folders could not be looked into.
+"""What images are on the disk: paths and stamps, and which folders could not be looked into.
 
-A folder that cannot be reached, as that of an unplugged disk, says nothing about its pictures: they are not gone. The
+A folder that cannot be reached, as that of an unplugged disk, says nothing about its images: they are not gone. The
 same holds for a disk within a folder: where one was seen is remembered.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lapclip.data.catalogue import Problems
-from lapclip.data.files import Folders, is_picture_name
+from lapclip.data.files import Folders, is_image_name
 from lapclip.data.formats.folder import walk
 from lapclip.errors import UserError
 from lapclip.files import cache_folder
@@ -18,7 +18,7 @@ from lapclip.files import cache_folder
 
 @dataclass(frozen=True)
 class Stamp:
-    """A picture file, and what changes when it does."""
+    """An image file, and what changes when it does."""
 
     path: bytes  # absolute, without links
     size: int
@@ -37,15 +37,15 @@ class Unopened(Problems):
         self.folders.append(name)
 
 
-def pictures_under(root: str, folders: Folders, unopened: Unopened) -> Iterator[Stamp]:
-    """Every picture file under a folder; hidden ones, links out of the folders and lapclip's own are left out.
+def images_under(root: str, folders: Folders, unopened: Unopened) -> Iterator[Stamp]:
+    """Every image file under a folder; hidden ones, links out of the folders and lapclip's own are left out.
 
-    A link to a picture is that picture, which then may come twice.
+    A link to an image is that image, which then may come twice.
     """
     own = os.path.realpath(cache_folder()) + os.sep
     device = device_of(root)
     for entry in walk(root, unopened):
-        if not is_picture_name(entry.name) or entry.path.startswith(own):
+        if not is_image_name(entry.name) or entry.path.startswith(own):
             continue
         path = entry.path
         try:
@@ -91,7 +91,7 @@ def real_folders(folders: Iterable[str], known: Sequence[str] = ()) -> list[str]
         if not os.path.isdir(path) and path not in known:
             what = "is a file, not a folder" if os.path.exists(path) else "does not exist"
             raise UserError(
-                f"`{folder}` {what}", hint="name a folder with pictures: `lapclip index ~/Pictures`"
+                f"`{folder}` {what}", hint="name a folder with images: `lapclip index ~/Pictures`"
             )
         real.append(path)
     return real
@@ -107,7 +107,7 @@ def outermost(folders: Iterable[str]) -> list[str]:
 
 
 def why_away(folder: str, num_known: int) -> str | None:
-    """Why a folder says nothing about its pictures now; None when it can be looked into."""
+    """Why a folder says nothing about its images now; None when it can be looked into."""
     try:
         with os.scandir(folder) as entries:
             is_empty = next(entries, None) is None

@@ -1,4 +1,4 @@
-"""An index with the model it was made with: terms in, pictures out, best first."""
+"""An index with the model it was made with: terms in, images out, best first."""
 
 import os
 import shlex
@@ -30,7 +30,7 @@ NUM_FOLDERS_KEPT = 16  # whose rows are remembered
 
 @dataclass(frozen=True)
 class Found:
-    """A picture that was found."""
+    """An image that was found."""
 
     entry: Entry
     score: float  # cosine of its embedding with what was asked
@@ -60,7 +60,7 @@ class Searcher:
 
     @property
     def needs_graph(self) -> bool:
-        """Whether there are so many pictures that making a graph of them, once, pays."""
+        """Whether there are so many images that making a graph of them, once, pays."""
         is_there = self.graph is not None and not self.graph.is_worn(self.rows_N)
         return self.wants_graph and not is_there and approximate.is_installed()
 
@@ -75,13 +75,13 @@ class Searcher:
         if not terms:
             raise UserError("nothing is asked", hint="say what to look for, as `red bicycle`")
         words = [term.words for term in terms if term.words]
-        pictures = [picture_pixels(term.picture, self.embedder.image_size) for term in terms if term.picture]
+        pictures = [image_pixels(term.picture, self.embedder.image_size) for term in terms if term.picture]
         word_rows = iter(self.embedder.texts(words, progress=False) if words else ())
-        picture_rows = iter(self.embedder.pixels(np.stack(pictures)) if pictures else ())
+        image_rows = iter(self.embedder.pixels(np.stack(pictures)) if pictures else ())
         rows = [
             next(word_rows)
             if term.words
-            else next(picture_rows)
+            else next(image_rows)
             if term.picture
             else self.entry_row(term.entry)
             for term in terms
@@ -91,7 +91,7 @@ class Searcher:
     def entry_row(self, id: int) -> np.ndarray:
         entry = self.index.entry(id)
         if entry is None:
-            raise UserError(f"the index has no picture `{id}`", hint="search again, for pictures it has")
+            raise UserError(f"the index has no image `{id}`", hint="search again, for images it has")
         return self.index.vectors[entry.row]
 
     def search(
@@ -103,7 +103,7 @@ class Searcher:
         folder: str | None = None,
         without: Sequence[int] = (),
     ) -> list[Found]:
-        """The pictures nearest to a unit vector, best first; see `ask`."""
+        """The images nearest to a unit vector, best first; see `ask`."""
         return self.ask(vector_E, top=top, min_score=min_score, folder=folder, without=without).found
 
     def ask(
@@ -115,7 +115,7 @@ class Searcher:
         folder: str | None = None,
         without: Sequence[int] = (),
     ) -> Answer:
-        """The nearest pictures that are still there, and what is missing; never those of the ids `without`."""
+        """The nearest images that are still there, and what is missing; never those of the ids `without`."""
         places = [*self.index.folders, *self.index.disks]
         away = tuple(path for path in places if why_away(path, 1) and self.index.has_under(path))
         rows_N = self.rows_that_count(folder, away)
@@ -167,7 +167,7 @@ class Searcher:
         return found, num_gone
 
     def duplicates(self, min_score: float) -> list[list[Found]]:
-        """Groups of pictures that are equal or nearly; see the function of this name."""
+        """Groups of images that are equal or nearly; see the function of this name."""
         work = duplicates(self.index, min_score)
         while True:
             try:
@@ -179,13 +179,13 @@ class Searcher:
 def duplicates(
     index: Index, min_score: float, folder: str | None = None
 ) -> Generator[tuple[int, int], None, list[list[Found]]]:
-    """Groups of pictures that are equal or nearly: the one indexed first, then those like it, by path; needs no model.
+    """Groups of images that are equal or nearly: the one indexed first, then those like it, by path; needs no model.
 
-    Each has its cosine with the first. Yields how far it is. The work grows with the square of the number of pictures.
+    Each has its cosine with the first. Yields how far it is. The work grows with the square of the number of images.
     """
     rows_N = index.live_rows(folder)
     groups = yield from groups_of(index.vectors, rows_N, min_score)
-    if index.num_pictures > len(rows_N):  # some may be copies of each other, and like no other picture
+    if index.num_pictures > len(rows_N):  # some may be copies of each other, and like no other image
         joined = np.concatenate([np.empty(0, np.int64), *groups])
         groups += [np.array([row]) for row in rows_N[~np.isin(rows_N, joined)].tolist()]
     found = []
@@ -201,17 +201,17 @@ def duplicates(
     return sorted(found, key=lambda group: group[0].entry.path)
 
 
-def picture_pixels(data: bytes, image_size: int) -> np.ndarray:
+def image_pixels(data: bytes, image_size: int) -> np.ndarray:
     try:
         return decode_as_trained(data, image_size).pixels
     except Unreadable as problem:
-        raise UserError(f"what was given as a picture {problem}", hint="give a JPEG or PNG picture") from None
+        raise UserError(f"what was given as an image {problem}", hint="give a JPEG or PNG image") from None
 
 
 def refuse_unknown(index: Index, folder: str) -> None:
-    """Refuses a folder of which the index has no picture."""
+    """Refuses a folder of which the index has no image."""
     if not index.has_under(os.path.expanduser(folder)):
         raise UserError(
-            f"no picture under `{shortened(folder)}` is indexed",
+            f"no image under `{shortened(folder)}` is indexed",
             hint=f"index it: `lapclip index {shlex.quote(shortened(folder))}`",
         )

@@ -1,4 +1,4 @@
-"""The index of a model, for reading: the embeddings of the pictures on this machine, and which files have them.
+"""The index of a model, for reading: the embeddings of the images on this machine, and which files have them.
 
     files.db    which files there are, with their stamps, and the row that each one's content has; SQLite
     vectors     float32 rows, appended only; `files.db` says how many of them count, and what the file is called
@@ -29,7 +29,7 @@ from lapclip.search.index import FILES, MODEL, VECTORS, VERSION, About, all_abou
 SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE folder (path BLOB PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE picture (row INTEGER PRIMARY KEY, content BLOB NOT NULL UNIQUE, width INTEGER, height INTEGER);
+CREATE TABLE image (row INTEGER PRIMARY KEY, content BLOB NOT NULL UNIQUE, width INTEGER, height INTEGER);
 CREATE TABLE file (
     id INTEGER PRIMARY KEY AUTOINCREMENT, path BLOB NOT NULL UNIQUE, size INTEGER, mtime_ns INTEGER,
     row INTEGER, why TEXT);
@@ -40,7 +40,7 @@ TRIES = 5  # a compaction may take away the vectors between two looks
 
 @dataclass(frozen=True)
 class Entry:
-    """A picture file of the index."""
+    """An image file of the index."""
 
     id: int  # stays when the file is moved or changed
     path: str  # absolute and without links; what is not Unicode in it as `os.fsdecode` has it
@@ -107,7 +107,7 @@ class Index:
         return int(self.rows("SELECT count(*) FROM file WHERE row IS NULL")[0][0])
 
     def has_under(self, folder: str) -> bool:
-        """Whether any picture of the index lies under a folder."""
+        """Whether any image of the index lies under a folder."""
         query = "SELECT 1 FROM file WHERE row IS NOT NULL AND path >= ? AND path < ? LIMIT 1"
         return bool(self.rows(query, *under(folder)))
 
@@ -163,7 +163,7 @@ class Index:
             return True
 
 
-ENTRIES = "SELECT file.id, path, file.row, width, height FROM file JOIN picture ON picture.row = file.row"
+ENTRIES = "SELECT file.id, path, file.row, width, height FROM file JOIN image ON picture.row = file.row"
 
 
 def as_entry(found: tuple) -> Entry:
@@ -215,7 +215,7 @@ def disks_in(facts: dict[str, Any]) -> list[str]:
 
 def count_rows(db: sqlite3.Connection) -> int:
     """How many rows of the vectors count; what lies beyond them was never finished."""
-    return int(db.execute("SELECT coalesce(max(row) + 1, 0) FROM picture").fetchone()[0])
+    return int(db.execute("SELECT coalesce(max(row) + 1, 0) FROM image").fetchone()[0])
 
 
 def map_vectors(path: Path, num_rows: int, width: int) -> np.ndarray:

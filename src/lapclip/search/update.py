@@ -22,7 +22,7 @@ from lapclip.data.files import MOST_BYTES, Folders, open_regular
 from lapclip.data.images import decode_as_trained
 from lapclip.errors import UserError
 from lapclip.search.index import MODEL, About, all_abouts, indexes_folder, read_about, remove_files, speaking
-from lapclip.search.scan import Stamp, Unopened, is_under, outermost, pictures_under, real_folders, why_away
+from lapclip.search.scan import Stamp, Unopened, images_under, is_under, outermost, real_folders, why_away
 from lapclip.search.writer import Writer, clear, owned
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FILES_AT_ONCE = 1000  # noted while looking through folders
 BATCH = 32  # files that a thread takes at once: enough for the model, few enough for the end
 SPARE_BYTES = 2**28  # of the disk, never taken
-NUM_NAMED = 5  # unreadable pictures, in words
+NUM_NAMED = 5  # unreadable images, in words
 TRY_AGAIN = -1  # in place of a time, which no file has
 
 
@@ -50,7 +50,7 @@ class Summary:
     """What an update did. The counts of new, changed and unchanged are of files, those embedded of contents."""
 
     path: Path
-    num_indexed: int = 0  # pictures in the index now
+    num_indexed: int = 0  # images in the index now
     num_embedded: int = 0
     num_new: int = 0
     num_changed: int = 0
@@ -60,11 +60,9 @@ class Summary:
     num_removed: int = 0
     num_unreadable: int = 0  # files in the index now
     unreadable: list[tuple[str, str]] = field(default_factory=list)  # the first met by this update, and why
-    away: dict[str, str] = field(default_factory=dict)  # why, by folder; their pictures were left as they are
-    empty: list[str] = field(default_factory=list)  # folders that were named and hold no picture
-    unopened: list[str] = field(
-        default_factory=list
-    )  # folders within these; their pictures were left as well
+    away: dict[str, str] = field(default_factory=dict)  # why, by folder; their images were left as they are
+    empty: list[str] = field(default_factory=list)  # folders that were named and hold no image
+    unopened: list[str] = field(default_factory=list)  # folders within these; their images were left as well
     folders: list[str] = field(default_factory=list)
     num_replaced: int = 0  # older indexes of the same model that were removed
     seconds: float = 0.0
@@ -117,7 +115,7 @@ def update(
             summary.num_removed = writer.drop_gone()
             writer.commit()
             writer.compact_when_due()
-            summary.num_indexed, summary.num_unreadable = writer.count_pictures(), writer.count_unreadable()
+            summary.num_indexed, summary.num_unreadable = writer.count_images(), writer.count_unreadable()
         is_complete = was_complete or not summary.away
         replace(about, updated=time.time(), is_complete=is_complete).write()
     if is_complete:
@@ -154,12 +152,12 @@ def bring_up_to_date(
     if not reached:
         folder, why = next(iter(summary.away.items()))
         raise UserError(
-            f"`{folder}` cannot be looked into: {why}; its pictures stay in the index",
+            f"`{folder}` cannot be looked into: {why}; its images stay in the index",
             hint=f"connect its disk, or drop it: `lapclip index --forget '{folder}'`",
         )
     inside, num_found = Folders(*summary.folders), 0
     for scope in reached:
-        stamps, num_before = pictures_under(scope, inside, unopened), num_found
+        stamps, num_before = images_under(scope, inside, unopened), num_found
         while some := list(islice(stamps, FILES_AT_ONCE)):
             writer.note_found(some)
             num_found += len(some)
@@ -182,7 +180,7 @@ def bring_up_to_date(
 
 
 def keep_disks(writer: Writer, scopes: Sequence[str], seen: Unopened, summary: Summary) -> list[str]:
-    """Remembers where disks are within the folders looked through; those whose pictures are away, not gone."""
+    """Remembers where disks are within the folders looked through; those whose images are away, not gone."""
     known = writer.disks()
     within = [disk for disk in known if is_under(disk, scopes) and disk not in seen.disks]
     away = {disk: why for disk in within if (why := why_away(disk, writer.count_under(disk)))}
@@ -195,7 +193,7 @@ def batches(writer: Writer, embedder: "Embedder", threads: int) -> Generator[lis
     """The files that are to be read, some at a time and in order, with the embeddings of contents that are new."""
 
     def read_and_embed(paths: list[bytes]) -> list[Read]:
-        reads = [read_picture(path, embedder.image_size, writer) for path in paths]
+        reads = [read_image(path, embedder.image_size, writer) for path in paths]
         pixels = [read.pixels for read in reads if read.pixels is not None]
         rows = iter(embedder.pixels(np.stack(pixels)) if pixels else ())
         return [
@@ -207,7 +205,7 @@ def batches(writer: Writer, embedder: "Embedder", threads: int) -> Generator[lis
     yield from in_order(read_and_embed, some, threads, ahead=2 * threads)
 
 
-def read_picture(path: bytes, image_size: int, writer: Writer) -> Read:
+def read_image(path: bytes, image_size: int, writer: Writer) -> Read:
     """Opens one file; its stamp is as it was before its bytes were read. Runs in threads."""
     stamp = Stamp(path, 0, TRY_AGAIN)
     try:
@@ -215,7 +213,7 @@ def read_picture(path: bytes, image_size: int, writer: Writer) -> Read:
             found = os.fstat(file.fileno())
             stamp = Stamp(path, found.st_size, found.st_mtime_ns)
             if found.st_size > MOST_BYTES:
-                return Read(stamp, why=f"is {found.st_size / 1e9:.1f} GB, too large for a picture")
+                return Read(stamp, why=f"is {found.st_size / 1e9:.1f} GB, too large for an image")
             data = file.read()
         content = digest(data)
         if writer.row_of(content) is not None:
@@ -240,7 +238,7 @@ def add(writer: Writer, reads: Sequence[Read], summary: Summary) -> None:
     new = {content: read for content, read in new.items() if writer.row_of(content) is None}
     if new:
         rows_NE = np.stack([read.row_E for read in new.values() if read.row_E is not None])
-        writer.add_pictures([*new], [read.size for read in new.values()], rows_NE)
+        writer.add_images([*new], [read.size for read in new.values()], rows_NE)
         summary.num_embedded += len(new)
     for read in reads:
         note(writer, read, new.get(read.content) is read, summary)
@@ -285,7 +283,7 @@ def check_disk(writer: Writer, num_pictures: int) -> None:
 
 
 def forget(about: About, folder: str) -> int:
-    """Drops a folder from an index; how many pictures that were."""
+    """Drops a folder from an index; how many images that were."""
     path = os.path.realpath(os.path.expanduser(folder))
     with owned(about.path):
         with Writer(about.path, about.width) as writer:

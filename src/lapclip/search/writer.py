@@ -135,7 +135,7 @@ class Writer:
     def write_disks(self, disks: Iterable[str]) -> None:
         self.write("INSERT OR REPLACE INTO about VALUES ('disks', ?)", json.dumps(sorted(disks)))
 
-    def count_pictures(self) -> int:
+    def count_images(self) -> int:
         return int(self.ask("SELECT count(row) FROM file")[0][0])
 
     def count_unreadable(self) -> int:
@@ -147,12 +147,10 @@ class Writer:
 
     def row_of(self, content: bytes) -> int | None:
         """The row of a content that was embedded before, also when no file has it any more."""
-        found = self.ask("SELECT row FROM picture WHERE content = ?", content)
+        found = self.ask("SELECT row FROM image WHERE content = ?", content)
         return int(found[0][0]) if found else None
 
-    def add_pictures(
-        self, contents: list[bytes], sizes: list[tuple[int, int]], vectors_NE: np.ndarray
-    ) -> None:
+    def add_images(self, contents: list[bytes], sizes: list[tuple[int, int]], vectors_NE: np.ndarray) -> None:
         """Appends embeddings: of contents that have none yet, with the width and height of the originals."""
         data = np.ascontiguousarray(vectors_NE, dtype="<f4").tobytes()
         assert len(data) == len(contents) * self.row_bytes
@@ -162,7 +160,7 @@ class Writer:
                 written = os.pwrite(self.vectors, left, at)
                 at, left = at + written, left[written:]
         for content, size in zip(contents, sizes, strict=True):
-            self.write("INSERT INTO picture VALUES (?, ?, ?, ?)", self.num_rows, content, *size)
+            self.write("INSERT INTO image VALUES (?, ?, ?, ?)", self.num_rows, content, *size)
             self.num_rows += 1
 
     def note_found(self, stamps: Iterable[Stamp]) -> None:
@@ -174,7 +172,7 @@ class Writer:
             self.db.executemany("INSERT OR IGNORE INTO found VALUES (?, ?, ?)", values)
 
     def sort_out(self, scopes: Iterable[str], unopened: Iterable[str]) -> tuple[int, int]:
-        """Compares what was found with what is known; the number of files to read, and of pictures left as they are."""
+        """Compares what was found with what is known; the number of files to read, and of images left as they are."""
         num_todo = self.write(
             "INSERT INTO todo (path) SELECT found.path FROM found LEFT JOIN file ON file.path = found.path "
             "WHERE file.id IS NULL OR file.size != found.size OR file.mtime_ns != found.mtime_ns"
@@ -230,13 +228,13 @@ class Writer:
         return bool(found)
 
     def drop_gone(self) -> int:
-        """Removes the files that are gone and were not moved; how many pictures these are."""
+        """Removes the files that are gone and were not moved; how many images these are."""
         num_gone = int(self.ask("SELECT count(row) FROM gone")[0][0])
         self.write("DELETE FROM file WHERE id IN (SELECT id FROM gone)")
         return num_gone
 
     def drop_folder(self, folder: str) -> int:
-        """Removes a folder and its files; how many pictures these are."""
+        """Removes a folder and its files; how many images these are."""
         inside = "FROM file WHERE path >= ? AND path < ?"
         num_pictures = int(self.ask(f"SELECT count(row) {inside}", *under(folder))[0][0])
         self.write(f"DELETE {inside}", *under(folder))
@@ -262,10 +260,10 @@ class Writer:
             self.db.execute("CREATE TEMP TABLE place (old INTEGER PRIMARY KEY, new INTEGER)")
             places = ((int(old), new) for new, old in enumerate(live_rows))
             self.db.executemany("INSERT INTO place VALUES (?, ?)", places)
-            self.db.execute("DELETE FROM picture WHERE row NOT IN (SELECT old FROM place)")
+            self.db.execute("DELETE FROM image WHERE row NOT IN (SELECT old FROM place)")
             # Below zero first, where no row is in the way of another.
-            self.db.execute("UPDATE picture SET row = -1 - (SELECT new FROM place WHERE old = row)")
-            self.db.execute("UPDATE picture SET row = -1 - row")
+            self.db.execute("UPDATE image SET row = -1 - (SELECT new FROM place WHERE old = row)")
+            self.db.execute("UPDATE image SET row = -1 - row")
             self.db.execute(
                 "UPDATE file SET row = (SELECT new FROM place WHERE old = file.row) WHERE row IS NOT NULL"
             )

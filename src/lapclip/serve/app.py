@@ -22,7 +22,7 @@ from lapclip.serve.service import Service
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-# A picture that somebody drops on the page is shown there before it is sent.
+# An image that somebody drops on the page is shown there before it is sent.
 PAGE_HEADERS = {
     **HEADERS,
     "content-security-policy": HEADERS["content-security-policy"].replace(
@@ -124,7 +124,7 @@ class Api:
             return await getattr(self, operation.name)(asked)
 
     async def read_body(self, scope: "Scope", upload: Upload, operation: Operation) -> bytes | list[str]:
-        """The bytes of a picture or the texts of a JSON object, by what the client says it is."""
+        """The bytes of an image or the texts of a JSON object, by what the client says it is."""
         kind = (
             dict(scope["headers"])
             .get(b"content-type", b"")
@@ -137,11 +137,11 @@ class Api:
             return read_texts(await upload.read(self.limits.json_bytes))
         if not kind.startswith("image/") and kind != "application/octet-stream":
             also = " or `application/json`" if "texts" in operation.bodies else ""
-            hint = f"send a picture with `content-type: image/jpeg`{also}"
+            hint = f"send an image with `content-type: image/jpeg`{also}"
             raise Refused(415, f"a body of kind `{kind[:80]}` is not read here", hint)
         data = await upload.read(self.limits.upload_bytes)
         if not data:
-            raise Refused(400, "the body is empty", "send the bytes of a picture")
+            raise Refused(400, "the body is empty", "send the bytes of an image")
         return data
 
     async def health(self, asked: dict[str, Any]) -> Answer:
@@ -189,7 +189,7 @@ class Api:
     async def embed(self, asked: dict[str, Any]) -> Answer:
         body = asked["body"]
         if isinstance(body, bytes):
-            rows = (await self.service.picture_row(body))[None]
+            rows = (await self.service.image_row(body))[None]
         else:
             rows = await self.service.text_rows(body)
         return json_answer({"embeddings": rows.tolist(), "width": rows.shape[1]})
@@ -199,7 +199,7 @@ class Api:
         return await self.labelled(row, asked)
 
     async def classify_picture(self, asked: dict[str, Any]) -> Answer:
-        row = await self.service.picture_row(asked["body"])
+        row = await self.service.image_row(asked["body"])
         return await self.labelled(row, asked)
 
     async def labelled(self, row: Any, asked: dict[str, Any]) -> Answer:
@@ -207,10 +207,10 @@ class Api:
         return json_answer({"results": [{"label": label, "probability": share} for label, share in found]})
 
     async def thumbnail(self, asked: dict[str, Any]) -> Answer:
-        return as_picture(await self.service.show(asked["id"], is_large=False))
+        return as_image(await self.service.show(asked["id"], is_large=False))
 
-    async def picture(self, asked: dict[str, Any]) -> Answer:
-        return as_picture(await self.service.show(asked["id"], is_large=True))
+    async def image(self, asked: dict[str, Any]) -> Answer:
+        return as_image(await self.service.show(asked["id"], is_large=True))
 
     async def openapi(self, asked: dict[str, Any]) -> Answer:
         return self.document
@@ -241,9 +241,7 @@ def read_path(operation: Operation, rest: str) -> dict[str, Any]:
     try:
         return {parameter.name: parameter.read(rest)}
     except Refused:
-        raise Refused(
-            404, "there is nothing at this address", "`/search` gives the ids of pictures"
-        ) from None
+        raise Refused(404, "there is nothing at this address", "`/search` gives the ids of images") from None
 
 
 def read_texts(body: bytes) -> list[str]:
@@ -299,6 +297,6 @@ def result_of(found: Found) -> dict[str, Any]:
     }
 
 
-def as_picture(jpeg: bytes) -> Answer:
+def as_image(jpeg: bytes) -> Answer:
     fresh = f"private, max-age={SECONDS_FRESH}".encode()
     return Answer(jpeg, b"image/jpeg", headers=((b"cache-control", fresh),))

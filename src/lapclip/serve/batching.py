@@ -1,6 +1,6 @@
 """Embedding for many requests at once: what they ask for goes in, a row each comes out, computed in one thread.
 
-While a batch is computed the next one gathers, so that a lone request never waits for company. Texts and pictures are
+While a batch is computed the next one gathers, so that a lone request never waits for company. Texts and images are
 embedded apart; a request that fails fails alone.
 """
 

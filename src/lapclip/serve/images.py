@@ -1,7 +1,7 @@
-"""Pictures of the index to look at: a file's path from the index in, a fresh JPEG out, or nothing.
+"""Images of the index to look at: a file's path from the index in, a fresh JPEG out, or nothing.
 
 A file may have been changed since it was indexed: it is looked up again, must still lie in the index's folders after
-every link was followed, and is always written anew, so that nothing but the picture leaves.
+every link was followed, and is always written anew, so that nothing but the image leaves.
 """
 
 import os
@@ -14,12 +14,12 @@ from lapclip.data.files import MOST_BYTES, Folders, open_regular
 from lapclip.data.whole import as_jpeg, whole
 
 THUMBNAIL_SIDE = 320
-PICTURE_SIDE = 1600
+IMAGE_SIDE = 1600
 KEPT_BYTES = 64 << 20  # of thumbnails
 
 
 class Missing(Exception):
-    """There is no such picture any more."""
+    """There is no such image any more."""
 
 
 class Thumbnails:
@@ -37,7 +37,7 @@ class Thumbnails:
             if stamp in self.kept:
                 self.kept.move_to_end(stamp)
                 return self.kept[stamp]
-        made = picture_of(path, folders, THUMBNAIL_SIDE)
+        made = image_of(path, folders, THUMBNAIL_SIDE)
         with self.lock:
             if stamp not in self.kept:
                 self.kept[stamp] = made
@@ -66,7 +66,7 @@ def find(path: str, folders: Sequence[str]) -> str:
     return found
 
 
-def picture_of(path: str, folders: Sequence[str], most_side: int = PICTURE_SIDE) -> bytes:
+def image_of(path: str, folders: Sequence[str], most_side: int = IMAGE_SIDE) -> bytes:
     """A JPEG of a file of the index, no side longer than that; Missing when there is none any more."""
     try:
         return as_jpeg(whole(read_inside(path, folders), most_side))

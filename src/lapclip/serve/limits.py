@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
 MOST_CLIENTS = 10_000  # whose rate is remembered
-PAGE_OF_PICTURES = 10  # seconds' worth of requests that may come at once: a page asks for all its thumbnails
+PAGE_OF_IMAGES = 10  # seconds' worth of requests that may come at once: a page asks for all its thumbnails
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Rates:
         if self.rate is None:
             return
         client, now = network_of(client), time.monotonic()
-        size = max(1.0, self.rate * PAGE_OF_PICTURES)
+        size = max(1.0, self.rate * PAGE_OF_IMAGES)
         left, last = self.buckets.pop(client, (size, now))
         left = min(size, left + (now - last) * self.rate)
         enough = left >= 1

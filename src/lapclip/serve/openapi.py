@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lapclip.serve.operations import LONGEST_TEXT, MOST_TEXTS, OPERATIONS, PICTURE_KINDS, Body, Operation
+from lapclip.serve.operations import IMAGE_KINDS, LONGEST_TEXT, MOST_TEXTS, OPERATIONS, Body, Operation
 from lapclip.serve.parameters import Parameter
 from lapclip.serve.refusals import REFUSALS
 
@@ -38,7 +38,7 @@ def build_openapi(version: str, needs_token: bool) -> dict[str, Any]:
         "info": {
             "title": "lapclip",
             "version": version,
-            "summary": "A CLIP model and its index of pictures.",
+            "summary": "A CLIP model and its index of images.",
         },
         "paths": paths,
         "components": {"schemas": {"Problem": PROBLEM}},
@@ -76,7 +76,7 @@ def describe_parameter(parameter: Parameter) -> dict[str, Any]:
 def contents(body: Body) -> dict[str, Any]:
     if body == "texts":
         return {"application/json": {"schema": TEXTS}}
-    return {kind: {"schema": PICTURE} for kind in PICTURE_KINDS}
+    return {kind: {"schema": PICTURE} for kind in IMAGE_KINDS}
 
 
 def answered(operation: Operation) -> dict[str, Any]:

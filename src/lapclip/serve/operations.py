@@ -11,11 +11,11 @@ MOST_TEXTS = 256
 LONGEST_TEXT = 10_000  # characters
 MOST_LABELS = 1000
 MOST_TEMPLATES = 16
-PICTURE_KINDS = ("image/*", "application/octet-stream")
+IMAGE_KINDS = ("image/*", "application/octet-stream")
 
 ID = Parameter(
     "id",
-    "a picture of the index, as `/search` names it",
+    "an image of the index, as `/search` names it",
     "integer",
     1,
     HIGHEST_ID,
@@ -24,11 +24,11 @@ ID = Parameter(
 )
 SEARCHING = (
     Parameter("q", "words; ` + ` and ` - ` between them add and take away", high=LONGEST_TEXT),
-    Parameter("like", "pictures of the index to look like", "integer", 1, HIGHEST_ID, most=64),
-    Parameter("unlike", "pictures of the index not to look like", "integer", 1, HIGHEST_ID, most=64),
+    Parameter("like", "images of the index to look like", "integer", 1, HIGHEST_ID, most=64),
+    Parameter("unlike", "images of the index not to look like", "integer", 1, HIGHEST_ID, most=64),
     Parameter("top", "how many results, 1 to 1000", "integer", 1, 1000, default=24),
     Parameter("min_score", "the lowest cosine of a result, -1 to 1", "number", -1, 1),
-    Parameter("folder", "only pictures in this folder, one of `/health`'s or inside one", high=4096),
+    Parameter("folder", "only images in this folder, one of `/health`'s or inside one", high=4096),
 )
 LABELS = (
     Parameter(
@@ -84,18 +84,16 @@ class Operation:
 
 OPERATIONS = (
     Operation("health", "GET", "/health", "What is served", HEALTH),
-    Operation("search", "GET", "/search", "Pictures that words or pictures mean", RESULTS, SEARCHING),
+    Operation("search", "GET", "/search", "Images that words or images mean", RESULTS, SEARCHING),
+    Operation("search_picture", "POST", "/search", "Images like this one", RESULTS, SEARCHING, ("picture",)),
     Operation(
-        "search_picture", "POST", "/search", "Pictures like this one", RESULTS, SEARCHING, ("picture",)
-    ),
-    Operation(
-        "embed", "POST", "/embed", "Unit rows of texts or a picture", EMBEDDINGS, (), ("texts", "picture")
+        "embed", "POST", "/embed", "Unit rows of texts or an image", EMBEDDINGS, (), ("texts", "picture")
     ),
     Operation(
         "classify",
         "GET",
         "/classify",
-        "Which label fits a picture of the index",
+        "Which label fits an image of the index",
         CLASSES,
         (*LABELS, Parameter("id", ID.help, "integer", 1, HIGHEST_ID, is_needed=True)),
     ),
@@ -103,13 +101,13 @@ OPERATIONS = (
         "classify_picture",
         "POST",
         "/classify",
-        "Which label fits this picture",
+        "Which label fits this image",
         CLASSES,
         LABELS,
         ("picture",),
     ),
-    Operation("thumbnail", "GET", "/thumbnail/{id}", "A picture of the index, small", "image/jpeg", (ID,)),
-    Operation("picture", "GET", "/picture/{id}", "A picture of the index, large", "image/jpeg", (ID,)),
+    Operation("thumbnail", "GET", "/thumbnail/{id}", "An image of the index, small", "image/jpeg", (ID,)),
+    Operation("picture", "GET", "/picture/{id}", "An image of the index, large", "image/jpeg", (ID,)),
     Operation("openapi", "GET", "/openapi.json", "This description", {"type": "object"}),
     Operation("page", "GET", "/", "The page", "text/html", has_any_parameters=True),
     Operation(

@@ -17,7 +17,7 @@ REFUSALS = {
     408: "The request took too long to arrive.",
     413: "The body is too large.",
     414: "The address is too long.",
-    415: "The body is of another kind than is read here, or no picture.",
+    415: "The body is of another kind than is read here, or no image.",
     421: "The server is not meant by this name.",
     429: "Too many requests; `Retry-After` says when to come back.",
     431: "The head of the request is too long.",

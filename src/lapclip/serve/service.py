@@ -20,16 +20,16 @@ from lapclip.search.query import combined, parse_words
 from lapclip.search.searcher import Found, Searcher
 from lapclip.search.store import Entry, Index
 from lapclip.serve.batching import NUM_KNOWN, Batcher, Embedding
-from lapclip.serve.images import Missing, Thumbnails, picture_of
+from lapclip.serve.images import Missing, Thumbnails, image_of
 from lapclip.serve.operations import MOST_TEXTS
 from lapclip.serve.refusals import Refused, come_back
 
 SECONDS_BETWEEN_LOOKS = 1.0
-NUM_DECODERS = 2  # each may hold as much memory as `decode` allows one picture
+NUM_DECODERS = 2  # each may hold as much memory as `decode` allows one image
 NUM_SEARCHERS = 2
 MOST_LETTERS = 2_000_000  # of the sentences that one request means: a template may name its label often
 T = TypeVar("T")
-Signed = Sequence[tuple[int, int]]  # the sign and the id of pictures of the index
+Signed = Sequence[tuple[int, int]]  # the sign and the id of images of the index
 
 
 class Service:
@@ -99,16 +99,16 @@ class Service:
             raise Refused(503, "the model answers with what is not a number", hint, come_back(60))
         return rows
 
-    async def picture_row(self, data: bytes) -> np.ndarray:
-        """The row of one uploaded picture; Refused when it is none."""
+    async def image_row(self, data: bytes) -> np.ndarray:
+        """The row of one uploaded image; Refused when it is none."""
         try:
             decoded = await self.in_thread(self.decoders, decode_as_trained, data, self.embedder.image_size)
         except Unreadable as error:
             raise Refused(415, f"what was sent {error}", "send a JPEG or PNG") from None
         return (await self.rows(self.embedding.pictures, [decoded.pixels]))[0]
 
-    async def vector(self, searcher: Searcher, words: str, likes: Signed, picture: bytes) -> np.ndarray:
-        """What is asked for, as one unit row: words, pictures of the index and a picture sent, added and taken away."""
+    async def vector(self, searcher: Searcher, words: str, likes: Signed, image: bytes) -> np.ndarray:
+        """What is asked for, as one unit row: words, images of the index and an image sent, added and taken away."""
         terms = parse_words(words)
         if len(terms) > MOST_TEXTS:
             raise Refused(400, f"{len(terms):,} terms; {MOST_TEXTS} are answered at a time", "ask for less")
@@ -117,11 +117,11 @@ class Service:
         for sign, id in likes:
             signs.append(sign)
             rows.append(searcher.index.vectors[self.entry_of(searcher.index, id).row])
-        if picture:
+        if image:
             signs.append(1)
-            rows.append(await self.picture_row(picture))
+            rows.append(await self.image_row(image))
         if not rows:
-            raise Refused(400, "nothing is asked", "give words as `q`, or a picture's id as `like`")
+            raise Refused(400, "nothing is asked", "give words as `q`, or an image's id as `like`")
         try:
             return combined(np.stack(rows), signs)
         except UserError as problem:
@@ -130,21 +130,21 @@ class Service:
     def entry_of(self, index: Index, id: int) -> Entry:
         entry = index.entry(id)
         if entry is None:
-            raise Refused(404, f"the index has no picture {id}", "search again: it may have been removed")
+            raise Refused(404, f"the index has no image {id}", "search again: it may have been removed")
         return entry
 
     async def search(self, searcher: Searcher, vector_E: np.ndarray, **limits: Any) -> list[Found]:
         return await self.in_thread(self.searchers, lambda: searcher.search(vector_E, **limits))
 
     async def show(self, id: int, is_large: bool) -> bytes:
-        """A JPEG of a picture of the index."""
+        """A JPEG of an image of the index."""
         async with self.current() as searcher:
             path, folders = self.entry_of(searcher.index, id).path, searcher.index.folders
-        draw = picture_of if is_large else self.thumbnails.of
+        draw = image_of if is_large else self.thumbnails.of
         try:
             return await self.in_thread(self.decoders, draw, path, folders)
         except Missing:
-            raise Refused(404, "this picture is no longer there", "run `lapclip index` again") from None
+            raise Refused(404, "this image is no longer there", "run `lapclip index` again") from None
 
     async def row_of(self, id: int) -> np.ndarray:
         async with self.current() as searcher:

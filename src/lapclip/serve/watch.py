@@ -117,7 +117,7 @@ class Watching:
         return own | {run.name: run for run in all_runs() if run.name not in own}
 
     def find(self, name: str) -> Run:
-        """Asked for every picture, so that the other runs are only looked at when there is none of that name."""
+        """Asked for every image, so that the other runs are only looked at when there is none of that name."""
         if self.shown is not None and name == self.shown.name:
             return self.shown
         if is_here(name):

@@ -1,6 +1,6 @@
-"""Crop, flip and colour, for a whole batch at once; what happens to a picture depends on seed and step alone.
+"""Crop, flip and colour, for a whole batch at once; what happens to an image depends on seed and step alone.
 
-Shapes: B pictures, S pixels a side as stored, H as the model looks at them.
+Shapes: B images, S pixels a side as stored, H as the model looks at them.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ def augment(
 
 
 def looked_at(left: np.ndarray, width: np.ndarray, top: np.ndarray, height: np.ndarray, size: int) -> Tensor:
-    """[B, H, H, 2]: for each pixel seen, its x and y in the stored picture, which reaches from -1 to 1."""
+    """[B, H, H, 2]: for each pixel seen, its x and y in the stored image, which reaches from -1 to 1."""
     centres_H = (2 * np.arange(size) + 1) / size - 1
     grid = np.empty((len(left), size, size, 2), dtype=np.float32)
     grid[..., 0] = (left[:, None] + width[:, None] * centres_H)[:, None, :]

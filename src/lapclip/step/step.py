@@ -65,9 +65,9 @@ class Inputs:
 
 
 def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: int | None = None) -> Inputs:
-    """The batch as tensors on the device; pictures travel as bytes. With `fixed_length` captions have few lengths."""
+    """The batch as tensors on the device; images travel as bytes. With `fixed_length` captions have few lengths."""
     images, captions = torch.from_numpy(batch.image_ids), torch.from_numpy(batch.caption_ids)
-    # A picture and a caption belong together when some pair of the batch has that picture and that caption.
+    # An image and a caption belong together when some pair of the batch has that image and that caption.
     same_BB = (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
     tokens_BT = torch.from_numpy(batch.tokens)
     length = tokens_BT.shape[1]
@@ -94,7 +94,7 @@ TEXT_LENGTHS = (16, 32)  # and the longest
 
 
 def choose_patches(step: int, *, seed: int, batch_size: int, num_patches: int, share: float) -> Tensor | None:
-    """The patches each picture of a step is looked at through, ascending; None for all of them.
+    """The patches each image of a step is looked at through, ascending; None for all of them.
 
     Drawn for the whole batch from seed and step alone: the same for every chunk, in both passes, on every device
     and after a resume.
@@ -220,7 +220,7 @@ def update(
 
 
 def in_batch_accuracy(image_BE: Tensor, text_BE: Tensor, same_BB: Tensor) -> Tensor:
-    """How often the nearest caption of a picture is its own, and the other way round: the documents' accuracy."""
+    """How often the nearest caption of an image is its own, and the other way round: the documents' accuracy."""
     cosine_BB = image_BE @ text_BE.T
     pairs_B = torch.arange(len(cosine_BB), device=cosine_BB.device)
     captions_right = same_BB[pairs_B, cosine_BB.argmax(dim=1)].float().mean()

@@ -36,7 +36,7 @@ def check_up(config: Config, part: Part) -> Report:
     settings = [advice.sentence for advice in summarise(config, alone, tokenizer).advice.values()]
     if num := sum("pip install" in why for why in files.pack.unreadable.values()):
         settings.append(
-            f"{num:,} of the unreadable pictures are HEIC: `pip install 'lapclip[heic]'`, then try again"
+            f"{num:,} of the unreadable images are HEIC: `pip install 'lapclip[heic]'`, then try again"
         )
     return replace(
         report, advice=[*settings, *(line for line in report.advice if not line.startswith("`--"))]

@@ -34,7 +34,7 @@ def warnings_of(
         if part.files.is_streamed:
             yield Warned(
                 step,
-                message=f"`{part.name}` is not packed: its pictures are decoded anew in every epoch",
+                message=f"`{part.name}` is not packed: its images are decoded anew in every epoch",
                 hint="`lapclip data pack` says how much room a pack needs",
             )
         for what, count in part.files.catalogue.problems.counts.most_common(3):
@@ -47,7 +47,7 @@ def warnings_of(
         if broken := part.files.pack.unreadable:
             yield Warned(
                 step,
-                message=f"{len(broken):,} of {len(part.files.catalogue.names):,} pictures are left out: "
+                message=f"{len(broken):,} of {len(part.files.catalogue.names):,} images are left out: "
                 f"{first_unreadable(part.files.catalogue, part.files.pack)}",
                 hint=f"`lapclip data check --json {part.name}` names them all",
             )

@@ -56,7 +56,7 @@ from lapclip.train.messages import (
     slept,
 )
 from lapclip.train.prepare import open_here
-from lapclip.train.snapshot import draw_learned, forget_pictures, no_snapshot, take_snapshot
+from lapclip.train.snapshot import draw_learned, forget_images, no_snapshot, take_snapshot
 from lapclip.units import is_due
 from lapclip.weights import checkpoint
 from lapclip.weights.checkpoint import Progress
@@ -131,7 +131,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             snapshot = None
             try:
                 snapshot = take_snapshot(run.path, held_out, pool, now.step)
-            except (OSError, UserError, Unreadable) as problem:  # pictures are no reason to fail
+            except (OSError, UserError, Unreadable) as problem:  # images are no reason to fail
                 if not diagnosis.times("no-snapshot"):
                     yield from tell(no_snapshot(now.step, problem))
             elapsed_seconds = time.perf_counter() - started
@@ -215,9 +215,9 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             ):
                 yield report(warning)
             if has_changed(run, data):
-                now.best_step = now.best_recall = now.highest = None  # measured on other pictures
+                now.best_step = now.best_recall = now.highest = None  # measured on other images
                 run.write_machine(run.load_machine() | {"data": data.fingerprint})
-                forget_pictures(run.path)
+                forget_images(run.path)
             data.release()
             release_memory()
 

@@ -12,7 +12,7 @@ from lapclip.runs.events import Warned
 from lapclip.runs.run import Run
 from lapclip.step.step import Way
 
-MOST_FAULTS_SAID = 10  # each by itself, of pictures that turn out broken while training
+MOST_FAULTS_SAID = 10  # each by itself, of images that turn out broken while training
 # A step that takes longer than so many seconds and times the usual, with the processor no busier than this share.
 SLEPT_SECONDS, SLEPT_FACTOR, SLEPT_BUSY = 5.0, 10, 0.2
 
@@ -24,7 +24,7 @@ def is_finite(model: nn.Module) -> bool:
 def refuse_if_too_many(faults: list[str], num_pairs: int, most: float) -> None:
     if len(faults) > max(MOST_FAULTS_SAID, most * num_pairs):
         raise UserError(
-            f"{len(faults):,} pictures could not be read while training, the last one {faults[-1]}",
+            f"{len(faults):,} images could not be read while training, the last one {faults[-1]}",
             hint="look whether the source is still there; `--max-unreadable` puts up with more",
         )
 

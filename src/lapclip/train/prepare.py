@@ -53,14 +53,14 @@ NUM_CAPTIONS_TIMED = 2_000  # to know how long they usually are
 NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
 NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
-GONE = ("is missing", "lies outside the source's folder")  # what `Folders` says of pictures
+GONE = ("is missing", "lies outside the source's folder")  # what `Folders` says of images
 
 
 WAY = {"precision", "threads", "chunk", "compile", "keep_memory"}  # that follow from the device
 
 
 def open_here(config: Config) -> Generator[Progress, None, Data]:
-    """Opens the data of a run, and says how far packing is; too many broken pictures are an error."""
+    """Opens the data of a run, and says how far packing is; too many broken images are an error."""
     data = yield from open_source(config.data, shape_of(config.model).image_size)
     for part in data.parts:
         refuse_if_broken(part, config.data.max_unreadable)
@@ -77,8 +77,8 @@ def refuse_if_broken(part: Part, most: float) -> None:
             (what, catalogue.problems.names[what][0]) for what in GONE if catalogue.problems.counts[what]
         )
         raise UserError(
-            f"{num_missing:,} pictures that `{part.name}` names cannot be had: `{name}` {what}",
-            hint="say where the pictures are: `--images FOLDER`; or put up with it: `--max-unreadable 1`",
+            f"{num_missing:,} images that `{part.name}` names cannot be had: `{name}` {what}",
+            hint="say where the images are: `--images FOLDER`; or put up with it: `--max-unreadable 1`",
         )
     if not broken:
         return
@@ -87,7 +87,7 @@ def refuse_if_broken(part: Part, most: float) -> None:
         first = list(broken.items())[:3]
         named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in first)
         raise UserError(
-            f"{len(broken):,} of {num_pictures:,} pictures cannot be used: {named}",
+            f"{len(broken):,} of {num_pictures:,} images cannot be used: {named}",
             hint=f"mend or remove them, or put up with them: `--max-unreadable {share + 0.01:.2f}`",
         )
 

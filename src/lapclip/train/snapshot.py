@@ -1,6 +1,6 @@
-"""What a model thinks now: a few fixed captions with the pictures it finds, and a matrix of similarities.
+"""What a model thinks now: a few fixed captions with the images it finds, and a matrix of similarities.
 
-Small files in `snapshots/` that an event refers to; every picture is written once.
+Small files in `snapshots/` that an event refers to; every image is written once.
 """
 
 import json
@@ -20,7 +20,7 @@ from lapclip.view import plot
 
 NUM_QUERIES = 6
 MATRIX_SIDE = 24
-PICTURE_SIDE = 96  # pixels
+IMAGE_SIDE = 96  # pixels
 MOST_KEPT = 200  # snapshots; then every second one goes
 
 
@@ -46,7 +46,7 @@ def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
 def found_for(
     query: int, folder: Path, source: Source, pool: Pool, is_pair_MN: np.ndarray
 ) -> dict[str, object]:
-    """One caption, the place its own picture came to, and the first pictures that are found."""
+    """One caption, the place its own image came to, and the first images that are found."""
     cosine_N = pool.text_ME[query] @ pool.image_NE.T
     order = np.argsort(-cosine_N, kind="stable")
     return {
@@ -54,7 +54,7 @@ def found_for(
         "rank": int(np.argmax(is_pair_MN[query, order])) + 1,
         "found": [
             {
-                "picture": keep_picture(folder, source, int(pool.indices[n])),
+                "picture": keep_image(folder, source, int(pool.indices[n])),
                 "score": round(float(cosine_N[n]), 4),
                 "is_right": bool(is_pair_MN[query, n]),
             }
@@ -64,22 +64,22 @@ def found_for(
 
 
 def matrix(folder: Path, source: Source, pool: Pool) -> dict[str, object]:
-    """Cosines of a few pictures and the first caption of each, which stand on the diagonal."""
+    """Cosines of a few images and the first caption of each, which stand on the diagonal."""
     images = spread(len(pool.indices), MATRIX_SIDE)
     first_caption_N = np.unique(pool.image_of_caption, return_index=True)[1]
     captions = first_caption_N[images]
     cosine = pool.text_ME[captions] @ pool.image_NE[images].T
     return {
         "captions": [pool.captions[m] for m in captions],
-        "pictures": [keep_picture(folder, source, int(pool.indices[n])) for n in images],
+        "pictures": [keep_image(folder, source, int(pool.indices[n])) for n in images],
         "cosine": [[round(float(value), 3) for value in row] for row in cosine],
     }
 
 
-def keep_picture(folder: Path, source: Source, index: int) -> str:
+def keep_image(folder: Path, source: Source, index: int) -> str:
     name = f"pictures/{index:06d}.jpg"
     if not (folder / name).exists():
-        picture = source.picture(index, PICTURE_SIDE).resize((PICTURE_SIDE, PICTURE_SIDE))
+        picture = source.image(index, IMAGE_SIDE).resize((IMAGE_SIDE, IMAGE_SIDE))
         beside = folder / f"{name}.writing"
         picture.convert("RGB").save(beside, format="JPEG", quality=85)
         beside.replace(folder / name)
@@ -93,8 +93,8 @@ def thin_out(folder: Path) -> None:
         path.unlink()
 
 
-def forget_pictures(run: Path) -> None:
-    """For when the source has changed: a number may now be another picture's."""
+def forget_images(run: Path) -> None:
+    """For when the source has changed: a number may now be another image's."""
     shutil.rmtree(run / "snapshots", ignore_errors=True)
 
 
@@ -104,14 +104,14 @@ def no_snapshot(step: int, problem: Exception) -> Warned:
 
 
 def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries: int = 5) -> Warned | None:
-    """Draws a few captions of the pool and the pictures the model finds for them; a picture is no reason to fail."""
+    """Draws a few captions of the pool and the images the model finds for them; an image is no reason to fail."""
     is_pair_MN = belong_together(pool)
     rows = []
     try:
         for query in spread(len(pool.captions), num_queries):
             found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: plot.NUM_FOUND]
             pictures = [
-                (source.picture(int(pool.indices[n]), plot.TILE), bool(is_pair_MN[query, n])) for n in found
+                (source.image(int(pool.indices[n]), plot.TILE), bool(is_pair_MN[query, n])) for n in found
             ]
             rows.append((pool.captions[query], pictures))
         plot.draw_found(path, rows)

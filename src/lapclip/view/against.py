@@ -1,4 +1,4 @@
-"""Whether one model finds more than another, in words and numbers: paired tests on the same pictures and captions."""
+"""Whether one model finds more than another, in words and numbers: paired tests on the same images and captions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from lapclip.errors import code
 from lapclip.view.intervals import Range
 from lapclip.view.section import Table
 
-WAYS = (("text_to_image", "words -> picture"), ("image_to_text", "picture -> words"))
+WAYS = (("text_to_image", "words -> image"), ("image_to_text", "image -> words"))
 KS = (1, 5, 10)
 SURE = 0.05  # a difference with a smaller p-value is called one
 
@@ -38,8 +38,8 @@ def comparison(result: Mapping[str, Any]) -> list[str]:
         return []
     names = code(result["model"]), code(result["against"]["model"])
     what = {
-        "words -> picture @1": "the right picture first",
-        "picture -> words @1": "the right words first",
+        "words -> image @1": "the right image first",
+        "image -> words @1": "the right words first",
         "zero-shot": "the right class",
     }
     return [in_a_sentence(*names, what[name], test) for name, test in tests.items() if name in what]
@@ -79,8 +79,8 @@ def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
     if not rows:
         return []
     note = (
-        "The same pictures and captions for both. The interval is of resampled pictures; p is how often so large a "
-        "difference comes about when it is left to chance, picture by picture, which model gets which result."
+        "The same images and captions for both. The interval is of resampled images; p is how often so large a "
+        "difference comes about when it is left to chance, image by image, which model gets which result."
     )
     header = ("", "points", "95% sure", "p", "told from chance")
     return [Table(f"Compared with {code(result['against']['model'])}", header, rows, note)]

@@ -102,7 +102,7 @@ def charts_of(record: Record) -> list[Chart]:
         ),
         Chart(
             "Accuracy",
-            "how often a picture's own words are the nearest of its batch, and the other way round",
+            "how often an image's own words are the nearest of its batch, and the other way round",
             [*both("training", lambda s: s.accuracy), level("chance", chance, span)],
             is_share=True,
             from_zero=True,
@@ -147,7 +147,7 @@ def recall_chart(evaluations: Sequence[Evaluated], span: tuple[float, float]) ->
         points = known((e.step, find(e.recall, "text_to_image", f"recall@{k}")) for e in evaluations)
         chance = find(evaluations[-1].recall, "text_to_image", f"chance@{k}") if evaluations else None
         lines += [Line(f"recall@{k}", points, number, "dots"), level(f"chance, @{k}", chance, span, number)]
-    return Chart("Recall", "words to picture, over the held-out pairs", lines, is_share=True, from_zero=True)
+    return Chart("Recall", "words to image, over the held-out pairs", lines, is_share=True, from_zero=True)
 
 
 def without_empty(chart: Chart) -> Chart:
@@ -189,7 +189,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> Points:
 
 
 def phases(record: Record) -> list[Band]:
-    """Warm-up, learning, whole pictures: by how far the run was at each step, which a resumed run may do twice."""
+    """Warm-up, learning, whole images: by how far the run was at each step, which a resumed run may do twice."""
     warmup = find(record.settings, "warmup") or 0.0
     whole_from, keeps = find(record.settings, "whole_from"), find(record.settings, "keep_patches")
     is_parted = whole_from is not None and keeps is not None and keeps < 1
@@ -198,7 +198,7 @@ def phases(record: Record) -> list[Band]:
         if step.progress <= warmup:
             label = "warm-up"
         else:
-            label = "whole pictures" if is_parted and step.progress > (whole_from or 0) else "learning"
+            label = "whole images" if is_parted and step.progress > (whole_from or 0) else "learning"
         if bands and bands[-1].label == label:
             bands[-1] = Band(bands[-1].start, step.step, label)
         else:
@@ -213,10 +213,10 @@ def phases_in_words(record: Record) -> list[str]:
     said = []
     if "warm-up" in bands and warmup:
         said.append(f"the warm-up, {warmup:.0%} of the run, in which the learning rate rises")
-    if "whole pictures" in bands and whole_from:
+    if "whole images" in bands and whole_from:
         keeps = find(record.settings, "keep_patches") or 0.0
         said.append(
-            f"the part from {whole_from:.0%} on, which sees whole pictures instead of {keeps:.0%} of them"
+            f"the part from {whole_from:.0%} on, which sees whole images instead of {keeps:.0%} of them"
         )
     return [f"Shaded: {'; '.join(said)}."] if said else []
 
@@ -259,7 +259,7 @@ def overlaid(records: Sequence[Record]) -> list[Chart]:
         *(
             Chart(
                 f"Recall@{k}",
-                "words to picture, over the held-out pairs",
+                "words to image, over the held-out pairs",
                 evaluated(lambda e, k=k: find(e.recall, "text_to_image", f"recall@{k}")),  # type: ignore[misc]
                 is_share=True,
                 from_zero=True,

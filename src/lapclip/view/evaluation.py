@@ -18,7 +18,7 @@ from lapclip.view.section import Section, Table
 
 NUM_TEMPLATES = 3  # that are written out
 MOST_CLASSES = 100  # in the table
-MOST_NAMED = 20  # unreadable pictures
+MOST_NAMED = 20  # unreadable images
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 STYLE = """
 figure { max-width: 46rem; margin: 1rem 0; }
@@ -33,12 +33,12 @@ svg .own { fill: none; stroke: var(--right); }
 """
 
 
-def write_evaluation(path: Path, result: Mapping[str, Any], pictures: Mapping[int, bytes]) -> None:
-    """Writes the page; `pictures` are small square JPEGs by their index in the source."""
-    write_atomically(path, evaluation_page(result, pictures))
+def write_evaluation(path: Path, result: Mapping[str, Any], images: Mapping[int, bytes]) -> None:
+    """Writes the page; `images` are small square JPEGs by their index in the source."""
+    write_atomically(path, evaluation_page(result, images))
 
 
-def evaluation_page(result: Mapping[str, Any], pictures: Mapping[int, bytes]) -> str:
+def evaluation_page(result: Mapping[str, Any], images: Mapping[int, bytes]) -> str:
     sections = [s for s in sections_of(result) if s.has_content]
     drawn = {
         "How often it finds": ranges_html(
@@ -46,7 +46,7 @@ def evaluation_page(result: Mapping[str, Any], pictures: Mapping[int, bytes]) ->
         ),
         "Zero-shot": confusion_html(result),
         "Comparison": ranges_html(comparison_ranges(result), "Difference in points, with what is 95% sure"),
-        "Mistakes": "".join(query_html(query) for query in queries_of(result, pictures)),
+        "Mistakes": "".join(query_html(query) for query in queries_of(result, images)),
     }
     names = slugs([section.title for section in sections])
     links = "".join(
@@ -94,7 +94,7 @@ def tiles_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         for k, place in ((1, "first"), (10, "in ten"))
     ]
     tiles += [
-        ("pictures find words", share(to_text["recall@1"]), f"chance {share(to_text['chance@1'])}"),
+        ("images find words", share(to_text["recall@1"]), f"chance {share(to_text['chance@1'])}"),
         ("median rank", f"{to_image['median_rank']:,g}", f"among {count(pool_size(result))}"),
     ]
     if zero_shot := result.get("zero_shot"):
@@ -119,9 +119,9 @@ def summary(result: Mapping[str, Any]) -> list[str]:
     """What it came to, in a few sentences."""
     found = result["text_to_image"]
     said = [
-        f"Words find their picture among {count(pool_size(result))} first in {share(found['recall@1'])} of cases "
+        f"Words find their image among {count(pool_size(result))} first in {share(found['recall@1'])} of cases "
         f"(chance {share(found['chance@1'])}) and within the first ten in {share(found['recall@10'])} "
-        f"(chance {share(found['chance@10'])}); pictures find their words first in "
+        f"(chance {share(found['chance@10'])}); images find their words first in "
         f"{share(result['image_to_text']['recall@1'])}."
     ]
     return said + zero_shot_words(result)[:1] + comparison(result)[:1]
@@ -135,14 +135,12 @@ def how_measured(result: Mapping[str, Any]) -> str:
     """The pool and the protocol, in words."""
     size, num_pools = pool_size(result), int(find(result, "pool", "num_pools") or 1)
     if num_pools > 1:
-        among = (
-            f"Each is looked for in one of {num_pools:,} pools of {size:,} pictures; the figures are means."
-        )
+        among = f"Each is looked for in one of {num_pools:,} pools of {size:,} images; the figures are means."
     else:
         among = f"Each is looked for among {plural(size, 'picture')}."
     if result.get("protocol") == "published":
-        return f"{among} Only the picture that a caption was written for is right, as in published tables."
-    return f"{among} Equal captions and equal pictures are one: any of them is right."
+        return f"{among} Only the image that a caption was written for is right, as in published tables."
+    return f"{among} Equal captions and equal images are one: any of them is right."
 
 
 def recall_table(result: Mapping[str, Any]) -> Table:
@@ -179,7 +177,7 @@ def recall_ranges(result: Mapping[str, Any]) -> list[Range]:
 
 
 def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
-    """Naming pictures by their class, without having been taught the classes."""
+    """Naming images by their class, without having been taught the classes."""
     zero_shot = result.get("zero_shot")
     if not zero_shot:
         return []
@@ -255,8 +253,8 @@ def difficulty_section(result: Mapping[str, Any]) -> Section:
     if not measured:
         return Section("By difficulty")
     explained = (
-        f"How often words find their own picture among {count(measured['num_choices'])}, when the wrong ones are easy, "
-        "medium or hard: the thirds of the pictures whose words are least, somewhat and most alike."
+        f"How often words find their own image among {count(measured['num_choices'])}, when the wrong ones are easy, "
+        "medium or hard: the thirds of the images whose words are least, somewhat and most alike."
     )
     levels = ("easy", "medium", "hard", "chance")
     row = tuple(share(measured[level]) for level in levels)
@@ -267,26 +265,24 @@ def mistakes_words(result: Mapping[str, Any]) -> list[str]:
     mistakes = result.get("mistakes") or []
     if not mistakes:
         return []
-    return [
-        f"The worst {len(mistakes):,}: the right picture, then what was found before it, with the cosines."
-    ]
+    return [f"The worst {len(mistakes):,}: the right image, then what was found before it, with the cosines."]
 
 
-def queries_of(result: Mapping[str, Any], pictures: Mapping[int, bytes]) -> list[Query]:
-    """Each mistake as words, the right picture, and what was found instead."""
+def queries_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[Query]:
+    """Each mistake as words, the right image, and what was found instead."""
     return [
         Query(
             f"{shortened(str(mistake['caption']))}",
             mistake["rank"],
-            [shown(mistake, pictures, is_right=True)]
-            + [shown(found, pictures, is_right=False) for found in mistake["found"]],
+            [shown(mistake, images, is_right=True)]
+            + [shown(found, images, is_right=False) for found in mistake["found"]],
         )
         for mistake in result.get("mistakes") or []
     ]
 
 
-def shown(place: Mapping[str, Any], pictures: Mapping[int, bytes], *, is_right: bool) -> Found:
-    return Found("image/jpeg", pictures.get(place.get("index", -1), b""), place["score"], is_right)
+def shown(place: Mapping[str, Any], images: Mapping[int, bytes], *, is_right: bool) -> Found:
+    return Found("image/jpeg", images.get(place.get("index", -1), b""), place["score"], is_right)
 
 
 def left_out(result: Mapping[str, Any]) -> list[str]:

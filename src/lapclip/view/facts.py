@@ -130,7 +130,7 @@ def results_table(records: Sequence[Record]) -> Table:
         "run", "state", "recall@1", "chance", "recall@10", "last loss", "held-out loss", "steps", "epochs", "time",
         "pairs/s", "peak memory", "energy", "warnings",
     )  # fmt: skip
-    return Table("Results", header, rows, "recall: words to picture, of each run's best checkpoint")
+    return Table("Results", header, rows, "recall: words to image, of each run's best checkpoint")
 
 
 def comparison_words(records: Sequence[Record]) -> list[str]:
@@ -144,17 +144,17 @@ def comparison_words(records: Sequence[Record]) -> list[str]:
     pools = {find(record.recall, "num_images") for _, record in found}
     sources = {one_line(record.machine["data"]) for _, record in found if record.machine.get("data")}
     if len(pools) > 1:
-        words.append("They searched among different numbers of pictures, so their recall cannot be compared.")
+        words.append("They searched among different numbers of images, so their recall cannot be compared.")
     elif len(sources) > 1:
         words.append(
-            "They learned from different data and searched different pictures, so recall cannot be compared."
+            "They learned from different data and searched different images, so recall cannot be compared."
         )
     elif len(found) > 1:
         (best, winner), *rest = sorted(found, key=lambda pair: -pair[0])
         second, follower = rest[0]
         others = listed([f"with {code(name_of(record))} in {share(recall)}" for recall, record in rest])
         words.append(
-            f"{code(name_of(winner))} finds best: words find their picture first in {share(best)} of cases, {others}."
+            f"{code(name_of(winner))} finds best: words find their image first in {share(best)} of cases, {others}."
             if best > second
             else f"{code(name_of(winner))} and {code(name_of(follower))} find equally well: {share(best)}."
         )

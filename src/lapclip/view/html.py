@@ -130,20 +130,20 @@ def chart_html(chart: Chart) -> str:
 
 
 def query_html(query: Query) -> str:
-    pictures = []
+    images = []
     for found in query.found:
         data = base64.b64encode(found.content).decode()
         score = f"{found.score:.2f}" if found.score is not None else ""
-        right, alt = (" class='right'", "the right picture") if found.is_right else ("", "another picture")
+        right, alt = (" class='right'", "the right image") if found.is_right else ("", "another image")
         label = "right" if found.is_right else ""
-        pictures.append(
+        images.append(
             f'<li{right}><img src="data:{found.kind};base64,{data}" alt="{alt}" width="96" height="96">'
             f"<span>{label} {score}</span></li>"
         )
-    rank = "" if query.rank is None else f"its own picture comes {ordinal(query.rank)}"
+    rank = "" if query.rank is None else f"its own image comes {ordinal(query.rank)}"
     return (
         f'<div class="query"><p><q>{said(query.text)}</q> <span class="rank">{rank}</span></p>'
-        f"<ol>{''.join(pictures)}</ol></div>"
+        f"<ol>{''.join(images)}</ol></div>"
     )
 
 

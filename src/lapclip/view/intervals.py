@@ -94,7 +94,7 @@ def draw_confusion(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> st
             f'<text transform="translate({left + middle:.1f} {top - 5}) rotate(-60)">{said(name)}</text>'
         )
     right = sum(row[place] for place, row in enumerate(counts))
-    label = f"{right:,} of {sum(map(sum, counts)):,} pictures of {number:,} classes are named rightly"
+    label = f"{right:,} of {sum(map(sum, counts)):,} images of {number:,} classes are named rightly"
     return (
         f'<svg viewBox="0 0 {width} {height}" style="max-width:{1.2 * width:.0f}px" role="img" '
         f'aria-label="{said(label)}">{"".join(parts)}</svg>'

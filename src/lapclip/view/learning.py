@@ -20,7 +20,7 @@ def found_section(record: Record) -> Section:
         return Section("What it finds")
     first = sum(query.rank == 1 for query in record.queries)
     words = (
-        f"Captions kept out of training, and the pictures it finds for them, best first, at step "
+        f"Captions kept out of training, and the images it finds for them, best first, at step "
         f"{count(record.snapshot_step)}. For {first} of these {len(record.queries)} the right one comes first."
     )
     return Section("What it finds", [words], queries=record.queries)
@@ -149,8 +149,8 @@ def negatives_section(record: Record) -> Section:
     first, last = measured[0], measured[-1]
     choices, chance = find(last.recall, "negatives", "num_choices"), find(last.recall, "negatives", "chance")
     words = (
-        f"How often words find their own picture among {count(choices)}, when the wrong ones are easy, medium or hard. "
-        "Hard are the third of the held-out pictures whose words are most alike (rare words count more), easy the "
+        f"How often words find their own image among {count(choices)}, when the wrong ones are easy, medium or hard. "
+        "Hard are the third of the held-out images whose words are most alike (rare words count more), easy the "
         "third least alike; the words decide, not the model."
     )
     levels = [

@@ -102,17 +102,17 @@ class Average:
         self.value += (value - self.value) / min(self.count, 10)
 
 
-def recall_table(recall: Mapping[str, Any], pictures: str = "held-out pictures") -> Table:
+def recall_table(recall: Mapping[str, Any], images: str = "held-out images") -> Table:
     """Recall both ways with its intervals, as far as they were measured, beside chance."""
     table = Table(
-        title=f"{recall['num_images']:,} {pictures}, {recall['num_captions']:,} captions",
+        title=f"{recall['num_images']:,} {images}, {recall['num_captions']:,} captions",
         title_justify="left",
         box=box.SIMPLE,
     )
     for heading in ("", "recall@1", "@5", "@10", "median rank"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     chances = []
-    for direction, words in (("text_to_image", "words -> picture"), ("image_to_text", "picture -> words")):
+    for direction, words in (("text_to_image", "words -> image"), ("image_to_text", "image -> words")):
         found = recall[direction]
         shares = [f"{found[f'recall@{k}']:.1%}" for k in (1, 5, 10)]
         table.add_row(words, *shares, f"{found['median_rank']:g}")

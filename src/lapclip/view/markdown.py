@@ -52,7 +52,7 @@ def row_line(cells: Sequence[str]) -> str:
 
 def query_line(query: Query) -> str:
     rank = "not known" if query.rank is None else f"at place {query.rank}"
-    return f"- {inline(query.text)}: its own picture {rank}"
+    return f"- {inline(query.text)}: its own image {rank}"
 
 
 def chart_lines(chart: Chart) -> str:

@@ -58,7 +58,7 @@ def accuracy(watched: Watched) -> Drawn:
 
 
 def recall(watched: Watched, k: int) -> Drawn:
-    """Words -> picture, over the held-out pool."""
+    """Words -> image, over the held-out pool."""
     found = [(e.step, e.recall["text_to_image"]) for e in watched.history.evaluations]
     if not found:
         return titled(f"recall@{k}", "not evaluated yet", None), [], None, percent

@@ -1,17 +1,17 @@
-"""Pictures of a run, drawn with Pillow alone."""
+"""Images of a run, drawn with Pillow alone."""
 
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-NUM_FOUND = 6  # pictures shown for a query
-TILE = 128  # pixels of each side of a found picture
+NUM_FOUND = 6  # images shown for a query
+TILE = 128  # pixels of each side of a found image
 GAP, TEXT_HEIGHT, MARK = 8, 40, 4
 PAPER, INK, RIGHT = "#ffffff", "#222222", "#1a7f37"
 
 
 def draw_found(path: Path, rows: list[tuple[str, list[tuple[Image.Image, bool]]]]) -> None:
-    """One row a query: its words, then what was found, best first; the right picture is framed and says so."""
+    """One row a query: its words, then what was found, best first; the right image is framed and says so."""
     columns = max(len(found) for _, found in rows)
     sheet = Image.new(
         "RGB", (GAP + columns * (TILE + GAP), GAP + len(rows) * (TEXT_HEIGHT + TILE + GAP)), PAPER
@@ -21,12 +21,12 @@ def draw_found(path: Path, rows: list[tuple[str, list[tuple[Image.Image, bool]]]
     for number, (query, found) in enumerate(rows):
         top = GAP + number * (TEXT_HEIGHT + TILE + GAP)
         words = wrapped(query, font, sheet.width - 2 * GAP)
-        # Close to its own pictures, not to the row before.
+        # Close to its own images, not to the row before.
         above = (GAP, top + TEXT_HEIGHT - GAP // 2)
         draw.multiline_text(above, words, fill=INK, font=font, spacing=2, anchor="ld")
-        for place, (picture, is_right) in enumerate(found):
+        for place, (image, is_right) in enumerate(found):
             corner = (GAP + place * (TILE + GAP), top + TEXT_HEIGHT)
-            sheet.paste(picture.resize((TILE, TILE)), corner)
+            sheet.paste(image.resize((TILE, TILE)), corner)
             if is_right:
                 mark_right(draw, corner, font)
     sheet.save(path)

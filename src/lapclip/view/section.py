@@ -1,4 +1,4 @@
-"""What a report is made of: sections of sentences, tables, charts and pictures, which say nothing of how they look."""
+"""What a report is made of: sections of sentences, tables, charts and images, which say nothing of how they look."""
 
 import re
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Section:
-    """Sentences, tables, charts and pictures; the writers of HTML and Markdown decide how they look."""
+    """Sentences, tables, charts and images; the writers of HTML and Markdown decide how they look."""
 
     title: str
     words: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""A contact sheet: pictures with their captions and names, to see at a glance what a source holds."""
+"""A contact sheet: images with their captions and names, to see at a glance what a source holds."""
 
 import os
 from pathlib import Path
@@ -9,9 +9,9 @@ from lapclip.data.catalogue import shortened
 from lapclip.view.plot import GAP, INK, PAPER, wrapped
 
 COLUMNS = 6
-PICTURE = 192  # pixels of each side of a tile's picture
+PICTURE = 192  # pixels of each side of a tile's image
 FONT_SIZE, LINE_HEIGHT = 13, 17
-NUM_CAPTIONS = 5  # of a picture; the others are counted
+NUM_CAPTIONS = 5  # of an image; the others are counted
 MOST_LINES = 3  # of a caption
 MOST_CHARACTERS = 200  # of a caption; more never fit into its lines
 PALE = "#767676"
@@ -21,7 +21,7 @@ Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
 def draw_sheet(path: Path, rows: list[Row]) -> None:
-    """Writes a PNG of pictures, captions and names; whole or, after an OSError, not at all."""
+    """Writes a PNG of images, captions and names; whole or, after an OSError, not at all."""
     font = ImageFont.load_default(size=FONT_SIZE)
     texts = [text_of(captions, name, font) for _, captions, name in rows]
     columns = max(1, min(COLUMNS, len(rows)))
@@ -35,10 +35,10 @@ def draw_sheet(path: Path, rows: list[Row]) -> None:
     size = (GAP + columns * (PICTURE + GAP), GAP + sum(height + GAP for height in heights))
     sheet = Image.new("RGB", size, PAPER)
     draw = ImageDraw.Draw(sheet)
-    for number, ((picture, _, _), (name, said)) in enumerate(zip(rows, texts, strict=True)):
+    for number, ((image, _, _), (name, said)) in enumerate(zip(rows, texts, strict=True)):
         row, column = divmod(number, columns)
         left, top = GAP + column * (PICTURE + GAP), GAP + sum(height + GAP for height in heights[:row])
-        small = fitted(picture)
+        small = fitted(image)
         sheet.paste(small, (left + (PICTURE - small.width) // 2, top + (PICTURE - small.height) // 2))
         below = top + PICTURE + GAP // 2
         draw.text((left, below), name, fill=PALE, font=font)
@@ -52,11 +52,11 @@ def draw_sheet(path: Path, rows: list[Row]) -> None:
         beside.unlink(missing_ok=True)
 
 
-def fitted(picture: Image.Image) -> Image.Image:
-    """All of a picture in its tile, and a small one enlarged."""
-    scale = PICTURE / max(1, *picture.size)
-    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-    return picture.convert("RGB").resize(size)
+def fitted(image: Image.Image) -> Image.Image:
+    """All of an image in its tile, and a small one enlarged."""
+    scale = PICTURE / max(1, *image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    return image.convert("RGB").resize(size)
 
 
 def text_of(captions: list[str], name: str, font: Font) -> tuple[str, str]:

@@ -27,7 +27,7 @@ class Stretch:
     temperature: float  # at its end
     seconds: float  # of training
     pairs_per_second: float | None
-    recall: float | None  # recall@1, words -> picture, at the last evaluation in it
+    recall: float | None  # recall@1, words -> image, at the last evaluation in it
     validation_loss: float | None
     joules: float | None
 

@@ -39,7 +39,7 @@ def suggestions(record: Record) -> list[str]:
     if memory_share(record) and isinstance(chunk := record.settings.get("chunk"), int) and chunk > 1:
         said.append(f"Hold fewer pairs at once, with the same gradients: `--chunk {chunk // 2}`.")
     if record.recall is not None and record.state in ("finished", "stopped"):
-        said.append(f"Measure it on other pictures: {code(f'lapclip eval {name} FOLDER')}.")
+        said.append(f"Measure it on other images: {code(f'lapclip eval {name} FOLDER')}.")
     return said[:4]
 
 
@@ -48,7 +48,7 @@ def advice_near_chance(record: Record) -> str:
     if lr is not None and lr > HIGH_LR:
         return "Try a lower learning rate: `--lr 0.001`."
     if source and not source.startswith("synthetic"):
-        return f"See whether the captions belong to their pictures: {code(f'lapclip data check {source}')}."
+        return f"See whether the captions belong to their images: {code(f'lapclip data check {source}')}."
     return "Give it more time: it has hardly begun to learn."
 
 

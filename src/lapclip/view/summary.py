@@ -92,14 +92,14 @@ def result(record: Record) -> str:
             "It was never evaluated, so how well it finds is not known; `lapclip eval` measures a checkpoint."
         )
     among = find(recall, "num_images")
-    pictures = f" among {count(among)}" if among else ""
-    said = f"Words find their picture{pictures} first in {share(found)} of cases (chance {share(chance)})"
+    images = f" among {count(among)}" if among else ""
+    said = f"Words find their image{images} first in {share(found)} of cases (chance {share(chance)})"
     ten, chance = (find(recall, "text_to_image", name) for name in ("recall@10", "chance@10"))
     if ten is not None:
         said += f" and within the first ten in {share(ten)} (chance {share(chance)})"
     back = find(recall, "image_to_text", "recall@1")
     if back is not None:
-        said += f"; pictures find their words first in {share(back)}"
+        said += f"; images find their words first in {share(back)}"
     if (
         record.best_step is not None
         and record.best_step != record.steps
@@ -254,7 +254,7 @@ def has_training_loss_fallen(record: Record, since: Change) -> bool:
 
 
 def slowdown(record: Record) -> Change | None:
-    """Pairs a second early and late, while it looked at the same share of each picture; None when not slower."""
+    """Pairs a second early and late, while it looked at the same share of each image; None when not slower."""
     whole_from = find(record.settings, "whole_from")
     keeps = find(record.settings, "keep_patches")
     end = whole_from if whole_from and keeps is not None and keeps < 1 else 1.1

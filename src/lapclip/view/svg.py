@@ -34,7 +34,7 @@ def draw(chart: Chart) -> str:
     for band in chart.bands:
         start, end = at_x(max(left, band.start)), at_x(min(right, band.end))
         if end > start:
-            kind = {"warm-up": "warm", "whole pictures": "whole"}.get(band.label, "plain")
+            kind = {"warm-up": "warm", "whole images": "whole"}.get(band.label, "plain")
             parts.append(
                 f'<rect class="band {kind}" x="{start:.1f}" y="{TOP}" width="{end - start:.1f}" '
                 f'height="{HEIGHT - TOP - BOTTOM}"/>'

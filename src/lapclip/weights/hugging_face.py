@@ -189,12 +189,12 @@ def their_pixels(folder: Path) -> tuple[Sequence[float], Sequence[float], float]
     except (TypeError, ValueError, OverflowError):
         is_usable = False
     if not is_usable:
-        raise refused(folder, "its pictures are normalised by something other than three means and spreads")
+        raise refused(folder, "its images are normalised by something other than three means and spreads")
     return (mean, std, factor) if about.get("do_normalize", True) else ((0.0,) * 3, (1.0,) * 3, factor)
 
 
 def fold_pixels(model: CLIP, mean: Sequence[float], std: Sequence[float], factor: float) -> CLIP:
-    """The same model for pictures normalised as ours are: another mean and spread are other patch weights."""
+    """The same model for images normalised as ours are: another mean and spread are other patch weights."""
     num_pixels = model.size.patch_size**2
     their_mean, their_std, our_mean, our_std = (
         torch.tensor(numbers, dtype=torch.float64).repeat_interleave(num_pixels)

@@ -30,7 +30,7 @@ MOST = {
     "embedding": 16384, "vocab_size": 2_000_000,
 }  # fmt: skip
 MOST_GROWTH = 1000  # times as long as a text was, before it is cut into tokens
-MOST_PATCHES = 16384  # of one picture, each of which looks at all the others
+MOST_PATCHES = 16384  # of one image, each of which looks at all the others
 IGNORED = ("position_ids",)  # 0, 1, 2 and so on, which old versions of transformers wrote down
 FLOATS = ("F64", "F32", "F16", "BF16")
 
@@ -86,10 +86,10 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
             raise refused(folder, f"a width of {shape.width} cannot be shared by {shape.heads} heads")
     if size.image_size % size.patch_size:
         raise refused(
-            folder, f"pictures of {size.image_size} pixels cannot be cut into patches of {size.patch_size}"
+            folder, f"images of {size.image_size} pixels cannot be cut into patches of {size.patch_size}"
         )
     if (num_patches := (size.image_size // size.patch_size) ** 2) > MOST_PATCHES:
-        raise refused(folder, f"{num_patches:,} patches a picture are more than {MOST_PATCHES:,}")
+        raise refused(folder, f"{num_patches:,} patches an image are more than {MOST_PATCHES:,}")
     if size.text_length < 3:
         raise refused(folder, f"captions of {size.text_length} tokens hold no word")
 

@@ -1,4 +1,4 @@
-"""Captions in one JSON for many pictures: COCO's `captions_*.json`, and the `dataset_*.json` of Karpathy's splits."""
+"""Captions in one JSON for many images: COCO's `captions_*.json`, and the `dataset_*.json` of Karpathy's splits."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from lapclip.errors import UserError
 
 MOST_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
 GLANCE_BYTES = 2**16  # at each end of a file, to see what it is
-NUM_PROBED = 40  # names, to see which folders hold the pictures
+NUM_PROBED = 40  # names, to see which folders hold the images
 LISTS = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 COCO_KEYS = (re.compile(rb'"caption"\s*:'), re.compile(rb'"image_id"\s*:'))
 KARPATHY_KEYS = (
@@ -30,7 +30,7 @@ USUAL = re.compile(r"images|(train|val|test)\d{4}")
 
 @dataclass
 class Annotated:
-    """The pictures of one file, by parallel lists."""
+    """The images of one file, by parallel lists."""
 
     names: list[str] = field(
         default_factory=list
@@ -61,7 +61,7 @@ def looks_like_annotations(path: Path) -> bool:
 
 
 def open_annotations(files: list[Path], name: str, options: Options) -> Catalogue:
-    """The pictures that one or more such files name, wherever they lie beside them."""
+    """The images that one or more such files name, wherever they lie beside them."""
     gathering = Gathering()
     found = [(file, *read_annotations(file, gathering.problems)) for file in files]
     forms = sorted({form for _, form, _ in found})
@@ -88,7 +88,7 @@ def open_annotations(files: list[Path], name: str, options: Options) -> Catalogu
 
 
 def gather(gathering: Gathering, paths: list[str], annotated: Annotated, folders: Folders) -> None:
-    """Adds the pictures that are there; each is called by its path within what the folders have in common."""
+    """Adds the images that are there; each is called by its path within what the folders have in common."""
     start = len(os.path.commonpath(folders.roots).rstrip(os.sep)) + 1
     found = [folders.find(name) for name in annotated.names]
     last_parts = {os.path.basename(name) for name in annotated.names}
@@ -107,18 +107,18 @@ def gather(gathering: Gathering, paths: list[str], annotated: Annotated, folders
 def none_found(name: str, names: list[str], gathering: Gathering, options: Options) -> UserError:
     if not names:
         return UserError(
-            f"`{name}` names no pictures{gathering.why_not()}",
+            f"`{name}` names no images{gathering.why_not()}",
             hint="`lapclip data check --help` lists what can be read",
         )
     where = f"in `{options.images}`" if options.images else "beside it"
     return UserError(
-        f"none of the {len(names):,} pictures that `{name}` names was found {where}{gathering.why_not()}",
+        f"none of the {len(names):,} images that `{name}` names was found {where}{gathering.why_not()}",
         hint="say where they are with `--images FOLDER`",
     )
 
 
 def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
-    """Where to look for pictures: in the folders usual for these forms, and in those beside that hold some."""
+    """Where to look for images: in the folders usual for these forms, and in those beside that hold some."""
     bases = [images or os.path.dirname(os.path.abspath(file))]
     if images is None and os.path.basename(bases[0]).lower() == "annotations":
         bases.append(os.path.dirname(bases[0]))
@@ -131,7 +131,7 @@ def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
         for folder in beside[:MOST_FOLDERS]
         if folder not in usual and holds_some(folder, names, wanted)
     ]
-    # Two folders may use the same names for different pictures: those of the file's own side are meant.
+    # Two folders may use the same names for different images: those of the file's own side are meant.
     sides = {folder: side_of(last_part(folder)) for folder in [*usual, *others]}
     own = side_in(file.stem)
     if own is not None and own in sides.values():
@@ -144,7 +144,7 @@ def last_part(folder: str) -> str:
 
 
 def holds_some(folder: str, names: list[str], wanted: set[str]) -> bool:
-    """Whether some of the pictures lie there: few of many names, or many of few files, so both are looked at."""
+    """Whether some of the images lie there: few of many names, or many of few files, so both are looked at."""
     look = Folders(folder)
     if any(look.find(name)[0] for name in spread(names, NUM_PROBED)):
         return True
@@ -209,7 +209,7 @@ def read_coco(images: list[Any], annotations: list[Any], file: Path, problems: P
         if key is None or not isinstance(name, str) or not name:
             problems.add("has no `id` or no `file_name`", f"images[{place}] of {file.name}")
         elif key in numbers:
-            problems.add("has the `id` of another picture", name)
+            problems.add("has the `id` of another image", name)
         else:
             numbers[key] = len(result.names)
             result.add(name, [], side)
@@ -218,7 +218,7 @@ def read_coco(images: list[Any], annotations: list[Any], file: Path, problems: P
         number = numbers.get(as_key(fields.get("image_id")) or "")
         caption = fields.get("caption")
         if number is None:
-            problems.add("belongs to no picture", f"annotations[{place}] of {file.name}")
+            problems.add("belongs to no image", f"annotations[{place}] of {file.name}")
         elif not isinstance(caption, str):
             problems.add("has a caption that is not text", result.names[number])
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lapclip.data.catalogue import SIDES, Options, shortened
-from lapclip.data.files import is_picture_name
+from lapclip.data.files import is_image_name
 from lapclip.errors import UserError, suggest
 
 # As `plain` writes them, the likeliest first.
@@ -26,7 +26,7 @@ CAPTIONS = (
 SHORT_CAPTIONS = ("title", "alt", "prompt", "label", "labels", "class", "classname", "category", "name")
 SPLITS = ("split", "subset", "partition", "set", "fold")
 LABELS = ("label", "labels", "class", "classname", "category")
-# Rows of one file with the same value here show the same picture.
+# Rows of one file with the same value here show the same image.
 KEYS = (
     "imageid", "imgid", "imagepath", "imgpath", "filepath", "filename", "imagefilename", "imagename", "imgname", "path",
     "file", "key", "id", "uid", "uuid", "url",
@@ -50,10 +50,10 @@ class Columns:
 
     picture: str
     caption: str
-    kind: Literal["path", "data"]  # the picture is named, or is in the cell itself
+    kind: Literal["path", "data"]  # the image is named, or is in the cell itself
     side: str | None
     label: str | None
-    key: str | None  # of pictures that are data
+    key: str | None  # of images that are data
 
 
 def plain(name: str) -> str:
@@ -68,11 +68,11 @@ def find_columns(
     cells = {name: [row[i] for row in rows if i < len(row)] for i, name in reversed(list(enumerate(names)))}
     picture = named(options.image_column, names, source, "--image-column")
     caption = named(options.caption_column, names, source, "--caption-column")
-    picture = picture or guess_picture({name: cells[name] for name in names if name != caption})
+    picture = picture or guess_image({name: cells[name] for name in names if name != caption})
     caption = caption or guess_caption({name: cells[name] for name in names if name != picture})
     if picture is None or caption is None:
         missing = [what for what, found in (("pictures", picture), ("captions", caption)) if found is None]
-        flags = [f"`--{'image' if what == 'pictures' else 'caption'}-column`" for what in missing]
+        flags = [f"`--{'image' if what == 'images' else 'caption'}-column`" for what in missing]
         raise UserError(
             f"no column of `{source}` seems to hold {' or '.join(missing)}; it has {listed(names)}",
             hint=f"name {'it' if len(flags) == 1 else 'them'} with {' and '.join(flags)}",
@@ -80,7 +80,7 @@ def find_columns(
     if share(cells[picture], is_web) > 0.5:
         address = next(cell for cell in cells[picture] if is_web(cell))
         raise UserError(
-            f"`{source}` gives its pictures as web addresses, such as `{shortened(address)}`, "
+            f"`{source}` gives its images as web addresses, such as `{shortened(address)}`, "
             "and lapclip downloads nothing",
             hint="download them first with `img2dataset`, and pass the shards that it writes",
         )
@@ -99,12 +99,12 @@ def find_columns(
     )
 
 
-def tells_apart(keys: list[Any], pictures: list[Any]) -> bool:
-    """Whether rows with the same key hold the same picture; a class, say, has many."""
+def tells_apart(keys: list[Any], images: list[Any]) -> bool:
+    """Whether rows with the same key hold the same image; a class, say, has many."""
     seen: dict[Any, Any] = {}
     return all(
         seen.setdefault(key, picture) == picture
-        for key, picture in zip(keys, pictures, strict=False)
+        for key, picture in zip(keys, images, strict=False)
         if is_scalar(key)
     )
 
@@ -127,15 +127,15 @@ def listed(names: Sequence[str], most: int = 30) -> str:
     return shown + (f" and {len(names) - most:,} more" if len(names) > most else "") or "none"
 
 
-def guess_picture(cells: dict[str, list[Any]]) -> str | None:
+def guess_image(cells: dict[str, list[Any]]) -> str | None:
     """By name where the content fits, then by content, then web addresses, then names of files without a suffix."""
 
     def looks_right(name: str) -> bool:
-        return share(cells[name], is_picture) > 0.5
+        return share(cells[name], is_image) > 0.5
 
     return (
         first(PICTURES, cells, looks_right)
-        or max(filter(looks_right, cells), key=lambda name: share(cells[name], is_picture), default=None)
+        or max(filter(looks_right, cells), key=lambda name: share(cells[name], is_image), default=None)
         or next((name for name in cells if share(cells[name], is_web) > 0.5), None)
         or first(
             PICTURES,
@@ -149,7 +149,7 @@ def guess_caption(cells: dict[str, list[Any]]) -> str | None:
     """By name, then the column with the most words."""
 
     def has_captions(name: str) -> bool:
-        return share(cells[name], lambda cell: bool(captions_in(cell)) and not is_picture(cell)) > 0.5
+        return share(cells[name], lambda cell: bool(captions_in(cell)) and not is_image(cell)) > 0.5
 
     if found := first(CAPTIONS, cells, has_captions):
         return found
@@ -188,13 +188,13 @@ def is_web(cell: Any) -> bool:
     return isinstance(cell, str) and cell[:10].strip().lower().startswith(WEB)
 
 
-def is_picture(cell: Any) -> bool:
-    """Whether a cell names a picture file or is a picture."""
-    return is_data(cell) or (is_picture_name(picture_name(cell)) and not is_web(cell))
+def is_image(cell: Any) -> bool:
+    """Whether a cell names an image file or is an image."""
+    return is_data(cell) or (is_image_name(image_name(cell)) and not is_web(cell))
 
 
 def is_data(cell: Any) -> bool:
-    """Whether a cell is itself a picture: bytes, base64, or a Hugging Face struct with bytes."""
+    """Whether a cell is itself an image: bytes, base64, or a Hugging Face struct with bytes."""
     if isinstance(cell, dict):
         return bool(cell.get("bytes"))
     if isinstance(cell, bytes):
@@ -210,7 +210,7 @@ def is_data(cell: Any) -> bool:
     return start.startswith(STARTS) or start[4:8] == b"ftyp"
 
 
-def picture_name(cell: Any) -> str:
+def image_name(cell: Any) -> str:
     """The file that a cell names, empty if none: `name.jpg#0` is `name.jpg`."""
     if isinstance(cell, dict):
         cell = cell.get("path") or cell.get("file_name") or cell.get("filename")
@@ -221,13 +221,13 @@ def picture_name(cell: Any) -> str:
         name = name.encode(
             "utf-8", "replace"
         ).decode()  # JSON can hold half characters, which no file is called by
-    if "#" in name and is_picture_name(bare := NUMBERED.sub("", name)):
+    if "#" in name and is_image_name(bare := NUMBERED.sub("", name)):
         return bare
     return name
 
 
-def picture_bytes(cell: Any) -> bytes:
-    """The encoded picture in a cell; ValueError, in words, if there is none."""
+def image_bytes(cell: Any) -> bytes:
+    """The encoded image in a cell; ValueError, in words, if there is none."""
     if isinstance(cell, dict):
         cell = cell.get("bytes")
     if isinstance(cell, str):
@@ -238,7 +238,7 @@ def picture_bytes(cell: Any) -> bytes:
         try:
             cell = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
         except ValueError:
-            raise ValueError("is not a picture in base64") from None
+            raise ValueError("is not an image in base64") from None
     if not isinstance(cell, bytes) or not cell:
         raise ValueError("is empty")
     return cell
@@ -291,7 +291,7 @@ def num_words(cell: Any) -> float:
     if not texts or not isinstance(cell, (str, list, dict, bytes)):
         return 0
     text = texts[0][:1000]
-    if is_picture(text) or is_web(text) or not any(c.isalpha() or c >= "\u2000" for c in text):
+    if is_image(text) or is_web(text) or not any(c.isalpha() or c >= "\u2000" for c in text):
         return 0
     return len(text.split()) + sum(not c.isascii() for c in text) / 3
 

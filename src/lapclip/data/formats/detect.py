@@ -94,10 +94,10 @@ def open_file(path: Path, name: str, options: Options) -> Catalogue:
 
 
 def open_directory(path: Path, name: str, options: Options) -> Catalogue:
-    """A folder: a saved dataset, of shards, with annotations, with a table, or of pictures.
+    """A folder: a saved dataset, of shards, with annotations, with a table, or of images.
 
-    One stray table or archive does not make a folder of captioned pictures anything else, unless it has a name that
-    tables of captions have, or, where the captions are not in files beside the pictures, it names pictures itself.
+    One stray table or archive does not make a folder of captioned images anything else, unless it has a name that
+    tables of captions have, or, where the captions are not in files beside the images, it names images itself.
     """
     from lapclip.data.formats.annotations import open_annotations
     from lapclip.data.formats.folder import kind_here, open_folder
@@ -181,7 +181,7 @@ def other_tables(path: Path) -> list[Path]:
 
 
 def may_be_table(file: Path) -> bool:
-    """By its name; captions beside pictures are many small text files, and a table is none of them."""
+    """By its name; captions beside images are many small text files, and a table is none of them."""
     from lapclip.data.formats.tables import is_table_name
 
     if file.suffix.lower() == ".txt":

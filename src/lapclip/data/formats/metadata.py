@@ -1,6 +1,6 @@
-"""What a picture says about itself: captions that people wrote into EXIF, IPTC, XMP or PNG text with their programs.
+"""What an image says about itself: captions that people wrote into EXIF, IPTC, XMP or PNG text with their programs.
 
-Only headers are read, nothing is decoded, and whatever is wrong with a picture here just means that it says nothing.
+Only headers are read, nothing is decoded, and whatever is wrong with an image here just means that it says nothing.
 """
 
 import io
@@ -31,7 +31,7 @@ LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 JUNK = re.compile(
     r"""(olympus|(konica\ )?minolta|sony|kodak|samsung|sanyo|ricoh|pentax|casio)?\ ?
         (digital\ (still\ )?camera|dsc|digital\ image|techwin)?
-      | exif[_ ]jpeg.* | (jpeg|digital|my)?\ ?(picture|photo|image|bild|foto) | dcim.* | ascii | charset=.*
+      | exif[_ ]jpeg.* | (jpeg|digital|my)?\ ?(image|photo|image|bild|foto) | dcim.* | ascii | charset=.*
       | default | untitled | unknown | none | null | screenshot | binary\ comment | ai_generated
       | (no\ )?(title|description|caption|comment)
       | dav | sdr | mde | oznor\w* | hdr\w* | rhdr | cof | btf | ptr | lv_\d+.*
@@ -46,7 +46,7 @@ LONGEST_JUNK = 200
 
 
 def description(picture: bytes | str | Path) -> list[str]:
-    """The captions within a picture file, descriptions before titles; none when there are none, or it is broken."""
+    """The captions within an image file, descriptions before titles; none when there are none, or it is broken."""
     try:
         with opened(picture) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -66,7 +66,7 @@ def opened(picture: bytes | str | Path) -> BinaryIO:
     if os.fstat(file.fileno()).st_size <= MOST_BYTES:
         return file
     file.close()
-    raise ValueError("is not a picture file")
+    raise ValueError("is not an image file")
 
 
 def is_caption(text: str) -> bool:
@@ -124,7 +124,7 @@ def iptc_texts(image: Image.Image) -> Iterator[tuple[bool, str]]:
 
 
 def exif_texts(image: Image.Image) -> Iterator[tuple[bool, str]]:
-    exif = Image.Image.getexif(image)  # PNG's own would decode the picture
+    exif = Image.Image.getexif(image)  # PNG's own would decode the image
     yield False, mended(exif.get(EXIF_DESCRIPTION))
     yield True, utf_16(exif.get(XP_TITLE))
     yield False, utf_16(exif.get(XP_COMMENT))

@@ -17,7 +17,7 @@ CLASS_NUMBER = re.compile(r"^\d{1,4}\s*[._-]+\s*(?=[^\W\d])")
 CAMEL_CASE = re.compile(r"(?:[A-Z]?[a-z]+)(?:[A-Z][a-z]+)+\d*")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 SEPARATORS = re.compile(r"[\s_\-.+~]+")
-SMALL_NUMBER = re.compile(r"[1-9]\d? +[^\W\d]")  # "2 dogs", not "02 dogs" or "2_dogs", which count pictures
+SMALL_NUMBER = re.compile(r"[1-9]\d? +[^\W\d]")  # "2 dogs", not "02 dogs" or "2_dogs", which count images
 # Counters, dates, sizes and digests, when they stand at the ends of a name.
 NO_WORD = re.compile(
     r"""[(\[]?(\d+ | \d+x\d+(px)? | \d+(px|p|k) | v\d+ | \d{8}t\d{6}z? | copy | kopie | [\W_]
@@ -27,11 +27,11 @@ NO_WORD = re.compile(
 )
 LAST_COUNTER = re.compile(r"([^\W\d_]{3,})\d+")
 PHOTOGRAPHER = re.compile(r".*-unsplash|pexels-.*", re.IGNORECASE | re.DOTALL)  # a name, not a caption
-# A name made of these says nothing about the picture.
+# A name made of these says nothing about the image.
 OF_CAMERAS = re.compile(
     r"""(img|dsc[nfx]?|pxl|mvimg|vid|pict|gopr|dji|imag|wp|cimg|sam|kic|mg|mp|fb|burst|pano|hdr|portrait|night|cover
       | edit(ed)?|original|final|crop(ped)?|screenshot|screen|shot|bildschirmfoto|capture|scan|untitled|download
-      | whatsapp|signal|telegram|snapchat|inshot|received|photos?|images?|pictures?|pic|bild|foto|file|frame
+      | whatsapp|signal|telegram|snapchat|inshot|received|photos?|images?|images?|pic|bild|foto|file|frame
       | thumb(nail)?|at|um|am|pm|of|coco|train|val|test)\d*""",
     re.IGNORECASE | re.VERBOSE,
 )
@@ -45,7 +45,7 @@ def side_of(folder: str) -> Side | None:
     return SIDES[meant[0]] if len(meant) == 1 and all(map(FILLER.fullmatch, others)) else None
 
 
-@lru_cache(maxsize=100_000)  # pictures share one string
+@lru_cache(maxsize=100_000)  # images share one string
 def class_name(folder: str) -> str:
     """What a class is called in words: `n02099601-golden_retriever` is a golden retriever."""
     name = CLASS_NUMBER.sub("", WORDNET_ID.sub("", readable(folder)))

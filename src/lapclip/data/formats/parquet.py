@@ -1,4 +1,4 @@
-"""Rows and pictures of Parquet files; bytes of pictures are read when they are asked for, never while opening."""
+"""Rows and images of Parquet files; bytes of images are read when they are asked for, never while opening."""
 
 import os
 from array import array
@@ -13,16 +13,16 @@ from typing import Any
 
 from lapclip.data.catalogue import Problems
 from lapclip.data.files import MOST_BYTES, file_stamp, open_regular
-from lapclip.data.formats.columns import picture_bytes
+from lapclip.data.formats.columns import image_bytes
 from lapclip.data.formats.layout import MOST_SAMPLED, NUM_SAMPLED, Layout
 from lapclip.data.formats.text_rows import Row
 from lapclip.errors import UserError
 
-MOST_KEPT = 256 * 2**20  # bytes of pictures that were read last
-NUM_RUNS = 16  # places that pictures are asked for in turn; of each, so much of the above is kept
+MOST_KEPT = 256 * 2**20  # bytes of images that were read last
+NUM_RUNS = 16  # places that images are asked for in turn; of each, so much of the above is kept
 NUM_OPEN = 16  # files at a time
-NUM_AT_ONCE = 1_000  # rows without pictures
-NUM_PICTURES_AT_ONCE = 16  # rows with them
+NUM_AT_ONCE = 1_000  # rows without images
+NUM_IMAGES_AT_ONCE = 16  # rows with them
 MOST_AT_ONCE = 128 * 2**20  # bytes that a batch of rows may come to
 MOST_MEASURED = 512 * 2**20  # bytes of texts that are looked at for the longest
 MOST_CELL = 2**20  # bytes of a text; no caption and no name is so long
@@ -111,13 +111,13 @@ def dense(column: Any) -> Any:
 
 
 def sample_parquet(path: Path) -> list[list[Any]]:
-    """The first rows, with their pictures, as far as these are not too large."""
+    """The first rows, with their images, as far as these are not too large."""
     rows: list[list[Any]] = []
     size = 0
     with open_parquet(path) as file:
         names = file.schema_arrow.names
         for group in range(file.num_row_groups):
-            num_rows = rows_at_once(file, group, names, NUM_PICTURES_AT_ONCE)
+            num_rows = rows_at_once(file, group, names, NUM_IMAGES_AT_ONCE)
             for batch in batches(file, group, names, num_rows):
                 columns = [dense(column) for column in batch.columns]
                 for row in range(batch.num_rows):
@@ -152,7 +152,7 @@ def small_cells_of(column: Any) -> list[Any]:
 def parquet_rows(
     path: Path, layout: Layout, problems: Problems, *, wanted: set[str], unread: str | None
 ) -> Iterator[Row]:
-    """All rows, with the cells of some columns; of the `unread` one, which holds pictures, only their paths."""
+    """All rows, with the cells of some columns; of the `unread` one, which holds images, only their paths."""
     import pyarrow
 
     number = 0
@@ -189,11 +189,11 @@ class OpenFile:
             accumulate((self.file.metadata.row_group(group).num_rows for group in groups), initial=0)
         )
         self.sizes = [column_bytes(self.file, group, [column]) for group in groups]
-        self.at_once = [rows_at_once(self.file, group, [column], NUM_PICTURES_AT_ONCE) for group in groups]
+        self.at_once = [rows_at_once(self.file, group, [column], NUM_IMAGES_AT_ONCE) for group in groups]
 
 
 class Cursor:
-    """The pictures of some files by row; the last ones read are kept, since training asks here and there in turn."""
+    """The images of some files by row; the last ones read are kept, since training asks here and there in turn."""
 
     def __init__(self, paths: list[str], columns: list[str]):
         self.paths, self.columns = paths, columns
@@ -216,7 +216,7 @@ class Cursor:
             self.kept.move_to_end((part, first))
         cell = batch.slice(row - first, 1)
         if cell.nbytes > MOST_BYTES:
-            raise ValueError(f"is {cell.nbytes / 1e9:.1f} GB, too large for a picture")
+            raise ValueError(f"is {cell.nbytes / 1e9:.1f} GB, too large for an image")
         return cell[0].as_py()
 
     def opened(self, part: int) -> OpenFile:
@@ -261,11 +261,11 @@ class Cursor:
 
 @dataclass(frozen=True)
 class ParquetReader:
-    """Pictures in cells of Parquet files; quick when they are asked for in order, or in a few places in turn."""
+    """Images in cells of Parquet files; quick when they are asked for in order, or in a few places in turn."""
 
     paths: list[str]
-    columns: list[str]  # of the picture, in each file
-    parts: "array[int]"  # for each picture, the file
+    columns: list[str]  # of the image, in each file
+    parts: "array[int]"  # for each image, the file
     places: "array[int]"  # and the row
     cursors: list[Cursor] = field(default_factory=list)  # one, once something is read
     lock: Any = field(default_factory=Lock)
@@ -287,7 +287,7 @@ class ParquetReader:
                 raise ValueError(
                     f"cannot be read from `{os.path.basename(self.paths[part])}`: {error}"
                 ) from None
-        return picture_bytes(cell)
+        return image_bytes(cell)
 
     def stamp(self, index: int) -> str:
         part = self.parts[index]

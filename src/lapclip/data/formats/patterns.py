@@ -60,7 +60,7 @@ def expand(pattern: str) -> list[str]:
 def refuse(part: str, pattern: str) -> None:
     if without_query(part).rstrip("}").lower().endswith(COMPRESSED):
         raise UserError(
-            f"`{part}` is compressed, so that single pictures cannot be reached",
+            f"`{part}` is compressed, so that single images cannot be reached",
             hint="unpack it first, as with `gunzip`, and give the `.tar`",
         )
     protocol, colon, _ = part.lower().partition(":")

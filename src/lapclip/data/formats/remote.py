@@ -15,7 +15,7 @@ from lapclip.errors import UserError
 
 NUM_OPEN = 16  # local files at a time
 STAMP_SECONDS = 1.0  # that a local file's state is believed for
-BLOCK_BYTES = 8 * 2**20  # training reads neighbours together, so one request brings many pictures
+BLOCK_BYTES = 8 * 2**20  # training reads neighbours together, so one request brings many images
 NUM_BLOCKS = 24  # kept, 192 MB in all: eight runs of neighbours lie in up to 16, and the last ones overlap
 NUM_TRIES = 3  # of a request; lines falter
 

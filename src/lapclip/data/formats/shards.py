@@ -1,6 +1,6 @@
-"""WebDataset shards: tar archives, local or by URL, in which members that share a key are one picture and its captions.
+"""WebDataset shards: tar archives, local or by URL, in which members that share a key are one image and its captions.
 
-Each archive's headers are walked once; only texts are read, and pictures are known by shard, offset and size.
+Each archive's headers are walked once; only texts are read, and images are known by shard, offset and size.
 """
 
 import json
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side, clean_caption
-from lapclip.data.files import MOST_BYTES, is_picture_name
+from lapclip.data.files import MOST_BYTES, is_image_name
 from lapclip.data.formats.patterns import expand, is_shards, is_url, without_query
 from lapclip.data.formats.remote import LocalFiles, NoRanges, RemoteFiles
 from lapclip.data.formats.tar import ReadAt, walk
@@ -38,7 +38,7 @@ META = re.compile(r"(^|/)__[^/]*__($|/)")  # webdataset's own notes
 
 @dataclass(frozen=True)
 class ShardReader:
-    """Pictures by shard, offset and size."""
+    """Images by shard, offset and size."""
 
     shards: list[str]
     shard_of: "array[int]"  # in quotes: before Python 3.12 an array has no such type when running
@@ -68,7 +68,7 @@ class Pair:
     """What the members of one key amount to."""
 
     picture: str = ""
-    rank: int = 9  # of the picture: lower is likelier to be the one meant
+    rank: int = 9  # of the image: lower is likelier to be the one meant
     offset: int = 0
     size: int = 0
     captions: list[str] = field(default_factory=list)
@@ -118,13 +118,13 @@ def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
 
 
 def is_complete(pair: Pair, path: str, gathering: Gathering) -> bool:
-    """Whether there is a picture and something said about it; what is missing is noted."""
+    """Whether there is an image and something said about it; what is missing is noted."""
     pair.captions = list(dict.fromkeys(map(clean_caption, pair.captions)))
     if not any(pair.captions):
         pair.captions = [pair.label.replace("_", " ")] if pair.label else []
     problem = ""
     if pair.rank == 9:
-        problem = "has no picture"
+        problem = "has no image"
     elif not any(pair.captions):
         problem = (
             "has a class number, but nothing names the class" if pair.has_class_number else "has no caption"
@@ -150,14 +150,12 @@ def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, option
             continue  # no key, as webdataset sees it: `.DS_Store`, `._photo.jpg` of macOS, `README`
         kind = kind.lower()
         key = folder + slash + stem
-        if is_picture_name(f".{kind}"):
+        if is_image_name(f".{kind}"):
             pair = pairs.setdefault(key, Pair(key))
             if size > MOST_BYTES:
-                problems.add(
-                    f"is more than {MOST_BYTES >> 20} MB, too large for a picture", f"{title}/{name}"
-                )
+                problems.add(f"is more than {MOST_BYTES >> 20} MB, too large for an image", f"{title}/{name}")
                 continue
-            add_picture(pair, name, kind, (offset, size), title=title, problems=problems, options=options)
+            add_image(pair, name, kind, (offset, size), title=title, problems=problems, options=options)
         elif is_text(kind):
             pair = pairs.setdefault(key, Pair(key))
             if size > MOST_TEXT_BYTES:
@@ -175,7 +173,7 @@ def is_text(kind: str) -> bool:
     return kind.rpartition(".")[2] in (*TEXTS, "json", "cls")
 
 
-def add_picture(
+def add_image(
     pair: Pair,
     name: str,
     kind: str,
@@ -185,7 +183,7 @@ def add_picture(
     problems: Problems,
     options: Options,
 ) -> None:
-    """Takes the likeliest of several pictures with one key; the others are noted."""
+    """Takes the likeliest of several images with one key; the others are noted."""
     if options.image_column:
         if kind != options.image_column.lower().lstrip("."):
             return
@@ -195,7 +193,7 @@ def add_picture(
         rank = 0 if not dot else 1 if first in ("image", "img", "0") else 2
     if pair.rank < 9:
         other = name if rank >= pair.rank else pair.picture
-        problems.add("is a further picture of its pair", f"{title}/{other}")
+        problems.add("is a further image of its pair", f"{title}/{other}")
     if rank < pair.rank:
         pair.picture, pair.rank, (pair.offset, pair.size) = name, rank, place
 

@@ -1,11 +1,11 @@
-"""Lists of pictures beside a table that say which side each is on, one name a line."""
+"""Lists of images beside a table that say which side each is on, one name a line."""
 
 import os
 from collections.abc import Collection
 from pathlib import Path
 
 from lapclip.data.catalogue import Side
-from lapclip.data.files import Folders, is_picture_name, open_regular
+from lapclip.data.files import Folders, is_image_name, open_regular
 
 # What is tested on is settled first, so that nothing is also trained on.
 LISTS: dict[str, Side] = {
@@ -18,7 +18,7 @@ MOST_LISTED = 64 * 2**20  # bytes of a list
 
 
 def split_lists(folder: Path, known: Collection[str] | None = None) -> dict[str, Side]:
-    """Base names of pictures and their sides, by the lists in a folder; a list of mostly unknown names is none."""
+    """Base names of images and their sides, by the lists in a folder; a list of mostly unknown names is none."""
     own = Folders(folder)
     beside = {
         entry.name.lower(): entry
@@ -28,7 +28,7 @@ def split_lists(folder: Path, known: Collection[str] | None = None) -> dict[str,
     sides: dict[str, Side] = {}
     for file, side in LISTS.items():
         names = listed_names(beside[file]) if file in beside else []
-        num_fitting = sum(is_picture_name(name) and (known is None or name in known) for name in names)
+        num_fitting = sum(is_image_name(name) and (known is None or name in known) for name in names)
         if num_fitting > len(names) / 2:
             for name in names:
                 sides.setdefault(name, side)

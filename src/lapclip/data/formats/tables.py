@@ -1,4 +1,4 @@
-"""Tables of pictures and captions: CSV of any kind, JSONL, Parquet, and Flickr's own; in one file or in parts."""
+"""Tables of images and captions: CSV of any kind, JSONL, Parquet, and Flickr's own; in one file or in parts."""
 
 import os
 from array import array
@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side, shortened
-from lapclip.data.files import FileReader, Folders, is_picture_name, open_regular
+from lapclip.data.files import FileReader, Folders, is_image_name, open_regular
 from lapclip.data.formats.columns import (
     WEB,
     Columns,
     captions_in,
     find_columns,
     guess_caption,
-    guess_picture,
-    is_picture,
-    picture_name,
+    guess_image,
+    image_name,
+    is_image,
     share,
     side_name,
 )
@@ -32,7 +32,7 @@ from lapclip.errors import UserError
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".token.txt", ".token")
 FOLDERS = ("images", "Images", "img", "flickr30k_images", "Flicker8k_Dataset")
 MOST_CLASSES = 10_000
-MOST_KEY = 300  # characters of what a picture is called
+MOST_KEY = 300  # characters of what an image is called
 ENDINGS = (".jpg", ".png", ".jpeg", ".webp")  # tried for a name without one
 
 
@@ -68,7 +68,7 @@ def is_table_name(name: str) -> bool:
 
 
 def looks_like_table(path: Path) -> bool:
-    """Whether a text file of unknown kind names pictures and says something about each, in several rows."""
+    """Whether a text file of unknown kind names images and says something about each, in several rows."""
     try:
         layout = look_at_text(path, None, most_bytes=2**16)
         rows = sample(path, layout)
@@ -77,14 +77,14 @@ def looks_like_table(path: Path) -> bool:
     if len(layout.names) < 2 or len(rows) + (layout.header > 0) < 2:
         return False
     cells = {name: [row[i] for row in rows if i < len(row)] for i, name in enumerate(layout.names)}
-    picture = guess_picture(cells)
-    if picture is None or share(cells.pop(picture), is_picture) <= 0.5:
+    picture = guess_image(cells)
+    if picture is None or share(cells.pop(picture), is_image) <= 0.5:
         return False
     return guess_caption(cells) is not None
 
 
 def open_table(files: list[Path], name: str, options: Options) -> Catalogue:
-    """The pictures and captions of a table."""
+    """The images and captions of a table."""
     gathering = Gathering()
     parts = open_parts(files, name, options, gathering.problems)
     if not parts:
@@ -161,7 +161,7 @@ def part_rows(part: Part, problems: Problems) -> Iterator[Row]:
 
 
 def all_cells(parts: list[Part], problems: Problems) -> Iterator[Cells]:
-    """The rows of all parts that have a picture and a caption column."""
+    """The rows of all parts that have an image and a caption column."""
     for which, part in enumerate(parts):
         columns, num_columns = part.columns, len(part.layout.names)
         picture, caption = part.layout.names.index(columns.picture), part.layout.names.index(columns.caption)
@@ -180,20 +180,20 @@ def all_cells(parts: list[Part], problems: Problems) -> Iterator[Cells]:
                 cells[caption],
                 None if side is None else SIDES.get(side_name(cells[side])),
                 None if label is None else " ".join(captions_in(cells[label]))[:200] or None,
-                "" if key is None else picture_name(cells[key]),
+                "" if key is None else image_name(cells[key]),
             )
 
 
 def gather_files(rows: Iterator[Cells], folders: Folders, gathering: Gathering, source: str) -> FileReader:
-    """Pictures by the files that the rows name, each looked for once."""
+    """Images by the files that the rows name, each looked for once."""
     paths: list[str] = []
     missing: dict[str, str] = {}
     for row in rows:
-        name = picture_name(row.picture)
+        name = image_name(row.picture)
         if name in missing:
             continue
         if name not in gathering.index:
-            path, why = find_picture(folders, name)
+            path, why = find_image(folders, name)
             if path is None:
                 missing[name] = why
                 gathering.problems.add(why, name)
@@ -203,21 +203,21 @@ def gather_files(rows: Iterator[Cells], folders: Folders, gathering: Gathering, 
     if missing and not paths:
         name, why = next(iter(missing.items()))
         raise UserError(
-            f"none of the {len(missing):,} pictures that `{source}` names can be used; `{shortened(name)}` {why}",
+            f"none of the {len(missing):,} images that `{source}` names can be used; `{shortened(name)}` {why}",
             hint="pass the folder that they are in with `--images FOLDER`",
         )
     return FileReader(paths)
 
 
-def find_picture(folders: Folders, name: str) -> tuple[str | None, str]:
-    """A picture's file, also if its name was written on Windows or without a suffix."""
+def find_image(folders: Folders, name: str) -> tuple[str | None, str]:
+    """An image's file, also if its name was written on Windows or without a suffix."""
     if not name:
-        return None, "names no picture"
+        return None, "names no image"
     if name[:10].lower().startswith(WEB):
         return None, "is a web address, and nothing is downloaded"
     path, why = folders.find(name)
     others = [name.replace("\\", "/")] if "\\" in name else []
-    if not is_picture_name(name):
+    if not is_image_name(name):
         others += [other + ending for other in [name, *others] for ending in ENDINGS]
     for other in others:
         if path is None:
@@ -234,11 +234,11 @@ def picture_folders(parts: list[Part], options: Options) -> Folders:
         )
         if given is None:
             raise UserError(
-                f"`{options.images}` is not a folder", hint="pass the folder of pictures as `--images`"
+                f"`{options.images}` is not a folder", hint="pass the folder of images as `--images`"
             )
         return Folders(given, *beside)
     cells = islice(all_cells(parts[:1], Problems()), NUM_SAMPLED)
-    names = list(dict.fromkeys(filter(None, (picture_name(row.picture) for row in cells))))[:20]
+    names = list(dict.fromkeys(filter(None, (image_name(row.picture) for row in cells))))[:20]
     counts = {str(folder): num_found(Folders(folder), names) for folder in beside}
     for folder in beside:
         own = Folders(folder)
@@ -250,23 +250,23 @@ def picture_folders(parts: list[Part], options: Options) -> Folders:
 
 
 def num_found(folders: Folders, names: list[str]) -> int:
-    return sum(find_picture(folders, name)[0] is not None for name in names)
+    return sum(find_image(folders, name)[0] is not None for name in names)
 
 
 def likely_folders(folder: Path) -> list[str]:
-    """The folders beside a table, those that pictures are usually in first."""
+    """The folders beside a table, those that images are usually in first."""
     usual = [str(folder / name) for name in FOLDERS if (folder / name).is_dir()]
     return list(dict.fromkeys([*usual, *folders_in(str(folder))]))
 
 
 def gather_data(rows: Iterator[Cells], parts: list[Part], gathering: Gathering) -> RowReader | ParquetReader:
-    """Pictures that are in the rows themselves: only their places are kept."""
+    """Images that are in the rows themselves: only their places are kept."""
     files, places, lengths = array("i"), array("q"), array("q")
     labels = part_labels([part.path for part in parts])
     is_parquet = parts[0].layout.format == "parquet"
     for row in rows:
         if not is_parquet and not row.picture:
-            gathering.problems.add("has no picture", f"{labels[row.part]}:row {row.number}")
+            gathering.problems.add("has no image", f"{labels[row.part]}:row {row.number}")
             continue
         name = data_name(row, labels[row.part], gathering.index, files)
         number = gathering.add(name, captions_in(row.caption) or [""], side=row.side, label=row.label)
@@ -282,11 +282,11 @@ def gather_data(rows: Iterator[Cells], parts: list[Part], gathering: Gathering) 
 
 
 def data_name(row: Cells, label: str, numbers: dict[str, int], files: Sequence[int]) -> str:
-    """What a picture in a row is called: by its key, which counts in its own file only, or by its row."""
+    """What an image in a row is called: by its key, which counts in its own file only, or by its row."""
     for name in (row.key, f"{label}#{row.key}") if 0 < len(row.key) <= MOST_KEY else ():
         if name not in numbers or files[numbers[name]] == row.part:
             return name
-    name = picture_name(row.picture) if isinstance(row.picture, dict) else ""
+    name = image_name(row.picture) if isinstance(row.picture, dict) else ""
     if not name or name in numbers:
         name = f"{label}#{row.number}"
     while name in numbers:
@@ -313,7 +313,7 @@ def set_sides(gathering: Gathering, folders: Iterable[Path]) -> None:
 
 
 def forget_single_labels(gathering: Gathering) -> None:
-    """A column of classes has few; one that says something else of each picture holds none."""
+    """A column of classes has few; one that says something else of each image holds none."""
     num_classes = len(set(gathering.labels) - {None})
     if num_classes > max(20, min(len(gathering.labels) // 5, MOST_CLASSES)):
         gathering.labels = [None] * len(gathering.labels)

@@ -103,7 +103,7 @@ def what_it_is(start: bytes) -> str:
     if not start:
         return "is empty"
     if start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
-        return "is compressed; its pictures can be reached only once it is unpacked, as with `gunzip`"
+        return "is compressed; its images can be reached only once it is unpacked, as with `gunzip`"
     return "is not a tar archive"
 
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from lapclip.data.catalogue import Problems
 from lapclip.data.files import file_stamp, open_regular
-from lapclip.data.formats.columns import is_picture, picture_bytes
+from lapclip.data.formats.columns import image_bytes, is_image
 from lapclip.data.formats.layout import CHUNK, MOST_LINE, Layout, byte_lines, to_object, to_text
 
 Row = tuple[int, int, int, list[Any]]  # number from 1, header included; first byte; bytes; cells
@@ -123,7 +123,7 @@ def csv_reader(lines: Iterator[str], layout: Layout, quoted: bool) -> Iterator[l
 def has_swallowed(cells: list[str], separator: str) -> bool:
     """Whether a cell of several lines holds what must have been rows, since a quote was left open."""
     return any(
-        is_picture(part.strip(' "'))
+        is_image(part.strip(' "'))
         for cell in cells
         for line in cell.split("\n")[1:]
         if separator in line
@@ -172,12 +172,12 @@ def text_rows(path: Path, layout: Layout, problems: Problems) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class RowReader:
-    """Pictures in base64 in the cells of tables, each read from its row when it is asked for."""
+    """Images in base64 in the cells of tables, each read from its row when it is asked for."""
 
     paths: list[str]
     layouts: list[Layout]
-    columns: list[int]  # of the picture, in each file
-    parts: "array[int]"  # for each picture, the file
+    columns: list[int]  # of the image, in each file
+    parts: "array[int]"  # for each image, the file
     places: "array[int]"  # its row's first byte
     lengths: "array[int]"
 
@@ -189,11 +189,11 @@ class RowReader:
             text = to_text(file.read(self.lengths[index]), layout.encoding)[0]
         try:
             if layout.format == "jsonl":
-                return picture_bytes(json.loads(text)[layout.names[self.columns[part]]])
+                return image_bytes(json.loads(text)[layout.names[self.columns[part]]])
             csv.field_size_limit(MOST_LINE + CHUNK)
             lines = text.replace("\r\n", "\n").replace("\r", " ").split("\n")
             cells = next(csv_reader((line + "\n" for line in lines), layout, layout.quoted))
-            return picture_bytes(with_one_caption(cells, layout)[self.columns[part]])
+            return image_bytes(with_one_caption(cells, layout)[self.columns[part]])
         except (json.JSONDecodeError, LookupError, TypeError, StopIteration, csv.Error):
             raise ValueError("has changed since the table was opened") from None
 
