@@ -20,6 +20,10 @@ from lapclip.machine.cores import wait_calmly
 wait_calmly()  # before torch is imported, as the command line does
 
 ROOT = Path(__file__).resolve().parent.parent
+# A test may import another folder's test module, also in a process that it starts.
+FOLDERS = [str(folder) for folder in (ROOT / "tests", *sorted((ROOT / "tests").rglob("[a-z]*/")))]
+sys.path += [folder for folder in FOLDERS if folder not in sys.path]
+os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *FOLDERS])
 
 # As flags, for commands, and as settings, for calls: the same small training.
 SMALL = {

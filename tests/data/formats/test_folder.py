@@ -243,7 +243,7 @@ def png_text(**chunks: str) -> PngImagePlugin.PngInfo:
 
 
 @pytest.mark.parametrize(
-    ("picture", "expected"),
+    ("image", "expected"),
     [
         (lambda: encoded("JPEG", exif=exif(description="a fox")), ["a fox"]),
         (lambda: encoded("JPEG", exif=exif(description="ein Bär".encode())), ["ein Bär"]),

@@ -622,12 +622,13 @@ def test_what_cannot_be_reached_is_said_in_words():
 
 
 def test_a_missing_package_is_named():
-    code = "import sys; sys.modules['s3fs'] = None\nfrom test_sources_shards import opened\nopened('s3://bucket/a.tar')"
+    code = (
+        "import sys; sys.modules['s3fs'] = None\nfrom test_shards import opened\nopened('s3://bucket/a.tar')"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
     )
     assert "UserError" in done.stderr and "s3fs" in done.stderr.partition("hint: ")[2]
 
