@@ -73,7 +73,7 @@ def lossless(path: Path, image: Image.Image, **options) -> Path:
 def test_files_give_the_rows_that_evaluation_sees(model, rows, files):
     data = finished(open_source(load_config(Path("runs/mine/config.toml")).data, model.image_size))
     number_of = {file.with_suffix(".txt").read_text(): number for number, file in enumerate(files)}
-    pools = [embed_pool(model, side, NUM_IMAGES) for side in (data.training, data.held_out)]
+    pools = [embed_pool(model, side, NUM_IMAGES) for side in (data.training, data.validation)]
     assert sum(len(pool.captions) for pool in pools) == NUM_IMAGES
     for pool in pools:
         numbers = [number_of[caption] for caption in pool.captions]

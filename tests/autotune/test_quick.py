@@ -28,7 +28,7 @@ from lapclip.step.step import Way
 from lapclip.train.prepare import open_here, prepare, preparing
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
-DATA = DataSummary(num_train=1000, num_held_out=512)
+DATA = DataSummary(num_train=1000, num_validation=512)
 NUM_PARAMETERS = 76_736_001  # of `small`
 LONG = 3000  # steps: long enough for a twentieth of them to be worth measuring
 

@@ -11,7 +11,7 @@ from lapclip.errors import UserError
 from lapclip.machine.hardware import Machine
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
-DATA = DataSummary(num_train=1000, num_held_out=512)
+DATA = DataSummary(num_train=1000, num_validation=512)
 
 
 def settled(flags=None, *, machine=LAPTOP, data=DATA, num_parameters=76_736_001):

@@ -37,7 +37,7 @@ def test_a_pack_holds_what_decoding_gives(tmp_path):
     folder = picture_folder(tmp_path / "photos", 12)
     data = opened(folder)
     training = data.training
-    assert training.num_pairs + data.held_out.num_pairs == 12
+    assert training.num_pairs + data.validation.num_pairs == 12
     for index in range(training.num_pairs):
         pixels = decode((folder / training.name(index)).read_bytes(), training.size).pixels
         assert np.array_equal(training.pixels(np.array([index]), training.size)[0], pixels)
@@ -82,7 +82,7 @@ def test_equal_images_share_a_row_and_a_side(tmp_path):
     assert len(np.unique(data.parts[0].files.pack.records["row"])) == 20
     sides = [
         {source.name(i).removeprefix("copy-") for i in range(source.num_pairs)}
-        for source in (data.training, data.held_out)
+        for source in (data.training, data.validation)
     ]
     assert sides[0].isdisjoint(sides[1]) and len(sides[1]) >= 2
     groups = data.training.groups(np.arange(data.training.num_pairs))
@@ -91,11 +91,11 @@ def test_equal_images_share_a_row_and_a_side(tmp_path):
 
 def test_a_side_stays_when_pairs_are_added(tmp_path):
     folder = picture_folder(tmp_path / "photos", 60)
-    held_out = opened(folder, validation_share=0.2).held_out
-    before = {held_out.name(i) for i in range(held_out.num_pairs)}
+    validation = opened(folder, validation_share=0.2).validation
+    before = {validation.name(i) for i in range(validation.num_pairs)}
     picture_folder(folder, 60, first=60)
-    held_out = opened(folder, validation_share=0.2).held_out
-    after = {held_out.name(i) for i in range(held_out.num_pairs)}
+    validation = opened(folder, validation_share=0.2).validation
+    after = {validation.name(i) for i in range(validation.num_pairs)}
     assert before <= after and before == {name for name in after if int(name[:-4]) < 60}
 
 
@@ -241,9 +241,9 @@ def test_removing_or_extending_a_pack_does_not_disturb_whoever_has_it_open(tmp_p
     shutil.rmtree(path)
     for held in (data, other):
         assert (
-            held.held_out.image(0, 16).size == (24, 24)
-            and held.held_out.captions(0)
-            and held.held_out.name(0)
+            held.validation.image(0, 16).size == (24, 24)
+            and held.validation.captions(0)
+            and held.validation.name(0)
         )
         assert held.training.pixels(np.arange(5), 24).any() and held.training.caption(2, 1)
 

@@ -23,7 +23,7 @@ from lapclip.data.open import finished, open_source
 from lapclip.machine.hardware import peak_memory_bytes
 if __name__ == "__main__":
     data = finished(open_source(DataConfig(source="pairs.csv", captions="all"), 16))
-    print(time.perf_counter() - started, peak_memory_bytes(), data.training.num_pairs, data.held_out.num_pairs)
+    print(time.perf_counter() - started, peak_memory_bytes(), data.training.num_pairs, data.validation.num_pairs)
 """
 
 
@@ -59,8 +59,8 @@ def test_a_million_rows_open_in_a_minute_and_a_gigabyte_and_a_run_over_them_does
     done = subprocess.run(
         [sys.executable, "open.py"], capture_output=True, text=True, check=True, env=environment()
     )
-    seconds, peak, num_train, num_held_out = map(float, done.stdout.split())
-    assert num_train + 1000 * num_held_out == 1_000_000
+    seconds, peak, num_train, num_validation = map(float, done.stdout.split())
+    assert num_train + 1000 * num_validation == 1_000_000
     assert seconds < 60 and peak < 1e9, (seconds, peak)
 
     settings = {

@@ -44,8 +44,8 @@ def test_a_mixture_shows_each_part_as_often_as_its_weight(tmp_path):
         assert mixed.training.captions(index) == part.captions(own)
         pixels = mixed.training.pixels(np.array([index]), mixed.training.stored_size(16))
         assert np.array_equal(pixels[0], part.pixels(np.array([own]), 24)[0])
-    sample = mixed.held_out.sample(2)
-    assert {mixed.held_out.part_of(int(i))[0] for i in sample} == {part.held_out for part in mixed.parts}
+    sample = mixed.validation.sample(2)
+    assert {mixed.validation.part_of(int(i))[0] for i in sample} == {part.validation for part in mixed.parts}
 
 
 def test_photos_can_be_mixed_with_what_lapclip_draws(tmp_path):
@@ -61,11 +61,11 @@ def test_an_image_that_two_parts_hold_is_on_one_side(tmp_path):
     mixed = opened(f"{one} + {tmp_path / 'two'}", validation_share=0.2)
     contents = {}
     for part in mixed.parts:
-        for source, side in ((part.training, "train"), (part.held_out, "held out")):
+        for source, side in ((part.training, "train"), (part.validation, "held out")):
             for index in range(source.num_pairs):
                 contents.setdefault(Path(source.name(index)).name, set()).add(side)
     assert len(contents) == 24 and not [name for name, sides in contents.items() if len(sides) > 1]
-    groups = mixed.held_out.groups(np.arange(mixed.held_out.num_pairs))
+    groups = mixed.validation.groups(np.arange(mixed.validation.num_pairs))
     assert len(np.unique(groups)) < len(groups), "equal images of two parts are equal for the loss"
 
 
@@ -87,7 +87,7 @@ def test_a_split_of_one_image_is_no_split(tmp_path):
     picture_folder(tmp_path / "photos" / "train", 20)
     picture_folder(tmp_path / "photos" / "val", 1, first=50)
     data = opened(tmp_path / "photos")
-    assert data.held_out.num_pairs >= 2 and data.training.num_pairs + data.held_out.num_pairs == 21
+    assert data.validation.num_pairs >= 2 and data.training.num_pairs + data.validation.num_pairs == 21
 
 
 def test_a_folder_of_images_named_relative_to_the_table_is_found_again(tmp_path, monkeypatch):
@@ -220,5 +220,5 @@ FLICKR = ROOT.parent / "shared" / "data" / "flickr8k"
 def test_flickr8k_opens_whole_with_its_own_list_of_500():
     data = opened(FLICKR, pack=False)
     catalogue = data.parts[0].files.catalogue
-    assert (len(catalogue.names), catalogue.num_captions, data.held_out.num_pairs) == (7091, 35455, 500)
+    assert (len(catalogue.names), catalogue.num_captions, data.validation.num_pairs) == (7091, 35455, 500)
     assert data.training.num_pairs == 6591

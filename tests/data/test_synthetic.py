@@ -10,11 +10,11 @@ import pytest
 
 from lapclip.config import DataConfig
 from lapclip.data.open import finished, open_source
-from lapclip.data.scenes import ALL_KINDS, BACKGROUNDS, COLOURS, HELD_OUT_COLOUR, KINDS, SIZE_WORDS, Scene
-from lapclip.data.synthetic import DocumentsSource, HeldOutScenes, SceneSource
+from lapclip.data.scenes import ALL_KINDS, BACKGROUNDS, COLOURS, KINDS, SIZE_WORDS, UNSEEN_COLOUR, Scene
+from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError
 
-POOL = HeldOutScenes()
+POOL = ValidationScenes()
 
 
 def attributes(scene: Scene) -> dict[str, object]:
@@ -84,16 +84,16 @@ def test_captions_say_what_is_drawn_in_several_wordings():
 
 def test_training_never_shows_a_held_out_combination():
     for index in range(20_000):
-        assert not SceneSource(10**6).scene(index).held_out
-    assert set(HELD_OUT_COLOUR) == {kind for kinds in KINDS.values() for kind in kinds}
-    assert set(HELD_OUT_COLOUR.values()) == set(COLOURS), "no colour is held out more than its share"
+        assert not SceneSource(10**6).scene(index).is_unseen
+    assert set(UNSEEN_COLOUR) == {kind for kinds in KINDS.values() for kind in kinds}
+    assert set(UNSEEN_COLOUR.values()) == set(COLOURS), "no colour is held out more than its share"
 
 
 @pytest.mark.slow
 def test_every_pooled_image_is_unseen_unique_and_has_three_near_neighbours():
     scenes = [POOL.scene(index) for index in range(POOL.num_pairs)]
     captions = [POOL.captions(index)[0] for index in range(POOL.num_pairs)]
-    assert all(scene.held_out for scene in scenes)
+    assert all(scene.is_unseen for scene in scenes)
     assert len(set(scenes)) == len(set(captions)) == 512
     for scene in scenes:
         assert sum(differences(scene, other) == 1 for other in scenes) >= 3
@@ -144,11 +144,11 @@ def opened(name: str):
 
 def test_the_documents_pairs_are_216_and_24_with_fixed_captions():
     data = opened("synthetic:documents")
-    training, held_out = data.training, data.held_out
-    assert (training.num_pairs, held_out.num_pairs) == (216, 24)
+    training, validation = data.training, data.validation
+    assert (training.num_pairs, validation.num_pairs) == (216, 24)
     captions = Counter(training.captions(index) for index in range(216))
     assert len(captions) == 12 and set(captions.values()) == {18}
-    assert {held_out.captions(index) for index in range(24)} <= set(captions)
+    assert {validation.captions(index) for index in range(24)} <= set(captions)
     first, again = (DocumentsSource(0, 216).image(5, 224).tobytes() for _ in range(2))
     assert first == again != DocumentsSource(0, 216).image(9, 224).tobytes()
 

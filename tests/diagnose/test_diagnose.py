@@ -206,8 +206,8 @@ def test_evaluations_that_were_lost_are_taken_back():
 def test_a_small_pool_is_said_with_what_makes_it_larger(tmp_path):
     (tmp_path / "photos").mkdir()
     of_files = {"source": str(tmp_path / "photos")}
-    [all_held_out] = said([started(num_train=950), evaluated(10, 1.0, 0.5, 50)], **of_files)
-    assert "50 images" in all_held_out.message and "`--validation-share 0.2`" in all_held_out.hint
+    [all_validation] = said([started(num_train=950), evaluated(10, 1.0, 0.5, 50)], **of_files)
+    assert "50 images" in all_validation.message and "`--validation-share 0.2`" in all_validation.hint
     [some] = said([started(num_train=9500), evaluated(10, 1.0, 0.5, 50)], **of_files)
     assert "`--num-validation 512`" in some.hint
 

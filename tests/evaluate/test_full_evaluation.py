@@ -149,7 +149,7 @@ def test_a_pool_cannot_be_larger_than_what_there_is():
 
 def test_as_published_equal_captions_of_other_images_are_wrong(colour_folder):
     measured = to_measure(
-        finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), held_out=False
+        finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), validation_only=False
     )
     shared, published = (measure(OfColours(), measured, published=way) for way in (False, True))
     assert shared["protocol"] == "shared" and published["protocol"] == "published"
@@ -160,7 +160,7 @@ def test_as_published_equal_captions_of_other_images_are_wrong(colour_folder):
 
 def test_images_of_class_folders_are_told_apart_by_the_names_of_the_classes(colour_folder):
     measured = to_measure(
-        finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), held_out=False
+        finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), validation_only=False
     )
     result = measure(OfColours(), measured, templates=("a {} image", "{}"), against=OfColours())
     assert result["zero_shot"]["top1"] == 1 and result["zero_shot"]["num_images"] == 20

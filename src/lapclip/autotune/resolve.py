@@ -20,7 +20,7 @@ class DataSummary:
     """What choices need to know of the data."""
 
     num_train: int
-    num_held_out: int
+    num_validation: int
     advice: dict[str, Advice] = field(default_factory=dict)  # of the doctor, by setting
     share_outside_a_to_z: float = 0.0  # of the captions' letters
     is_drawn: bool = True  # by lapclip itself: always new, and its captions say left and right
@@ -151,7 +151,7 @@ def settle(
     settled_data = replace(
         config.data,
         tokenizer=tokenizer,
-        num_validation=min(config.data.num_validation, data.num_held_out),
+        num_validation=min(config.data.num_validation, data.num_validation),
         workers=choose_one(
             "workers", config.data.workers, *settle_workers(data, machine, batch_size, step_seconds)
         ),

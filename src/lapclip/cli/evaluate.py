@@ -237,7 +237,7 @@ def open_measured(
     is_own = source is None or any(part.name in trained_on for part in opened.parts)
     if is_own and source is not None:
         say("this source, or a part of it, was trained on: only what was held out is measured")
-    measured = to_measure(opened, held_out=is_own)
+    measured = to_measure(opened, validation_only=is_own)
     if measured.own_sides:
         say(f"the source has a {' and a '.join(measured.own_sides)} part of its own: only that is measured")
     name = opened.source if source is None else source

@@ -81,8 +81,8 @@ def examine(
 
     own_test = np.array([side == "test" for side in catalogue.sides], dtype=bool)
     is_train = is_readable & ~is_validation & ~own_test
-    is_held_out = is_readable & is_validation
-    leaks = find_leaks(groups, is_train, is_held_out)
+    is_validation = is_readable & is_validation
+    leaks = find_leaks(groups, is_train, is_validation)
     copies = duplicates(records, groups)
     shared, num_distinct, num_sharing = shared_captions(captions, np.repeat(readable, num_each))
     is_known = records["width"][readable] > 0
@@ -121,7 +121,7 @@ def examine(
         languages=languages_of(some),
         share_outside_a_to_z=share_outside_a_to_z(some),
         num_train=int(is_train.sum()),
-        num_validation=int(is_held_out.sum()),
+        num_validation=int(is_validation.sum()),
         num_unused=int((is_readable & ~is_validation & own_test).sum()),
         own_split=has_own_split(catalogue, is_readable, is_validation),
         num_leaks=len(leaks),
@@ -189,13 +189,13 @@ def shared_captions(captions: list[str], images: np.ndarray) -> tuple[list[tuple
     return shared, len(counts), int(counts[several].sum())
 
 
-def find_leaks(groups: np.ndarray, is_train: np.ndarray, is_held_out: np.ndarray) -> list[tuple[int, int]]:
+def find_leaks(groups: np.ndarray, is_train: np.ndarray, is_validation: np.ndarray) -> list[tuple[int, int]]:
     """Each validation image that training shows as well, with the first one that it is the same as."""
     trained, first = np.unique(groups[is_train], return_index=True)
-    held_out = np.flatnonzero(is_held_out)
-    held_out = held_out[np.isin(groups[held_out], trained)]
-    same = np.flatnonzero(is_train)[first[np.searchsorted(trained, groups[held_out])]]
-    return list(zip(held_out.tolist(), same.tolist(), strict=True))
+    validation = np.flatnonzero(is_validation)
+    validation = validation[np.isin(groups[validation], trained)]
+    same = np.flatnonzero(is_train)[first[np.searchsorted(trained, groups[validation])]]
+    return list(zip(validation.tolist(), same.tolist(), strict=True))
 
 
 def has_own_split(catalogue: Catalogue, is_readable: np.ndarray, is_validation: np.ndarray) -> bool:

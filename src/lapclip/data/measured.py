@@ -21,7 +21,7 @@ class Measured:
     own_sides: tuple[str, ...] = ()  # `test` or `validation`, where a source says itself what to measure on
 
 
-def to_measure(data: Data, *, held_out: bool) -> Measured:
+def to_measure(data: Data, *, validation_only: bool) -> Measured:
     """The held-out images of what a model was trained on; of another source all, or its own test side."""
     sources: list[Source] = []
     labels: list[str | None] = []
@@ -29,7 +29,7 @@ def to_measure(data: Data, *, held_out: bool) -> Measured:
     classes: set[str] = set()
     own_sides: set[str] = set()
     for part in data.parts:
-        source = part.held_out if held_out else whole(part)
+        source = part.validation if validation_only else whole(part)
         if not source.num_pairs:
             continue
         sources.append(source)
@@ -37,7 +37,7 @@ def to_measure(data: Data, *, held_out: bool) -> Measured:
         if part.files:
             catalogue = part.files.catalogue
             classes |= {label for label in catalogue.labels if label is not None}
-            own_sides |= set() if held_out else {own_side(part.files)[0]} - {""}
+            own_sides |= set() if validation_only else {own_side(part.files)[0]} - {""}
             unreadable += [catalogue.names[number] for number in part.files.pack.unreadable]
     if not sources:
         raise UserError(
@@ -50,10 +50,12 @@ def to_measure(data: Data, *, held_out: bool) -> Measured:
 
 def whole(part: Part) -> Source:
     """All images of a part; where it says itself which ones are for testing, only those."""
-    held_out = part.held_out
-    if part.files is None or not isinstance(held_out, Viewed):
-        return held_out  # what lapclip draws: there is always more to train on, and a fixed set to measure on
-    source = replace(held_out, side=own_side(part.files)[1])
+    validation = part.validation
+    if part.files is None or not isinstance(validation, Viewed):
+        return (
+            validation  # what lapclip draws: there is always more to train on, and a fixed set to measure on
+        )
+    source = replace(validation, side=own_side(part.files)[1])
     if isinstance(source, Packed):
         source.hold()
     return source

@@ -28,7 +28,7 @@ from lapclip.data.pack import (
 )
 from lapclip.data.source import Mixed, Packed, Source, Streamed
 from lapclip.data.split import content_groups, side_of_groups
-from lapclip.data.synthetic import DocumentsSource, HeldOutScenes, SceneSource
+from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError, suggest
 
 MOST_SCENES = 100_000_000  # their order is held in memory
@@ -47,7 +47,7 @@ class Part:
     name: str  # that finds it again from any folder
     weight: float
     training: Source
-    held_out: Source
+    validation: Source
     files: "Files | None" = None  # None for what lapclip draws itself, and once it is released
 
 
@@ -70,7 +70,7 @@ class Data:
     parts: tuple[Part, ...]
     fingerprint: str  # changes when images or captions do
     training: Source = field(repr=False)
-    held_out: Source = field(repr=False)
+    validation: Source = field(repr=False)
     images: str | None = None  # the folder that `--images` means
 
     @property
@@ -106,8 +106,8 @@ def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None
             parts.append(Part(name, weight, *open_synthetic(name)))
         else:
             own = next(waiting)
-            training, held_out = (make_source(own, side, config) for side in (TRAIN, VALIDATION))
-            parts.append(Part(part.identity, weight, training, held_out, own))
+            training, validation = (make_source(own, side, config) for side in (TRAIN, VALIDATION))
+            parts.append(Part(part.identity, weight, training, validation, own))
     images = next((part.images for part in found if part), config.images)
     return Data(tuple(parts), fingerprint_of(parts), *mixed(parts), images)
 
@@ -115,11 +115,13 @@ def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None
 def mixed(parts: list[Part]) -> tuple[Source, Source]:
     """The training pairs and the held-out pairs of all parts; a part that has none of one kind is not in it."""
     if len(parts) == 1:
-        return parts[0].training, parts[0].held_out
+        return parts[0].training, parts[0].validation
     training = [part for part in parts if part.training.num_pairs]
-    held_out = tuple(part.held_out for part in parts if part.held_out.num_pairs)
+    validation = tuple(part.validation for part in parts if part.validation.num_pairs)
     weights = tuple(part.weight for part in training)
-    return Mixed(tuple(part.training for part in training), weights), Mixed(held_out, (1.0,) * len(held_out))
+    return Mixed(tuple(part.training for part in training), weights), Mixed(
+        validation, (1.0,) * len(validation)
+    )
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,7 @@ def open_synthetic(name: str) -> tuple[Source, Source]:
             f"`{name}` asks for more than {MOST_SCENES:,} pairs",
             hint="nobody has that many minutes; ask for fewer",
         )
-    return (SceneSource(num_pairs=int(rest)) if rest else SceneSource()), HeldOutScenes()
+    return (SceneSource(num_pairs=int(rest)) if rest else SceneSource()), ValidationScenes()
 
 
 def make_source(files: Files, side: int, config: DataConfig) -> Source:

@@ -28,7 +28,7 @@ PLACES = ("left", "middle", "right")
 
 ALL_KINDS = tuple(kind for kinds in KINDS.values() for kind in kinds)
 # Each kind has one colour that no training image shows it in; the kinds spread over all colours.
-HELD_OUT_COLOUR = {kind: COLOURS[(i * 3 + i // 8) % len(COLOURS)] for i, kind in enumerate(ALL_KINDS)}
+UNSEEN_COLOUR = {kind: COLOURS[(i * 3 + i // 8) % len(COLOURS)] for i, kind in enumerate(ALL_KINDS)}
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Thing:
     place: str
 
     @property
-    def held_out(self) -> bool:
-        return HELD_OUT_COLOUR[self.kind] == self.colour
+    def is_unseen(self) -> bool:
+        return UNSEEN_COLOUR[self.kind] == self.colour
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Scene:
     second: Thing
 
     @property
-    def held_out(self) -> bool:
+    def is_unseen(self) -> bool:
         """Whether it shows a combination of kind and colour that training never does."""
-        return self.first.held_out or self.second.held_out
+        return self.first.is_unseen or self.second.is_unseen
 
 
 def draw_scene(random: Random) -> Scene:
@@ -70,7 +70,7 @@ def draw_scene(random: Random) -> Scene:
     things = [
         Thing(
             kind=kind,
-            colour=random.choice([c for c in COLOURS if c != HELD_OUT_COLOUR[kind]]),
+            colour=random.choice([c for c in COLOURS if c != UNSEEN_COLOUR[kind]]),
             count=random.choice(COUNTS),
             size=random.choice(SIZES),
             place=place,
@@ -100,7 +100,7 @@ def draw_family(random: Random, layout: int) -> list[Scene]:
     The second thing carries the unseen combination and stays as it is; the first thing and what is around it vary.
     """
     scene = draw_scene(random)
-    unseen = replace(scene.second, colour=HELD_OUT_COLOUR[scene.second.kind])
+    unseen = replace(scene.second, colour=UNSEEN_COLOUR[scene.second.kind])
     base = replace(scene, second=unseen)
     four, two = FAMILIES[layout % len(FAMILIES)]
     return [

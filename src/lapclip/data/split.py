@@ -171,10 +171,10 @@ def side_of_groups(records: np.ndarray, groups: np.ndarray, share: float) -> np.
     own, first = np.unique(groups[in_order], return_index=True)
     smallest = contents(records)[in_order[first]].tobytes()
     chances = np.array([chance_of(smallest[at : at + 16]) for at in range(0, len(smallest), 16)])
-    num_held_out = int((chances < share).sum())
-    num_held_out = min(max(num_held_out, 2 if len(own) >= 4 else 0), max(len(own) - 1, 0))
-    held_out = own[np.argsort(chances, kind="stable")[:num_held_out]]
-    return np.isin(groups, held_out) & (records["row"] >= 0)
+    num_validation = int((chances < share).sum())
+    num_validation = min(max(num_validation, 2 if len(own) >= 4 else 0), max(len(own) - 1, 0))
+    validation = own[np.argsort(chances, kind="stable")[:num_validation]]
+    return np.isin(groups, validation) & (records["row"] >= 0)
 
 
 def chance_of(content: bytes) -> float:

@@ -32,7 +32,7 @@ class SceneSource(Source):
 
 
 @dataclass(frozen=True)
-class HeldOutScenes(Source):
+class ValidationScenes(Source):
     """Scenes of combinations that `SceneSource` never shows, in families of near neighbours, to measure recall on."""
 
     num_pairs: int = 512

@@ -117,8 +117,8 @@ def small_pool(num_images: int, config: Config, started: Started | None) -> Find
         " differences mean nothing"
     )
     share = config.data.validation_share
-    held_out = share / (1 - share) * started.num_train if started else math.inf
-    if config.data.source.startswith("synthetic") or num_images < 0.9 * held_out:
+    validation = share / (1 - share) * started.num_train if started else math.inf
+    if config.data.source.startswith("synthetic") or num_images < 0.9 * validation:
         return Finding("small-pool", message, f"in a next run hold out more: `--num-validation {GOOD_POOL}`")
     total = num_images + (started.num_train if started else 0)
     wanted = min(MOST_VALIDATION, max(2 * share, math.ceil(100 * 2 * SMALL_POOL / total) / 100))

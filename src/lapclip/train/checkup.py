@@ -32,7 +32,7 @@ def check_up(config: Config, part: Part) -> Report:
         vocab=kind,
         image_size=shape_of(config.model).image_size,
     )
-    alone = Data((part,), "", part.training, part.held_out)
+    alone = Data((part,), "", part.training, part.validation)
     settings = [advice.sentence for advice in summarise(config, alone, tokenizer).advice.values()]
     if num := sum("pip install" in why for why in files.pack.unreadable.values()):
         settings.append(

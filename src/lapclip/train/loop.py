@@ -69,7 +69,7 @@ REPORT = "`lapclip bench --json` prints what a report needs"
 def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event]:
     """Trains a prepared run to the end of its budget; writes each event to the run, then yields it."""
     data = data or finished(open_here(config))
-    training, held_out = data.training, data.held_out
+    training, validation = data.training, data.validation
     cfg = config.train
     assert cfg.batch_size and cfg.chunk and cfg.lr and cfg.keep_patches and cfg.eval_every and cfg.loss, (
         "settled"
@@ -117,7 +117,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
         def evaluate() -> Iterator[Event]:
             nonlocal pool
             started = time.perf_counter()
-            pool = embed_pool(embedder, held_out, config.data.num_validation)
+            pool = embed_pool(embedder, validation, config.data.num_validation)
             faults.update(dict.fromkeys(pool.faults))
             recall = retrieval(pool, batch_size)
             is_best = is_as_good(recall, now.highest)
@@ -130,7 +130,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                 loss = pool_loss(pool, LOSSES[cfg.loss or "softmax"], scale, bias, batch_size)
             snapshot = None
             try:
-                snapshot = take_snapshot(run.path, held_out, pool, now.step)
+                snapshot = take_snapshot(run.path, validation, pool, now.step)
             except (OSError, UserError, Unreadable) as problem:  # images are no reason to fail
                 if not diagnosis.times("no-snapshot"):
                     yield from tell(no_snapshot(now.step, problem))
@@ -336,8 +336,8 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                 optimizer.state.clear()
                 release_memory()  # reading a checkpoint would otherwise come on top of what training held
                 checkpoint.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
-                pool = embed_pool(embedder, held_out, config.data.num_validation)
-            if problem := draw_learned(run.path / "learned.png", held_out, pool, now.step):
+                pool = embed_pool(embedder, validation, config.data.num_validation)
+            if problem := draw_learned(run.path / "learned.png", validation, pool, now.step):
                 yield report(problem)
             yield from finish("budget", peak)
         except GeneratorExit:

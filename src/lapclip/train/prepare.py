@@ -242,13 +242,13 @@ def summarise(config: Config, data: Data, tokenizer: Tokenizer) -> DataSummary:
         captions,
         tokenizer.lengths(captions),
         num_train=data.training.num_pairs,
-        num_validation=data.held_out.num_pairs,
+        num_validation=data.validation.num_pairs,
         text_length=shape_of(config.model).text_length,
         tokenizer="characters" if tokenizer.vocab_size == NUM_CHARACTERS else "bpe",
     )
     return DataSummary(
         num_train=data.training.num_pairs,
-        num_held_out=data.held_out.num_pairs,
+        num_validation=data.validation.num_pairs,
         # What lapclip draws is known, and the recipes were made for it.
         advice={} if is_drawn else {advice.setting: advice for advice in advise(facts) if advice.setting},
         share_outside_a_to_z=share_outside_a_to_z(captions),

@@ -46,8 +46,8 @@ def loss(watched: Watched) -> Drawn:
     now = watched.history.recently("loss")
     value = f"{now:.3f}" if now is not None else "none yet"
     tested = watched.history.evaluated
-    held_out = f", held-out {tested.loss:.3f}" if tested and tested.loss is not None else ""
-    return [("loss ", ""), (value, "bold"), (held_out, "dim")], points, None, lambda value: f"{value:.2f}"
+    validation = f", held-out {tested.loss:.3f}" if tested and tested.loss is not None else ""
+    return [("loss ", ""), (value, "bold"), (validation, "dim")], points, None, lambda value: f"{value:.2f}"
 
 
 def accuracy(watched: Watched) -> Drawn:

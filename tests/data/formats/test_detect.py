@@ -214,7 +214,7 @@ def test_what_people_have_opens_without_a_flag(tmp_path, make):
         {},
     )
     assert not files.pack.unreadable
-    assert data.training.num_pairs + data.held_out.num_pairs == NUM
+    assert data.training.num_pairs + data.validation.num_pairs == NUM
     captions = {caption for own in files.catalogue.captions for caption in own}
     if make in (classes, names):
         assert make is names or captions == {"house cat", "golden retriever"}
