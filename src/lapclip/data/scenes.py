@@ -187,7 +187,7 @@ def describe(scene: Scene, random: Random) -> str:
             f"{one} and {two}, {ground} {time}",
             f"{ground} {time}: {one}, {two}",
             f"{time} {ground}, {one} and {two}",
-            f"an image of {one} with {two}, {time}, {ground}",
+            f"a picture of {one} with {two}, {time}, {ground}",
         )
     )
 
