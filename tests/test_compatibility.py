@@ -4,17 +4,13 @@ Only the command line, HTTP and files are used, so that these tests stand howeve
 lies in `fixtures/`, whose README says how each file was made; more may be added to what is promised, nothing taken away.
 """
 
-import hashlib
 import json
 import os
 import re
 import shlex
 import shutil
 import signal
-import sqlite3
 import subprocess
-import sys
-import tarfile
 import urllib.request
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,13 +19,10 @@ from pathlib import Path
 
 import pytest
 from conftest import SMALL, as_flags, command, environment, lapclip, picture_folder, wait_for
+from earlier import NUM_PHOTOS, unpack
+from promises import FIXTURES, broken, keys_of, promises_of
 
-FIXTURES = Path(__file__).parent / "fixtures"
-IS_WRITING = "LAPCLIP_WRITE_PROMISES" in os.environ  # then what is found is added to what is promised
-NUM_PHOTOS = 24  # of the archive
 AS_PACKED = ("photos", "--size", "nano", "--image-size", "16", "--workers", "0", "--json")
-# Objects whose keys are the machine's or the data's, not ours.
-OPEN = {"caches", "readings", "grad_norms", "rates", "choice_by_device"}
 PATIENCE = 60
 
 
@@ -38,96 +31,12 @@ def told(done: subprocess.CompletedProcess) -> dict:
     return json.loads(done.stdout)
 
 
-def promised(name: str, found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
-    """What a file of promises says; made or added to when asked for."""
-    file = FIXTURES / f"{name}.json"
-    known = json.loads(file.read_text()) if file.exists() else {}
-    if IS_WRITING:
-        known = {part: {**known.get(part, {}), **found.get(part, {})} for part in {**known, **found}}
-        file.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
-    return known
-
-
-def broken(name: str, found: dict[str, dict[str, str]]) -> list[str]:
-    """Promises that do not hold: each key is still there, and of the same type; null goes with every type."""
-    problems = []
-    for part, keys in promised(name, found).items():
-        for key, kinds in keys.items() if part in found else ():
-            now = found[part].get(key)
-            before, after = ({*kinds.split("|")} - {"null"}, {*(now or "").split("|")} - {"null"})
-            if now is None:
-                problems.append(f"{part}: `{key}` is gone")
-            elif before and not after <= before:
-                problems.append(f"{part}: `{key}` was {kinds}, and is {now}")
-    return problems
-
-
-def keys_of(*values: object) -> dict[str, str]:
-    """Each key of nested JSON with its types: {"runs[].name": "str", "runs[].pid": "int|null"}."""
-    found: dict[str, set[str]] = defaultdict(set)
-
-    def look(value: object, path: str, name: str) -> None:
-        found[path].add("null" if value is None else type(value).__name__)
-        if isinstance(value, dict) and name not in OPEN:
-            for key, inner in value.items():
-                look(inner, f"{path}.{key}" if path else key, key)
-        elif isinstance(value, list):
-            for inner in value:
-                look(inner, f"{path}[]", name)
-
-    for value in values:
-        look(value, "", "")
-    return {path: "|".join(sorted(kinds)) for path, kinds in found.items()}
-
-
 # --- What an earlier version left on the disk ---
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory) -> Path:
-    """Runs, photos, a pack and an index that an earlier version wrote, as if it had written them here."""
-    here = tmp_path_factory.mktemp("earlier").resolve()
-    with tarfile.open(FIXTURES / "earlier.tar.xz") as file:
-        file.extractall(here, filter="tar")
-    there = json.loads((here / "expected.json").read_text())["root"]
-    for file in (*here.glob("runs/*/config.toml"), *here.glob("cache/*/*/*.json")):
-        file.write_text(file.read_text().replace(there, str(here)))
-    move_pack(here, there)
-    for file in here.glob("cache/index/*/files.db"):
-        move_index(file, there.encode(), str(here).encode())
-    return here
-
-
-def digest(*parts: bytes) -> bytes:
-    """What packs name things by: sixteen bytes of SHA-256 over all parts, each after its length."""
-    return hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).digest()[:16]
-
-
-def move_pack(here: Path, there: str) -> None:
-    """A pack is in a folder named after the source's path; its records begin with what knows a file by its path."""
-    (pack,) = here.glob("cache/packs/photos-24px-*")
-    stamps = {}
-    for photo in here.glob("photos/*.jpg"):
-        size, mtime = photo.stat().st_size, photo.stat().st_mtime_ns
-        old, new = (
-            digest(photo.name.encode(), f"{size} {mtime} {path!a}".encode())[:8]
-            for path in (f"{there}/photos/{photo.name}", str(photo))
-        )
-        stamps[old] = new
-    records, step = (pack / "records").read_bytes(), (pack / "records").stat().st_size // NUM_PHOTOS
-    moved = [records[i : i + step] for i in range(0, len(records), step)]
-    (pack / "records").write_bytes(b"".join(stamps[record[:8]] + record[8:] for record in moved))
-    pack.rename(pack.with_name(f"photos-24px-{digest(bytes([1]), f'{here}/photos'.encode()).hex()[:12]}"))
-
-
-def move_index(file: Path, there: bytes, here: bytes) -> None:
-    """The database of an index has whole paths, as bytes."""
-    db = sqlite3.connect(file)
-    for table in ("folder", "file"):
-        for (path,) in db.execute(f"SELECT path FROM {table}").fetchall():
-            db.execute(f"UPDATE {table} SET path = ? WHERE path = ?", (path.replace(there, here), path))
-    db.commit()
-    db.close()
+    return unpack(tmp_path_factory.mktemp("earlier").resolve())
 
 
 @pytest.fixture
@@ -170,10 +79,9 @@ def test_an_earlier_run_is_evaluated_as_it_was(earlier, expected, call):
             assert now[way][f"recall@{k}"] == pytest.approx(before[way][f"recall@{k}"], abs=1.01 / 16)
 
 
-def test_an_earlier_model_is_loaded_by_python(earlier, call):
+def test_an_earlier_model_is_loaded_by_python(earlier):
     import lapclip as package
 
-    told(call("runs", "--json"))
     assert package.load("runs/finished").texts(["a red square"]).shape == (1, 128)
     assert package.load("runs/stopped").texts(["red cat"]).shape == (1, 128)
 
@@ -344,34 +252,6 @@ def served() -> Iterator[str]:
         process.communicate(timeout=PATIENCE)
 
 
-def promises_of(document: dict) -> Iterator[tuple[str, str]]:
-    """Each path, method, parameter, kind of body, answer and property of an OpenAPI document, with its type."""
-
-    def properties(schema: dict, place: str) -> Iterator[tuple[str, str]]:
-        if "$ref" in schema:
-            schema = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
-        yield place, str(schema.get("type", "any"))
-        for name, inner in schema.get("properties", {}).items():
-            always = "" if name in schema.get("required", ()) else "?"
-            yield from properties(inner, f"{place}.{name}{always}")
-        if "items" in schema:
-            yield from properties(schema["items"], f"{place}[]")
-
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            here = f"{method.upper()} {path}"
-            yield f"{here} id", operation["operationId"]
-            for one in operation.get("parameters", ()):
-                yield from properties(one["schema"], f"{here} {one['in']} {one['name']}")
-                yield f"{here} {one['in']} {one['name']} required", str(one.get("required", False))
-            for kind, body in operation.get("requestBody", {}).get("content", {}).items():
-                yield from properties(body["schema"], f"{here} takes {kind} ")
-            for code, answer in operation["responses"].items():
-                yield from ((f"{here} {code} header {name}", "any") for name in answer.get("headers", ()))
-                for kind, content in answer.get("content", {}).items():
-                    yield from properties(content.get("schema", {}), f"{here} {code} {kind} ")
-
-
 def test_the_interface_over_http_keeps_what_it_has(earlier):
     def ask(path: str, body: bytes | None = None, kind: str = "application/json") -> dict:
         asked = urllib.request.Request(address + path, body, {"content-type": kind})
@@ -405,9 +285,8 @@ def parse(words: list[str]) -> tuple:
 @pytest.mark.parametrize("name", json.loads((FIXTURES / "flags.json").read_text()))
 def test_every_flag_is_still_accepted(name):
     for flag in json.loads((FIXTURES / "flags.json").read_text())[name]:
-        needed = (
-            [] if flag.startswith("--run ") or flag.startswith("--name ") else NEEDED.get(name, "").split()
-        )
+        takes_it = flag.startswith(("--run ", "--name "))
+        needed = [] if takes_it else NEEDED.get(name, "").split()
         arguments = parse([*name.split(), *needed, *flag.split()])
         assert flag.split()[0] not in arguments, f"`{flag}` is taken for a word"
 
@@ -425,5 +304,3 @@ def test_exit_codes_stay(call, tmp_path):
 
 def test_a_process_ends_with_the_code_of_its_command():
     assert [lapclip(*line.split()).returncode for line in ("runs", "eval nothing", "runs --jsn")] == [0, 1, 2]
-    module = subprocess.run([sys.executable, "-c", "import lapclip; lapclip.load"], capture_output=True)
-    assert module.returncode == 0, module.stderr
