@@ -277,7 +277,7 @@ def test_fifty_thousand_images_open_within_a_quarter_of_a_second():
         writer.write_folders(["/photos"])  # begins a transaction
         with writer.lock:
             images = ((number, content_of(number), 8, 6) for number in range(count))
-            writer.db.executemany("INSERT INTO image VALUES (?, ?, ?, ?)", images)
+            writer.db.executemany("INSERT INTO picture VALUES (?, ?, ?, ?)", images)
             files = ((b"/photos/%03d/%d.jpg" % (number % 100, number), number) for number in range(count))
             writer.db.executemany("INSERT INTO file (path, size, mtime_ns, row) VALUES (?, 1, 1, ?)", files)
         os.truncate(path / "vectors", count * writer.row_bytes)

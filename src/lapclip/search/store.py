@@ -29,7 +29,7 @@ from lapclip.search.index import FILES, MODEL, VECTORS, VERSION, About, all_abou
 SCHEMA = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE folder (path BLOB PRIMARY KEY) WITHOUT ROWID;
-CREATE TABLE image (row INTEGER PRIMARY KEY, content BLOB NOT NULL UNIQUE, width INTEGER, height INTEGER);
+CREATE TABLE picture (row INTEGER PRIMARY KEY, content BLOB NOT NULL UNIQUE, width INTEGER, height INTEGER);
 CREATE TABLE file (
     id INTEGER PRIMARY KEY AUTOINCREMENT, path BLOB NOT NULL UNIQUE, size INTEGER, mtime_ns INTEGER,
     row INTEGER, why TEXT);
@@ -163,7 +163,7 @@ class Index:
             return True
 
 
-ENTRIES = "SELECT file.id, path, file.row, width, height FROM file JOIN image ON picture.row = file.row"
+ENTRIES = "SELECT file.id, path, file.row, width, height FROM file JOIN picture ON picture.row = file.row"
 
 
 def as_entry(found: tuple) -> Entry:
@@ -215,7 +215,7 @@ def disks_in(facts: dict[str, Any]) -> list[str]:
 
 def count_rows(db: sqlite3.Connection) -> int:
     """How many rows of the vectors count; what lies beyond them was never finished."""
-    return int(db.execute("SELECT coalesce(max(row) + 1, 0) FROM image").fetchone()[0])
+    return int(db.execute("SELECT coalesce(max(row) + 1, 0) FROM picture").fetchone()[0])
 
 
 def map_vectors(path: Path, num_rows: int, width: int) -> np.ndarray:

@@ -147,7 +147,7 @@ class Writer:
 
     def row_of(self, content: bytes) -> int | None:
         """The row of a content that was embedded before, also when no file has it any more."""
-        found = self.ask("SELECT row FROM image WHERE content = ?", content)
+        found = self.ask("SELECT row FROM picture WHERE content = ?", content)
         return int(found[0][0]) if found else None
 
     def add_images(self, contents: list[bytes], sizes: list[tuple[int, int]], vectors_NE: np.ndarray) -> None:
@@ -160,7 +160,7 @@ class Writer:
                 written = os.pwrite(self.vectors, left, at)
                 at, left = at + written, left[written:]
         for content, size in zip(contents, sizes, strict=True):
-            self.write("INSERT INTO image VALUES (?, ?, ?, ?)", self.num_rows, content, *size)
+            self.write("INSERT INTO picture VALUES (?, ?, ?, ?)", self.num_rows, content, *size)
             self.num_rows += 1
 
     def note_found(self, stamps: Iterable[Stamp]) -> None:
@@ -260,10 +260,10 @@ class Writer:
             self.db.execute("CREATE TEMP TABLE place (old INTEGER PRIMARY KEY, new INTEGER)")
             places = ((int(old), new) for new, old in enumerate(live_rows))
             self.db.executemany("INSERT INTO place VALUES (?, ?)", places)
-            self.db.execute("DELETE FROM image WHERE row NOT IN (SELECT old FROM place)")
+            self.db.execute("DELETE FROM picture WHERE row NOT IN (SELECT old FROM place)")
             # Below zero first, where no row is in the way of another.
-            self.db.execute("UPDATE image SET row = -1 - (SELECT new FROM place WHERE old = row)")
-            self.db.execute("UPDATE image SET row = -1 - row")
+            self.db.execute("UPDATE picture SET row = -1 - (SELECT new FROM place WHERE old = row)")
+            self.db.execute("UPDATE picture SET row = -1 - row")
             self.db.execute(
                 "UPDATE file SET row = (SELECT new FROM place WHERE old = file.row) WHERE row IS NOT NULL"
             )
