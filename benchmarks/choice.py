@@ -4,7 +4,7 @@
     python benchmarks/choice.py --size nano
 
 One process. First bench measures and chooses, as `lapclip bench --fresh` does. Then rounds, in an order that changes: a
-block of real training with the choice (the `train` generator itself, drawing and all), and a block of every way of an
+block of real training with the choice (the `train` generator itself, drawing and all), and a block of every plan of an
 exhaustive sweep (all threads, chunks down to an eighth, both allocators), so that a busy minute is shared. Real
 training looks at whole images for the last fifth of a run; it is stopped before.
 """
@@ -25,7 +25,7 @@ from lapclip.config import load_config
 from lapclip.machine.cores import wait_calmly
 
 BLOCK_SECONDS = 1.0
-NUM_ALL = 3  # rounds with every way of the sweep
+NUM_ALL = 3  # rounds with every plan of the sweep
 NEAR = 0.8  # of the choice's speed, to be in the other rounds
 
 
@@ -57,27 +57,27 @@ def compare(size: str, rounds: int) -> dict[str, Any]:
     from lapclip.autotune.measure import Rigs
     from lapclip.bench.steps import bench_steps
     from lapclip.data.open import finished
-    from lapclip.step.step import Way
+    from lapclip.step.step import Plan
 
     config = load_config(flags={"size": size, "minutes": 60.0})
     found = finished(bench_steps(config, compile=False, fresh=True))
-    choice = found.choice.way
-    batch_size = found.settled.train.batch_size
+    choice = found.choice.plan
+    batch_size = found.resolved.train.batch_size
     most = choice.threads
-    ways = [
-        Way("cpu", "fp32", threads, chunk, False, keep)
+    plans = [
+        Plan("cpu", "fp32", threads, chunk, False, keep)
         for threads, chunk, keep in product(
             range(1, os.cpu_count() + 1), [batch_size // n for n in (1, 2, 4, 8)], [True, False]
         )
     ]
-    assert choice in ways and most <= os.cpu_count()
+    assert choice in plans and most <= os.cpu_count()
     from lapclip.bench.steps import draft_of
 
     rigs = Rigs(draft_of(config).work)
     real = training(config)
-    blocks: dict[Any, list[float]] = {way: [] for way in ways} | {"training": []}
-    for way in ways:
-        rigs.rig(way).step(way)
+    blocks: dict[Any, list[float]] = {plan: [] for plan in plans} | {"training": []}
+    for plan in plans:
+        rigs.rig(plan).step(plan)
     order = list(blocks)
     for number in range(rounds):
         if number == NUM_ALL:  # the rest of the time is for those that could be the best
@@ -97,8 +97,8 @@ def compare(size: str, rounds: int) -> dict[str, Any]:
             blocks[one].append(statistics.mean(rig.step(one) for _ in range(count)))
     real.close()
     rate = {one: batch_size / statistics.median(taken) for one, taken in blocks.items()}
-    near = [way for way in ways if way in order]
-    best = max(near, key=lambda way: paired_speed(blocks[way], blocks[choice]))
+    near = [plan for plan in plans if plan in order]
+    best = max(near, key=lambda plan: paired_speed(blocks[plan], blocks[choice]))
     paired = statistics.median(t / s for t, s in zip(blocks[choice], blocks["training"], strict=True))
     with_drawing = found.predicted / found.choice.pairs_per_second  # what bench says that drawing costs
     return {
@@ -109,7 +109,7 @@ def compare(size: str, rounds: int) -> dict[str, Any]:
         "trained_to_timed": paired / with_drawing,
         "trained_to_predicted": rate["training"] / found.predicted,
         "best": best.in_words(),
-        "chosen_to_best": 1 / max(paired_speed(blocks[way], blocks[choice]) for way in near),
+        "chosen_to_best": 1 / max(paired_speed(blocks[plan], blocks[choice]) for plan in near),
         "rates": {str(one): value for one, value in rate.items()},
         "rounds": rounds,
     }
@@ -124,10 +124,10 @@ def num_steps(choice: list[float]) -> int:
     return max(2, round(BLOCK_SECONDS / (choice[-1] if choice else 0.5)))
 
 
-def apply(way: Any) -> None:
+def apply(plan: Any) -> None:
     from lapclip.machine.device import set_up_process
 
-    set_up_process(way.threads, keep_memory=way.keep_memory)
+    set_up_process(plan.threads, keep_memory=plan.keep_memory)
 
 
 def training(config: Any) -> Iterator[float]:

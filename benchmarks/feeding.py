@@ -55,7 +55,7 @@ def main() -> None:
 
 def compare(config: Config, rounds: int, steps: int) -> dict[str, Any]:
     """Medians over rounds, and where the middle half of the rounds lies."""
-    from lapclip.autotune.resolve import way_of
+    from lapclip.autotune.resolve import plan_of
     from lapclip.data.batches import load_batches
     from lapclip.data.open import finished
     from lapclip.machine.device import set_up_process
@@ -65,9 +65,9 @@ def compare(config: Config, rounds: int, steps: int) -> dict[str, Any]:
 
     data = finished(open_here(config))
     tokenizer = tokenizer_for(config, data)
-    config = draft(config, tokenizer, data).settled
-    way = way_of(config)
-    set_up_process(way.threads)
+    config = draft(config, tokenizer, data).resolved
+    plan = plan_of(config)
+    set_up_process(plan.threads)
     assert config.train.batch_size and config.model.text_length and config.model.image_size
     size = shape_of(config.model)
     ahead = feed(
@@ -124,12 +124,12 @@ class Stepper:
 
     def run(self, batches: Iterator[Any], steps: int) -> tuple[float, float]:
         """Seconds of so many steps, and of those the seconds spent waiting for batches."""
-        from lapclip.autotune.resolve import way_of
+        from lapclip.autotune.resolve import plan_of
         from lapclip.machine.device import device_named
         from lapclip.step.loss import LOSSES
         from lapclip.step.step import choose_patches, move, update
 
-        train, way = self.config.train, way_of(self.config)
+        train, plan = self.config.train, plan_of(self.config)
         assert train.batch_size and train.keep_patches and train.loss
         started, waiting = time.perf_counter(), 0.0
         for _ in range(steps):
@@ -140,8 +140,10 @@ class Stepper:
                 self.num_steps, seed=0, batch_size=train.batch_size,
                 num_patches=self.model.image.num_patches, share=train.keep_patches,
             )  # fmt: skip
-            inputs = move(batch, device_named(way.device), keep)
-            update(self.model, self.optimizer, inputs, LOSSES[train.loss], way=way, clip_norm=train.clip_norm)
+            inputs = move(batch, device_named(plan.device), keep)
+            update(
+                self.model, self.optimizer, inputs, LOSSES[train.loss], plan=plan, clip_norm=train.clip_norm
+            )
             self.num_steps += 1
         return time.perf_counter() - started, waiting
 

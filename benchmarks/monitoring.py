@@ -128,7 +128,7 @@ def train_with_clocks(file: Path, size: str, source: str, seconds: float) -> Non
     from lapclip.machine.sensors import Sensors
     from lapclip.runs.events import Event, Finished
     from lapclip.runs.run import Run
-    from lapclip.step import profile as closeup
+    from lapclip.step import profile
     from lapclip.step.inspection import Inspector
     from lapclip.train import loop as train
     from lapclip.view.lines import Screen
@@ -155,10 +155,10 @@ def train_with_clocks(file: Path, size: str, source: str, seconds: float) -> Non
         (Run, "write", "write"),
         (Inspector, "watch_next", "inspect"),
         (Inspector, "inspected", "inspect"),
-        (closeup.Closeup, "lap", "inspect"),
-        (closeup.Closeup, "look_at_gradients", "inspect"),
-        (closeup.Kept, "keep", "inspect"),
-        (closeup.Kept, "remove", "inspect"),
+        (profile.StepProfiler, "lap", "inspect"),
+        (profile.StepProfiler, "look_at_gradients", "inspect"),
+        (profile.Kept, "keep", "inspect"),
+        (profile.Kept, "remove", "inspect"),
         (Sensors, "read", "sensors"),
         (Diagnosis, "look", "diagnose"),
         (Diagnosis, "at_end", "diagnose"),

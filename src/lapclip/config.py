@@ -1,6 +1,6 @@
 """Every setting, once: the name is the flag, the section is the TOML table, the sentence is the help.
 
-`None` means "decide": `settle` replaces it before training, with a reason. Reading a file or flags collects all
+`None` means "decide": `resolve` replaces it before training, with a reason. Reading a file or flags collects all
 problems before it complains.
 """
 
@@ -147,7 +147,7 @@ class DeviceConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """All settings; complete once settled."""
+    """All settings; complete once resolved."""
 
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

@@ -1,4 +1,4 @@
-"""Measuring: which ways are worth timing, what timing them finds, which is chosen, and what is remembered of it."""
+"""Measuring: which plans are worth timing, what timing them finds, which is chosen, and what is remembered of it."""
 
 import json
 import time
@@ -12,17 +12,17 @@ import torch
 from lapclip.autotune import measure as race
 from lapclip.autotune.cache import MOST_DAYS, folder_for, recall, remember
 from lapclip.autotune.measure import Rigs, measure
-from lapclip.autotune.plans import all_ways, few_ways, thread_counts
+from lapclip.autotune.plans import all_plans, few_plans, thread_counts
 from lapclip.autotune.rehearsal import Work
 from lapclip.autotune.results import Budget, Candidate, Measured, choose, reasons_for, remark_on
 from lapclip.config import DeviceConfig, load_config
 from lapclip.machine.device import DEVICES, Device, processor
 from lapclip.machine.hardware import Machine
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 from lapclip.units import age
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
-PLAIN = Way("cpu", "fp32", threads=4, chunk=64)
+PLAIN = Plan("cpu", "fp32", threads=4, chunk=64)
 
 
 def timed(rate: float | None, rejected: str | None = None, first: float = 0.0, **changed) -> Candidate:
@@ -118,24 +118,24 @@ BARE = Bare("cpu")
 
 def test_what_was_asked_for_is_the_only_value_tried():
     asked = DeviceConfig(precision="fp32", compile=False, keep_memory=True)
-    for ways in (
-        all_ways(asked, [BARE], [3], [16], compile=False),
-        few_ways(asked, [BARE], [3], [16]),
+    for plans in (
+        all_plans(asked, [BARE], [3], [16], compile=False),
+        few_plans(asked, [BARE], [3], [16]),
     ):
-        assert ways == [Way("cpu", "fp32", threads=3, chunk=16)]
+        assert plans == [Plan("cpu", "fp32", threads=3, chunk=16)]
 
 
 def test_precision_keep_memory_and_compile_asked_for_stay_together():
     asked = DeviceConfig(precision="bf16", keep_memory=False, compile=True)
-    for way in few_ways(asked, [BARE], [4, 2], [64, 32]):
-        assert (way.precision, way.keep_memory, way.compile) == ("bf16", False, True)
+    for plan in few_plans(asked, [BARE], [4, 2], [64, 32]):
+        assert (plan.precision, plan.keep_memory, plan.compile) == ("bf16", False, True)
 
 
 def test_bench_tries_bf16_once_even_without_hardware_and_training_does_not():
     asked = DeviceConfig()
-    everything = all_ways(asked, [BARE], [4, 2], [64, 32, 16], compile=False)
-    assert [way.precision for way in everything].count("bf16") == 1
-    assert {way.precision for way in few_ways(asked, [BARE], [4, 2], [64, 32])} == {"fp32"}
+    everything = all_plans(asked, [BARE], [4, 2], [64, 32, 16], compile=False)
+    assert [plan.precision for plan in everything].count("bf16") == 1
+    assert {plan.precision for plan in few_plans(asked, [BARE], [4, 2], [64, 32])} == {"fp32"}
     assert len(everything) == len(set(everything)), "nothing is timed twice"
 
 
@@ -150,16 +150,16 @@ def test_a_processor_claims_only_what_it_has_hardware_for():
 
 
 def test_every_pair_of_threads_and_chunk_is_tried_and_compiling_only_when_asked():
-    ways = all_ways(DeviceConfig(), [BARE], [4, 2], [64, 32], compile=False)
-    pairs = {(way.threads, way.chunk) for way in ways}
-    assert pairs == {(4, 64), (4, 32), (2, 64), (2, 32)} and not any(way.compile for way in ways)
-    assert any(way.compile for way in all_ways(DeviceConfig(), [BARE], [4], [64], compile=True))
+    plans = all_plans(DeviceConfig(), [BARE], [4, 2], [64, 32], compile=False)
+    pairs = {(plan.threads, plan.chunk) for plan in plans}
+    assert pairs == {(4, 64), (4, 32), (2, 64), (2, 32)} and not any(plan.compile for plan in plans)
+    assert any(plan.compile for plan in all_plans(DeviceConfig(), [BARE], [4], [64], compile=True))
 
 
 def test_threads_are_not_varied_on_an_accelerator(monkeypatch):
     accelerator(monkeypatch, fakes.Elsewhere())
-    ways = all_ways(DeviceConfig(), [DEVICES["mps"]], [4, 2], [64, 32], compile=False)
-    assert {way.threads for way in ways} == {4} and {way.chunk for way in ways} == {64, 32}
+    plans = all_plans(DeviceConfig(), [DEVICES["mps"]], [4, 2], [64, 32], compile=False)
+    assert {plan.threads for plan in plans} == {4} and {plan.chunk for plan in plans} == {64, 32}
 
 
 @pytest.fixture
@@ -182,17 +182,17 @@ def short_blocks(monkeypatch):
     monkeypatch.setattr(race, "BLOCK_SECONDS", 0.01)
 
 
-def accelerator(monkeypatch, device: Device) -> Way:
+def accelerator(monkeypatch, device: Device) -> Plan:
     monkeypatch.setitem(DEVICES, "mps", device)
-    return Way("mps", "fp32", threads=1, chunk=8)
+    return Plan("mps", "fp32", threads=1, chunk=8)
 
 
-HERE = Way("cpu", "fp32", threads=1, chunk=8)
+HERE = Plan("cpu", "fp32", threads=1, chunk=8)
 
 
-def followed(work: Work, ways: list[Way], seconds: float = 0.1, **options) -> tuple[list[str], Measured]:
+def followed(work: Work, plans: list[Plan], seconds: float = 0.1, **options) -> tuple[list[str], Measured]:
     """What was said meanwhile, and what was found."""
-    said, measuring = [], measure(work, ways, seconds=seconds, **options)
+    said, measuring = [], measure(work, plans, seconds=seconds, **options)
     while True:
         try:
             said.append(next(measuring))
@@ -204,7 +204,7 @@ def test_the_slow_device_loses_and_keeps_its_rate_with_a_reason(work, monkeypatc
     slow = accelerator(monkeypatch, fakes.Slow(operation_seconds=2e-4))
     said, found = followed(work, [HERE, slow])
     here, there = found.candidates
-    assert choose(found.candidates).way == HERE
+    assert choose(found.candidates).plan == HERE
     assert here.rejected is None and there.pairs_per_second < here.pairs_per_second / 1.5
     assert there.rejected is None and "x as long" in remark_on(there, found)
     assert "times as fast as `mps`" in reasons_for(here, found)["device"]
@@ -219,10 +219,10 @@ def test_an_honest_accelerator_is_let_in(work, monkeypatch, short_blocks):
 
 
 def test_every_way_has_its_rounds_when_the_time_is_used_up_at_once(work, short_blocks):
-    ways = [HERE, replace(HERE, chunk=4), replace(HERE, keep_memory=False)]
-    said, found = followed(work, ways, seconds=0, least_rounds=1)
+    plans = [HERE, replace(HERE, chunk=4), replace(HERE, keep_memory=False)]
+    said, found = followed(work, plans, seconds=0, least_rounds=1)
     assert all(candidate.pairs_per_second for candidate in found.candidates)
-    assert sum(sentence.startswith("round 1: ") for sentence in said) == len(ways)
+    assert sum(sentence.startswith("round 1: ") for sentence in said) == len(plans)
 
 
 @pytest.mark.parametrize(
@@ -263,12 +263,12 @@ def test_the_time_that_was_given_is_about_kept(work):
 
 
 def test_timing_changes_nothing_that_the_check_looks_at(work, monkeypatch):
-    way = accelerator(monkeypatch, fakes.Elsewhere())
+    plan = accelerator(monkeypatch, fakes.Elsewhere())
     untouched, stepped = Rigs(work), Rigs(work)
     for _ in range(5):
         stepped.rig(HERE).step(HERE)
-        stepped.rig(way).step(way)
-    assert untouched.problem(way) is None and stepped.problem(way) is None
+        stepped.rig(plan).step(plan)
+    assert untouched.problem(plan) is None and stepped.problem(plan) is None
 
 
 # What is remembered.
@@ -278,7 +278,7 @@ def test_what_was_measured_comes_back_as_it_was(work):
     folder = folder_for(LAPTOP, work.key())
     known = measured(timed(100), timed(None, "the loss differs", device="mps"))
     remember(folder, known)
-    assert recall(folder, known.ways) == known
+    assert recall(folder, known.plans) == known
     only = replace(known, candidates=known.candidates[:1])
     assert recall(folder, {PLAIN}) == only, "it timed more than is asked for, and says only that"
     assert recall(folder, {PLAIN, replace(PLAIN, threads=1)}) is None, "one was not timed"
@@ -294,7 +294,7 @@ def test_another_way_is_recalled_where_it_is_allowed(work):
     folder = folder_for(LAPTOP, work.key())
     known = measured(timed(100), timed(150, first=60.0, compile=True))
     remember(folder, known)
-    assert recall(folder, {PLAIN}, lambda way: True) == known
+    assert recall(folder, {PLAIN}, lambda plan: True) == known
     assert recall(folder, {PLAIN}).candidates == known.candidates[:1]
 
 
@@ -303,7 +303,7 @@ def test_the_newest_counts(work):
     old = measured(timed(100), timed(50, threads=2), when=now - 1000)
     remember(folder, old)
     remember(folder, measured(timed(90), when=now - 10))
-    assert recall(folder, {PLAIN}).when == now - 10 and recall(folder, old.ways).when == old.when
+    assert recall(folder, {PLAIN}).when == now - 10 and recall(folder, old.plans).when == old.when
 
 
 def test_another_machine_torch_model_or_batch_was_not_measured(work, monkeypatch):
@@ -360,9 +360,9 @@ SPOILT = [
     spoilt(lambda known: known["candidates"][0].update(pairs_per_second=0)),
     spoilt(lambda known: known["candidates"][0].update(pairs_per_second=-1)),
     spoilt(lambda known: known["candidates"][0].update(rejected=7)),
-    spoilt(lambda known: known["candidates"][0].update(way=[1])),
-    spoilt(lambda known: known["candidates"][0]["way"].update(threads=[1])),
-    spoilt(lambda known: known["candidates"][0]["way"].update(threads="4")),
+    spoilt(lambda known: known["candidates"][0].update(plan=[1])),
+    spoilt(lambda known: known["candidates"][0]["plan"].update(threads=[1])),
+    spoilt(lambda known: known["candidates"][0]["plan"].update(threads="4")),
     spoilt(lambda known: known["candidates"].append(asdict(timed(900, precision="fp64")))),
     spoilt(lambda known: known["candidates"].append(asdict(timed(900, device="../x")))),
     spoilt(lambda known: known["candidates"].append(asdict(timed(900, threads=-1)))),

@@ -27,11 +27,11 @@ from lapclip.machine.device import DEVICES, Device, processor
 from lapclip.model.clip import CLIP, build_model
 from lapclip.step.loss import LOSSES, NEEDS_BIAS
 from lapclip.step.optim import build_optimizer
-from lapclip.step.step import Way, choose_patches, move, update
+from lapclip.step.step import Plan, choose_patches, move, update
 
 SOURCE = SceneSource(num_pairs=2 * NUM_PAIRS)
 TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(NUM_PAIRS)], 300)
-PLAIN = Way("cpu", "fp32", 1, 16)
+PLAIN = Plan("cpu", "fp32", 1, 16)
 CONFIG = load_config(flags={"size": "nano", "image_size": 16, "lr": 1e-3})
 BATCH = next(
     load_batches(
@@ -53,7 +53,7 @@ def checked_on(monkeypatch) -> Callable[..., CLIP]:
     ) -> CLIP:
         monkeypatch.setitem(DEVICES, device.name, device)
         model = model or new_model(loss)
-        return place_checked(model, probe_of(loss, share), Way(device.name, precision, 1, chunk))
+        return place_checked(model, probe_of(loss, share), Plan(device.name, precision, 1, chunk))
 
     return check
 
@@ -167,7 +167,7 @@ def test_the_gate_leaves_weights_as_they_were_and_no_gradients(monkeypatch, devi
     model, probe = device.place(new_model()), probe_of()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     try:
-        disagreement(model, probe, reference(new_model(), probe, PLAIN), Way("mps", "fp32", 1, 4))
+        disagreement(model, probe, reference(new_model(), probe, PLAIN), Plan("mps", "fp32", 1, 4))
     except NotImplementedError:
         assert isinstance(device, Cannot)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -195,15 +195,15 @@ def test_the_processor_agrees_with_itself_whatever_the_chunk():
     model, probe = new_model(), probe_of(share=0.5)
     right = reference(model, probe, PLAIN)
     for chunk in (3, NUM_PAIRS):
-        assert disagreement(model, probe, right, Way("cpu", "fp32", 1, chunk)) is None
+        assert disagreement(model, probe, right, Plan("cpu", "fp32", 1, chunk)) is None
 
 
 def test_weights_that_have_been_trained_for_a_while_are_judged_alike(checked_on):
     model, inputs = new_model(), move(BATCH, processor(), None)
     optimizer = build_optimizer(model, CONFIG.train)
     for _ in range(20):
-        plain = Way("cpu", "fp32", 1, NUM_PAIRS)
-        numbers = update(model, optimizer, inputs, LOSSES["softmax"], way=plain, clip_norm=1.0)
+        plain = Plan("cpu", "fp32", 1, NUM_PAIRS)
+        numbers = update(model, optimizer, inputs, LOSSES["softmax"], plan=plain, clip_norm=1.0)
     assert numbers.loss < 0.5
     for precision in ("fp32", "bf16", "fp16"):
         checked_on(Elsewhere(), precision=precision, model=model)

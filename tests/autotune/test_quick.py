@@ -1,4 +1,4 @@
-"""What is measured before a run begins, what it is worth, and what is settled from it."""
+"""What is measured before a run begins, what it is worth, and what is resolved from it."""
 
 import json
 import time
@@ -12,8 +12,8 @@ from lapclip.autotune import measure as race
 from lapclip.autotune import quick as tryout
 from lapclip.autotune.cache import folder_for, remember
 from lapclip.autotune.memory import step_bytes
-from lapclip.autotune.quick import devices_for, room_on, ways_for
-from lapclip.autotune.resolve import DataSummary, settle, settle_workers
+from lapclip.autotune.quick import devices_for, plans_for, room_on
+from lapclip.autotune.resolve import DataSummary, resolve, resolve_workers
 from lapclip.autotune.results import Candidate, Measured
 from lapclip.bench.steps import draft_of
 from lapclip.config import Config, load_config
@@ -24,7 +24,7 @@ from lapclip.machine.device import DEVICES
 from lapclip.machine.hardware import Machine
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 from lapclip.train.prepare import open_here, prepare, preparing
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
@@ -60,7 +60,7 @@ def test_a_long_run_is_measured_within_a_twentieth_of_it_and_gives_reasons(with_
     said = [next(work)]
     run = finished_into(said, work)
     assert time.perf_counter() - started < 30, "three seconds are allowed, and some for getting ready"
-    assert "measuring which way trains fastest here" in said and len(said) > 3
+    assert "measuring which plan trains fastest here" in said and len(said) > 3
     reasons = reasons_of(run)
     assert "chunks of 4" in reasons["chunk"] and "fast" in reasons["chunk"]
     assert reasons["threads"] == "asked for" and len(remembered()) == 1
@@ -102,13 +102,13 @@ def test_where_everything_was_asked_for_nothing_is_measured(with_train):
     assert asked == {"asked for"}
 
 
-def with_memory_of(config: Config, *more: Way) -> Config:
-    """The same settings; and it is known of their ways that all are slow, of some more that they are fast."""
+def with_memory_of(config: Config, *more: Plan) -> Config:
+    """The same settings; and it is known of their plans that all are slow, of some more that they are fast."""
     first = draft_of(config)
-    assert first.settled.train.chunk
-    ways = ways_for(first.asked, first.work, first.machine)
-    candidates = [Candidate(way, 100.0, 0.01, 0.1) for way in ways]
-    candidates += [Candidate(way, 900.0, 0.01, 0.1) for way in more]
+    assert first.resolved.train.chunk
+    plans = plans_for(first.asked, first.work, first.machine)
+    candidates = [Candidate(plan, 100.0, 0.01, 0.1) for plan in plans]
+    candidates += [Candidate(plan, 900.0, 0.01, 0.1) for plan in more]
     known = Measured(tuple(candidates), time.time(), 1.0)
     remember(folder_for(first.machine, first.work.key()), known)
     return config
@@ -117,13 +117,13 @@ def with_memory_of(config: Config, *more: Way) -> Config:
 @pytest.mark.parametrize(
     "other",
     [
-        Way("cpu", "fp32", threads=2, chunk=8),
-        Way("cpu", "fp32", threads=1, chunk=8, keep_memory=False),
-        Way("cpu", "bf16", threads=1, chunk=8),
-        Way("mps", "fp32", threads=1, chunk=8),
-        Way("cpu", "fp32", threads=1, chunk=2),
+        Plan("cpu", "fp32", threads=2, chunk=8),
+        Plan("cpu", "fp32", threads=1, chunk=8, keep_memory=False),
+        Plan("cpu", "bf16", threads=1, chunk=8),
+        Plan("mps", "fp32", threads=1, chunk=8),
+        Plan("cpu", "fp32", threads=1, chunk=2),
     ],
-    ids=Way.in_words,
+    ids=Plan.in_words,
 )
 def test_what_was_asked_for_stays_though_something_faster_is_known(other, with_train, monkeypatch):
     monkeypatch.setitem(DEVICES, "mps", fakes.Elsewhere())
@@ -132,33 +132,33 @@ def test_what_was_asked_for_stays_though_something_faster_is_known(other, with_t
     # Compiling stays open, as it does for most people; it is tried by `lapclip bench` only.
     undecided = {"keep_memory": None} if other.keep_memory else {"precision": None}
     config = with_memory_of(replace(config, device=replace(asked, **undecided)), other)
-    settled = prepare(config).load_config()
-    assert (settled.device.device, settled.device.threads, settled.train.chunk) == ("cpu", 1, 8)
+    resolved = prepare(config).load_config()
+    assert (resolved.device.device, resolved.device.threads, resolved.train.chunk) == ("cpu", 1, 8)
     if other.keep_memory:
-        assert settled.device.precision == "fp32"
+        assert resolved.device.precision == "fp32"
     else:
-        assert settled.device.keep_memory is True
+        assert resolved.device.keep_memory is True
 
 
 def test_a_limit_of_memory_holds_though_a_larger_chunk_was_measured_before(with_train):
     config = with_train(steps=LONG, batch_size=128)
     config = replace(config, model=replace(config.model, image_size=64))
     limited = replace(config, device=replace(config.device, max_memory=0.5))
-    chunk = draft_of(limited).settled.train.chunk
+    chunk = draft_of(limited).resolved.train.chunk
     assert chunk is not None and chunk < 128
-    whole = Way("cpu", "fp32", threads=1, chunk=128)
-    settled = prepare(with_memory_of(limited, whole)).load_config()
-    assert settled.train.chunk <= chunk
+    whole = Plan("cpu", "fp32", threads=1, chunk=128)
+    resolved = prepare(with_memory_of(limited, whole)).load_config()
+    assert resolved.train.chunk <= chunk
 
 
 def test_where_every_way_was_refused_the_usual_one_is_taken(with_train):
     config = with_train(steps=LONG)
     first = draft_of(config)
-    ways = ways_for(first.asked, first.work, first.machine)
-    refused = tuple(Candidate(way, rejected="wrong") for way in ways)
+    plans = plans_for(first.asked, first.work, first.machine)
+    refused = tuple(Candidate(plan, rejected="wrong") for plan in plans)
     remember(folder_for(first.machine, first.work.key()), Measured(refused, time.time(), 1.0))
-    settled = prepare(config).load_config()
-    assert (settled.device.device, settled.device.precision, settled.train.chunk) == ("cpu", "fp32", 8)
+    resolved = prepare(config).load_config()
+    assert (resolved.device.device, resolved.device.precision, resolved.train.chunk) == ("cpu", "fp32", 8)
 
 
 def test_without_measuring_nothing_is_claimed_that_was_not_looked_at(small_config, monkeypatch):
@@ -171,17 +171,17 @@ def test_without_measuring_nothing_is_claimed_that_was_not_looked_at(small_confi
 # Memory.
 
 
-def settled_within(gigabytes: float, **flags) -> tuple[Config, dict[str, str]]:
+def resolved_within(gigabytes: float, **flags) -> tuple[Config, dict[str, str]]:
     config = load_config(flags={"size": "small", "batch_size": 64, "max_memory": gigabytes} | flags)
     room = room_on(devices_for(config.device), config.device, LAPTOP)
-    return settle(config, DATA, LAPTOP, threads=4, num_parameters=NUM_PARAMETERS, room=room)
+    return resolve(config, DATA, LAPTOP, threads=4, num_parameters=NUM_PARAMETERS, room=room)
 
 
 def test_the_chunk_follows_the_memory_that_may_be_used():
-    chunks = [settled_within(gigabytes)[0].train.chunk for gigabytes in (2, 3, 5, 100)]
+    chunks = [resolved_within(gigabytes)[0].train.chunk for gigabytes in (2, 3, 5, 100)]
     assert chunks == sorted(chunks) and 1 <= chunks[0] < chunks[-1] == 64
     for gigabytes in (2, 3, 5):
-        config, reasons = settled_within(gigabytes)
+        config, reasons = resolved_within(gigabytes)
         size = shape_of(config.model)
         assert step_bytes(size, NUM_PARAMETERS, config.train.chunk, False) <= gigabytes * 1e9
         assert f"{gigabytes}.0 GB" in reasons["chunk"]
@@ -189,16 +189,16 @@ def test_the_chunk_follows_the_memory_that_may_be_used():
 
 def test_too_little_memory_is_refused_in_a_sentence():
     with pytest.raises(UserError, match=r"`--max-memory` allows 1\.0") as refusal:
-        settled_within(1)
+        resolved_within(1)
     assert "allow more: `--max-memory 1.8`" in refusal.value.hint
-    settled_within(1.8)
+    resolved_within(1.8)
 
 
 def test_a_chunk_that_was_asked_for_is_refused_where_it_does_not_fit_and_kept_where_it_does():
     with pytest.raises(UserError, match=r"chunks of 64 need about .* GB with `small`") as refusal:
-        settled_within(2, chunk=64)
+        resolved_within(2, chunk=64)
     assert "`--chunk`" in refusal.value.hint
-    config, reasons = settled_within(2, chunk=1)
+    config, reasons = resolved_within(2, chunk=1)
     assert config.train.chunk == 1 and reasons["chunk"] == "asked for"
 
 
@@ -209,22 +209,22 @@ def test_a_chunk_that_was_asked_for_is_refused_where_it_does_not_fit_and_kept_wh
     ("fetch_seconds", "workers"), [(0.0001, 0), (0.01, 1), (0.1, 1), (0.3, 3), (10.0, 4)], ids=str
 )
 def test_workers_follow_drawing_time_against_step_time(fetch_seconds, workers):
-    found, why = settle_workers(replace(DATA, fetch_seconds=fetch_seconds), LAPTOP, 8, step_seconds=0.81)
+    found, why = resolve_workers(replace(DATA, fetch_seconds=fetch_seconds), LAPTOP, 8, step_seconds=0.81)
     assert found == workers and f"{fetch_seconds * 8 / 0.81:.0%} of a step" in why
 
 
 def test_nothing_is_drawn_ahead_where_images_are_only_copied_and_once_where_they_are_far_away():
     drawn = replace(DATA, fetch_seconds=10.0)
-    assert settle_workers(replace(drawn, only_copies=True), LAPTOP, 8, step_seconds=1)[0] == 0
-    assert settle_workers(replace(drawn, is_remote=True), LAPTOP, 8, step_seconds=1)[0] == 1
-    assert settle_workers(drawn, replace(LAPTOP, num_cores=1), 8, step_seconds=1)[0] == 1
+    assert resolve_workers(replace(drawn, only_copies=True), LAPTOP, 8, step_seconds=1)[0] == 0
+    assert resolve_workers(replace(drawn, is_remote=True), LAPTOP, 8, step_seconds=1)[0] == 1
+    assert resolve_workers(drawn, replace(LAPTOP, num_cores=1), 8, step_seconds=1)[0] == 1
 
 
 @pytest.mark.parametrize(("pairs_per_second", "workers"), [(8.0, 1), (300.0, 3), (100_000.0, 4)])
 def test_a_faster_step_needs_more_workers(pairs_per_second, workers):
     config = load_config(flags={"size": "nano", "batch_size": 8, "threads": 4})
-    way = Way("cpu", "fp32", threads=4, chunk=8)
-    known = Measured((Candidate(way, pairs_per_second, 0.0),), time.time(), 1.0)
+    plan = Plan("cpu", "fp32", threads=4, chunk=8)
+    known = Measured((Candidate(plan, pairs_per_second, 0.0),), time.time(), 1.0)
     data = replace(DATA, fetch_seconds=0.01)
-    settled, _ = settle(config, data, LAPTOP, threads=4, num_parameters=1, measured=known)
-    assert settled.data.workers == workers
+    resolved, _ = resolve(config, data, LAPTOP, threads=4, num_parameters=1, measured=known)
+    assert resolved.data.workers == workers

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from lapclip.autotune.memory import activation_bytes
-from lapclip.autotune.resolve import DataSummary, half_a_step, settle, share_done, total_steps
+from lapclip.autotune.resolve import DataSummary, half_a_step, resolve, share_done, total_steps
 from lapclip.config import Config, load_config
 from lapclip.errors import UserError
 from lapclip.machine.hardware import Machine
@@ -14,13 +14,13 @@ LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, ava
 DATA = DataSummary(num_train=1000, num_validation=512)
 
 
-def settled(flags=None, *, machine=LAPTOP, data=DATA, num_parameters=76_736_001):
-    return settle(load_config(flags=flags or {}), data, machine, threads=4, num_parameters=num_parameters)
+def resolved(flags=None, *, machine=LAPTOP, data=DATA, num_parameters=76_736_001):
+    return resolve(load_config(flags=flags or {}), data, machine, threads=4, num_parameters=num_parameters)
 
 
 @pytest.mark.parametrize("size", ["nano", "tiny", "small", "huge", "vit-b-32"])
 def test_nothing_but_the_other_budgets_is_left_open(size):
-    config, reasons = settled({"size": size})
+    config, reasons = resolved({"size": size})
     for section in fields(Config):
         for field in fields(getattr(config, section.name)):
             if field.name not in ("epochs", "steps", "max_memory", "pause_below", *HOW_TO_READ):
@@ -37,8 +37,8 @@ HOW_TO_READ = ("format", "images", "image_column", "caption_column")  # None: lo
 def test_what_was_asked_for_stays():
     asked = {"size": "small", "batch_size": 30, "chunk": 7, "lr": 0.5, "keep_patches": 0.3, "eval_every": "3", "threads": 1,
              "workers": 2, "steps": 9, "tokenizer": "bpe"}  # fmt: skip
-    config, reasons = settled(asked)
-    again, _ = settle(config, DATA, LAPTOP, threads=4, num_parameters=1)
+    config, reasons = resolved(asked)
+    again, _ = resolve(config, DATA, LAPTOP, threads=4, num_parameters=1)
     assert config == again, "settling twice changes nothing"
     for name, value in asked.items():
         assert value in (getattr(getattr(config, s.name), name, None) for s in fields(config)), name
@@ -47,20 +47,20 @@ def test_what_was_asked_for_stays():
 
 
 def test_the_documents_sizes_take_their_33_characters():
-    assert settled({"size": "small"})[0].data.tokenizer == "characters"
-    assert settled({"size": "tiny"})[0].data.tokenizer == "bpe"
+    assert resolved({"size": "small"})[0].data.tokenizer == "characters"
+    assert resolved({"size": "tiny"})[0].data.tokenizer == "bpe"
 
 
 def test_the_chunk_fits_into_what_is_free():
-    plenty, why = settled(
+    plenty, why = resolved(
         {"size": "small", "batch_size": 64}, machine=replace(LAPTOP, available_bytes=200 * 10**9)
     )
     assert plenty.train.chunk == 64 and "whole batch" in why["chunk"]
-    little, why = settled({"size": "small", "batch_size": 64})
+    little, why = resolved({"size": "small", "batch_size": 64})
     assert 1 <= little.train.chunk < 64 and "2.4 GB" in why["chunk"]
-    with_recompute, _ = settled({"size": "small", "batch_size": 64, "recompute": True})
+    with_recompute, _ = resolved({"size": "small", "batch_size": 64, "recompute": True})
     assert with_recompute.train.chunk > little.train.chunk
-    nothing, _ = settled({"size": "small", "batch_size": 64}, machine=replace(LAPTOP, available_bytes=10**8))
+    nothing, _ = resolved({"size": "small", "batch_size": 64}, machine=replace(LAPTOP, available_bytes=10**8))
     assert nothing.train.chunk == 1, "it is tried all the same: the system may find room"
 
 
@@ -72,14 +72,14 @@ def test_the_guess_of_activations_is_near_what_autograd_keeps():
 
 
 def test_a_small_pool_is_said():
-    config, reasons = settled(data=DataSummary(216, 24))
+    config, reasons = resolved(data=DataSummary(216, 24))
     assert config.data.num_validation == 24 and "synthetic" in reasons["num_validation"]
 
 
 def test_a_batch_no_larger_than_the_data():
-    assert settled(data=DataSummary(50, 24))[0].train.batch_size == 50
+    assert resolved(data=DataSummary(50, 24))[0].train.batch_size == 50
     with pytest.raises(UserError, match="cannot be filled"):
-        settled({"batch_size": 51}, data=DataSummary(50, 24))
+        resolved({"batch_size": 51}, data=DataSummary(50, 24))
 
 
 def test_budgets_in_steps_and_in_time():
@@ -89,11 +89,11 @@ def test_budgets_in_steps_and_in_time():
     timed = load_config(flags={"minutes": 2.0}).train
     assert total_steps(timed, 1000, 10) is None
     assert share_done(timed, None, step=10**6, seconds=90.0) == 0.75
-    assert settled({"minutes": 5.0})[0].train.eval_every == "30s"
-    assert settled({"minutes": 0.5})[0].train.eval_every == "15s", (
+    assert resolved({"minutes": 5.0})[0].train.eval_every == "30s"
+    assert resolved({"minutes": 0.5})[0].train.eval_every == "15s", (
         "a short run does not consist of evaluations"
     )
-    assert settled({"steps": 5})[0].train.eval_every == "1"
+    assert resolved({"steps": 5})[0].train.eval_every == "1"
 
 
 def test_the_schedule_is_read_in_the_middle_of_a_step():

@@ -19,18 +19,18 @@ from lapclip.bench.page import Table, check_image, write_image
 from lapclip.bench.paper import duration
 from lapclip.bench.sizes import SizeResult
 from lapclip.errors import UserError
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 
 pytestmark = pytest.mark.slow
 
 HOSTILE = "<script>alert('$x$ & \"y\"')</script>"
-FASTEST = Candidate(Way("mps", "fp16", 4, 128), 2980.0, 0.05)
+FASTEST = Candidate(Plan("mps", "fp16", 4, 128), 2980.0, 0.05)
 CANDIDATES = (
-    Candidate(Way("cpu", "fp32", 2, 128), 812.3, 0.02),
+    Candidate(Plan("cpu", "fp32", 2, 128), 812.3, 0.02),
     FASTEST,
-    Candidate(Way("mps", "bf16", 4, 128), rejected="gradients differ by 3% from the processor's"),
-    Candidate(Way("cpu", "fp32", 2, 64, compile=True), 3.2, None, rejected="takes > 4 times as long"),
-    Candidate(Way("cpu", "bf16", 1, 64, keep_memory=False)),
+    Candidate(Plan("mps", "bf16", 4, 128), rejected="gradients differ by 3% from the processor's"),
+    Candidate(Plan("cpu", "fp32", 2, 64, compile=True), 3.2, None, rejected="takes > 4 times as long"),
+    Candidate(Plan("cpu", "bf16", 1, 64, keep_memory=False)),
 )
 MEASURED = Measured(CANDIDATES, when=0.0, seconds=60.0, drift=0.12)
 
@@ -69,9 +69,9 @@ def written(path, *figures, tables=(), title="bench"):
 
 
 def test_every_candidate_stands_in_the_page_with_its_speed_or_the_reason_against_it(tmp_path):
-    page = text_of(written(tmp_path / "bench.html", draw_steps(MEASURED, FASTEST.way, "tiny")))
+    page = text_of(written(tmp_path / "bench.html", draw_steps(MEASURED, FASTEST.plan, "tiny")))
     for candidate in CANDIDATES:
-        assert candidate.way.in_words() in page
+        assert candidate.plan.in_words() in page
         assert escape(candidate.rejected or "", quote=False) in page
     assert "812" in page and page.count("chosen") == 1
     assert "2,980 \N{PLUS-MINUS SIGN} 5%, chosen" in page
@@ -79,10 +79,10 @@ def test_every_candidate_stands_in_the_page_with_its_speed_or_the_reason_against
 
 
 def test_a_page_needs_nothing_beside_itself_and_survives_hostile_names(tmp_path):
-    way = Way(HOSTILE, "fp32", 2, 128)
+    plan = Plan(HOSTILE, "fp32", 2, 128)
     steps = draw_steps(
-        Measured((Candidate(way, 10.0), Candidate(Way("cpu", "fp32", 1, 8), rejected=HOSTILE)), 0.0, 1.0),
-        way,
+        Measured((Candidate(plan, 10.0), Candidate(Plan("cpu", "fp32", 1, 8), rejected=HOSTILE)), 0.0, 1.0),
+        plan,
         HOSTILE,
     )
     figures = [
@@ -103,11 +103,11 @@ def test_a_page_needs_nothing_beside_itself_and_survives_hostile_names(tmp_path)
 
 
 def test_a_page_tells_the_machine_and_every_cell_of_its_tables(tmp_path):
-    table = Table("speeds", ("way", "pairs/s"), [("one & two", "12"), ("three", "<13>")])
+    table = Table("speeds", ("plan", "pairs/s"), [("one & two", "12"), ("three", "<13>")])
     page = text_of(written(tmp_path / "bench.html", draw_sizes(SIZES), tables=[table]))
     for said in (
         "speeds",
-        "way",
+        "plan",
         "pairs/s",
         "one &amp; two",
         "12",
@@ -123,10 +123,10 @@ def test_a_page_tells_the_machine_and_every_cell_of_its_tables(tmp_path):
 @pytest.mark.parametrize("num_candidates", [1, 12])
 def test_a_png_holds_all_figures_and_is_wide_enough_to_read(tmp_path, num_candidates):
     many = tuple(
-        Candidate(Way("cpu", "fp32", number + 1, 64), 100.0 * (number + 1), 0.1)
+        Candidate(Plan("cpu", "fp32", number + 1, 64), 100.0 * (number + 1), 0.1)
         for number in range(num_candidates)
     )
-    steps = draw_steps(Measured(many, 0.0, 1.0), many[0].way, "many ways")
+    steps = draw_steps(Measured(many, 0.0, 1.0), many[0].plan, "many plans")
     path = tmp_path / "bench.PNG"
     write_image(path, [steps], title="bench", tables=[])
     with Image.open(path) as one:
@@ -140,8 +140,8 @@ def test_a_png_holds_all_figures_and_is_wide_enough_to_read(tmp_path, num_candid
 
 
 def test_words_stay_inside_the_image_and_off_one_another():
-    long = Candidate(Way("cpu", "fp32", 64, 1024, True, False), rejected="a long reason " * 30)
-    steps = draw_steps(Measured((*CANDIDATES, long, long), 0.0, 1.0), FASTEST.way, "a title " * 40)
+    long = Candidate(Plan("cpu", "fp32", 64, 1024, True, False), rejected="a long reason " * 30)
+    steps = draw_steps(Measured((*CANDIDATES, long, long), 0.0, 1.0), FASTEST.plan, "a title " * 40)
     devices = [timing(device, "attention", 512, 1e-3) for device in ("cpu", "mps", HOSTILE)]
     ops = draw_ops([*TIMINGS, *devices])
     sizes = draw_sizes(SIZES)
@@ -189,9 +189,9 @@ def test_a_device_has_overtaken_only_where_it_stays_ahead():
 
 
 def test_an_svg_is_one_figure_with_its_text_as_text(tmp_path):
-    svg = written(tmp_path / "steps.svg", draw_steps(MEASURED, FASTEST.way, "tiny"))
+    svg = written(tmp_path / "steps.svg", draw_steps(MEASURED, FASTEST.plan, "tiny"))
     words = " ".join(ElementTree.fromstring(svg).itertext())
-    assert FASTEST.way.in_words() in words
+    assert FASTEST.plan.in_words() in words
     with pytest.raises(UserError, match="holds one") as error:
         written(tmp_path / "two.svg", draw_sizes(SIZES), draw_ops(TIMINGS))
     assert "two.html" in error.value.hint

@@ -15,8 +15,8 @@ from lapclip.model.clip import CLIP, build_model
 from lapclip.runs.events import KINDS_OF_MEMORY, PARTS
 from lapclip.step.loss import softmax_loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.profile import Closeup, Kept, gradient_norms, layer_of
-from lapclip.step.step import Way, move, update
+from lapclip.step.profile import Kept, StepProfiler, gradient_norms, layer_of
+from lapclip.step.step import Plan, move, update
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -35,9 +35,15 @@ def step(watch=None, *, chunk=B, **shape) -> tuple[CLIP, torch.optim.Optimizer]:
         ModelConfig(size="nano", image_size=16, **shape), vocab_size=TOKENIZER.vocab_size, has_bias=False
     )
     optimizer = build_optimizer(model, TrainConfig(lr=1e-3))
-    way = Way("cpu", "fp32", 1, chunk)
+    plan = Plan("cpu", "fp32", 1, chunk)
     update(
-        model, optimizer, INPUTS, softmax_loss, way=way, clip_norm=1.0, **({"watch": watch} if watch else {})
+        model,
+        optimizer,
+        INPUTS,
+        softmax_loss,
+        plan=plan,
+        clip_norm=1.0,
+        **({"watch": watch} if watch else {}),
     )
     return model, optimizer
 
@@ -45,13 +51,13 @@ def step(watch=None, *, chunk=B, **shape) -> tuple[CLIP, torch.optim.Optimizer]:
 @pytest.mark.parametrize("chunk", [B, 3])
 def test_looking_changes_no_bit_of_the_weights(chunk):
     plain, _ = step(chunk=chunk)
-    watched, _ = step(Closeup(processor(), can_count=True), chunk=chunk)
+    watched, _ = step(StepProfiler(processor(), can_count=True), chunk=chunk)
     for (name, one), other in zip(plain.named_parameters(), watched.parameters(), strict=True):
         assert torch.equal(one, other), name
 
 
 def test_every_part_of_the_step_takes_time():
-    watch = Closeup(processor(), can_count=False)
+    watch = StepProfiler(processor(), can_count=False)
     watch.lap("data")
     step(watch)
     assert list(watch.parts) == list(PARTS)
@@ -59,7 +65,7 @@ def test_every_part_of_the_step_takes_time():
 
 
 def test_memory_by_kind_is_what_adamw_needs():
-    watch = Closeup(processor(), can_count=True)
+    watch = StepProfiler(processor(), can_count=True)
     model, optimizer = step(watch)
     memory = watch.memory(model, optimizer, INPUTS.tensors)
     assert list(memory) == list(KINDS_OF_MEMORY)
@@ -72,7 +78,7 @@ def test_memory_by_kind_is_what_adamw_needs():
 def test_activations_grow_with_the_pairs_in_memory_at_once():
     held = {}
     for chunk in (2, 4, B):
-        watch = Closeup(processor(), can_count=True)
+        watch = StepProfiler(processor(), can_count=True)
         step(watch, chunk=chunk)
         held[chunk] = watch.kept.most
         assert watch.kept.held == 0, "all is let go after the backward pass"
@@ -82,7 +88,7 @@ def test_activations_grow_with_the_pairs_in_memory_at_once():
 
 
 def test_what_cannot_be_counted_is_not_guessed():
-    watch = Closeup(processor(), can_count=False)
+    watch = StepProfiler(processor(), can_count=False)
     model, optimizer = step(watch, recompute=True)
     assert watch.memory(model, optimizer, [])["activations"] is None
 
@@ -101,7 +107,7 @@ def test_a_storage_that_many_tensors_share_counts_once():
 
 
 def test_norms_by_layer_are_the_whole_gradient_in_order():
-    watch = Closeup(processor(), can_count=False)
+    watch = StepProfiler(processor(), can_count=False)
     model = build_model(
         ModelConfig(size="nano", image_size=16), vocab_size=TOKENIZER.vocab_size, has_bias=True
     )

@@ -27,7 +27,7 @@ from lapclip.runs.events import Step
 from lapclip.step.loss import LOSSES, NEEDS_BIAS
 from lapclip.step.optim import build_optimizer
 from lapclip.step.recover import GROWS_AFTER, update_or_recover
-from lapclip.step.step import Numbers, Way, move
+from lapclip.step.step import Numbers, Plan, move
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
 from lapclip.weights import checkpoint
@@ -58,7 +58,7 @@ class Attempt:
 
     model: CLIP
     numbers: Numbers
-    way: Way
+    plan: Plan
     now: Progress
 
     @property
@@ -68,17 +68,17 @@ class Attempt:
 
 @pytest.fixture
 def step_in(monkeypatch) -> Callable[..., Attempt]:
-    def step(way: Way, *, device=None, loss="softmax", now=None, model=None) -> Attempt:
+    def step(plan: Plan, *, device=None, loss="softmax", now=None, model=None) -> Attempt:
         if device is not None:
-            monkeypatch.setitem(DEVICES, way.device, device)
-        device = device_named(way.device)
+            monkeypatch.setitem(DEVICES, plan.device, device)
+        device = device_named(plan.device)
         model, now = device.place(model or new_model(loss)), now or Progress()
         optimizer = build_optimizer(model, CONFIG.train)
         inputs = move(BATCH, device, None)
-        found, way = update_or_recover(
-            model, optimizer, inputs, LOSSES[loss], way=way, clip_norm=1e9, now=now
+        found, plan = update_or_recover(
+            model, optimizer, inputs, LOSSES[loss], plan=plan, clip_norm=1e9, now=now
         )
-        return Attempt(model, found, way, now)
+        return Attempt(model, found, plan, now)
 
     return step
 
@@ -95,21 +95,21 @@ def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], t
 @pytest.mark.parametrize(("fits", "chunk"), [(8, 8), (5, 4), (3, 2), (1, 1)])
 def test_the_chunk_is_halved_until_it_fits_and_the_gradients_stay(step_in, fits, chunk):
     device = Small(limit_bytes=fits * ONE_PAIR)
-    found = step_in(Way("mps", "fp32", 1, B), device=device)
-    assert found.way == Way("mps", "fp32", 1, chunk) and device.num_refusals == math.log2(B / chunk)
-    right = step_in(Way("cpu", "fp32", 1, B))
+    found = step_in(Plan("mps", "fp32", 1, B), device=device)
+    assert found.plan == Plan("mps", "fp32", 1, chunk) and device.num_refusals == math.log2(B / chunk)
+    right = step_in(Plan("cpu", "fp32", 1, B))
     assert found.numbers.loss == pytest.approx(right.numbers.loss, abs=1e-5)
     assert_alike(found.gradients, right.gradients, 1e-4)
 
 
 def test_an_odd_chunk_is_halved_upwards(step_in):
-    found = step_in(Way("mps", "fp32", 1, 7), device=Small(limit_bytes=4 * ONE_PAIR))
-    assert found.way.chunk == 4
+    found = step_in(Plan("mps", "fp32", 1, 7), device=Small(limit_bytes=4 * ONE_PAIR))
+    assert found.plan.chunk == 4
 
 
 def test_no_room_for_one_pair_is_a_sentence(step_in):
     with pytest.raises(UserError, match="no memory for even one pair at a time") as caught:
-        step_in(Way("mps", "fp32", 1, B), device=Small(limit_bytes=ONE_PAIR // 2))
+        step_in(Plan("mps", "fp32", 1, B), device=Small(limit_bytes=ONE_PAIR // 2))
     assert "--size" in caught.value.hint
 
 
@@ -138,9 +138,9 @@ class RunsOutOnce(Peculiar):
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), MemoryError()], ids=repr)
 def test_running_out_in_the_middle_of_a_chunk_leaves_no_gradient_behind(step_in, at, error):
-    found = step_in(Way("mps", "fp32", 1, 4), device=RunsOutOnce(at=at, error=error))
-    assert found.way.chunk == 2
-    right = step_in(Way("cpu", "fp32", 1, B))
+    found = step_in(Plan("mps", "fp32", 1, 4), device=RunsOutOnce(at=at, error=error))
+    assert found.plan.chunk == 2
+    right = step_in(Plan("cpu", "fp32", 1, B))
     assert found.numbers.grad_norm == pytest.approx(right.numbers.grad_norm, rel=1e-5)
     assert_alike(found.gradients, right.gradients, 1e-4)
 
@@ -148,7 +148,7 @@ def test_running_out_in_the_middle_of_a_chunk_leaves_no_gradient_behind(step_in,
 def test_other_errors_are_not_hidden(step_in):
     device = RunsOutOnce(error=RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        step_in(Way("mps", "fp32", 1, 4), device=device)
+        step_in(Plan("mps", "fp32", 1, 4), device=device)
 
 
 class Cramped(CLIP):
@@ -189,7 +189,7 @@ from lapclip.machine.device import release_memory
 from lapclip.runs.events import Step, Warned
 from lapclip.autotune.rehearsal import Rig, Work
 from lapclip.train.prepare import prepare
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 from lapclip.train.loop import train
 
 FLAGS = dict(source="synthetic:400", size="nano", num_validation=16, batch_size=128, chunk=128, eval_every="99",
@@ -220,7 +220,7 @@ straight, _, prepared = run("straight", stop=6)
 config = prepared.load_config()
 rig = Rig(Work(config.model, config.train, load_tokenizer(prepared.tokenizer_file).vocab_size, 8), "cpu")
 for chunk in (64, 32, 16, 8):
-    rig.step(Way("cpu", "fp32", 1, chunk))
+    rig.step(Plan("cpu", "fp32", 1, chunk))
 del rig
 losses, said, prepared = run("short", stop=6, falling=True)
 chunk = prepared.load_config().train.chunk
@@ -249,9 +249,9 @@ def test_a_processor_that_really_runs_out_goes_on_to_the_same_losses():
 
 
 def test_fp16_gradients_are_near_those_of_fp32_whatever_the_scale(step_in):
-    right = step_in(Way("cpu", "fp32", 1, B))
+    right = step_in(Plan("cpu", "fp32", 1, B))
     for scale in (1.0, 2.0**16):
-        found = step_in(Way("cpu", "fp16", 1, B), now=Progress(loss_scale=scale))
+        found = step_in(Plan("cpu", "fp16", 1, B), now=Progress(loss_scale=scale))
         assert found.now.loss_scale == scale
         assert found.numbers.grad_norm == pytest.approx(right.numbers.grad_norm, rel=0.01)
         assert_alike(found.gradients, right.gradients, 0.03)
@@ -259,18 +259,18 @@ def test_fp16_gradients_are_near_those_of_fp32_whatever_the_scale(step_in):
 
 def test_an_overflow_halves_the_scale_and_repeats_the_step(step_in):
     """The sigmoid loss begins with long gradients: times 2**24 they are beyond fp16."""
-    found = step_in(Way("cpu", "fp16", 1, 3), loss="sigmoid", now=Progress(step=5, loss_scale=2.0**20))
+    found = step_in(Plan("cpu", "fp16", 1, 3), loss="sigmoid", now=Progress(step=5, loss_scale=2.0**20))
     assert 1 < found.now.loss_scale < 2.0**20 and found.now.last_overflow_step == 5
-    assert found.numbers.are_finite and found.way.chunk == 3
-    right = step_in(Way("cpu", "fp32", 1, B), loss="sigmoid")
+    assert found.numbers.are_finite and found.plan.chunk == 3
+    right = step_in(Plan("cpu", "fp32", 1, B), loss="sigmoid")
     assert_alike(found.gradients, right.gradients, 0.03)
     assert all(tensor.isfinite().all() for tensor in found.model.state_dict().values())
 
 
 def test_the_scale_grows_again_after_a_long_time_without_an_overflow(step_in):
-    way = Way("cpu", "fp16", 1, B)
-    early = step_in(way, now=Progress(step=GROWS_AFTER - 1, loss_scale=8.0))
-    late = step_in(way, now=Progress(step=GROWS_AFTER, loss_scale=8.0))
+    plan = Plan("cpu", "fp16", 1, B)
+    early = step_in(plan, now=Progress(step=GROWS_AFTER - 1, loss_scale=8.0))
+    late = step_in(plan, now=Progress(step=GROWS_AFTER, loss_scale=8.0))
     assert early.now.loss_scale == 8.0 and late.now.loss_scale == 16.0
     assert late.now.last_overflow_step == GROWS_AFTER, "and the next time is as long again"
 
@@ -280,7 +280,7 @@ def test_numbers_that_no_scale_makes_finite_are_handed_on_and_change_no_weight(s
     with torch.no_grad():
         model.project_image.weight[0, 0] = float("nan")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = step_in(Way("cpu", "fp16", 1, B), model=model, now=Progress(loss_scale=4.0))
+    found = step_in(Plan("cpu", "fp16", 1, B), model=model, now=Progress(loss_scale=4.0))
     assert not found.numbers.are_finite and found.now.loss_scale == 1.0
     same = [torch.equal(tensor, before[name]) for name, tensor in found.model.state_dict().items()]
     assert same.count(False) == 1, "the one that was no number before"

@@ -19,7 +19,7 @@ from lapclip.model.clip import CLIP, build_model
 from lapclip.runs.events import Finished, Step
 from lapclip.step.loss import LOSSES, NEEDS_BIAS, softmax_loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.step import Numbers, Way, choose_patches, move, update
+from lapclip.step.step import Numbers, Plan, choose_patches, move, update
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
 
@@ -62,10 +62,10 @@ def step_on(monkeypatch):
             change(model)
         optimizer = build_optimizer(device.place(model), CONFIG.train)
         keep = choose_patches(0, seed=0, batch_size=B, num_patches=4, share=share)
-        way = Way(device.name, precision, threads=1, chunk=chunk)
+        plan = Plan(device.name, precision, threads=1, chunk=chunk)
         inputs = move(batch, device, keep, fixed_length=32)
         loss_fn = loss_fn or LOSSES[loss]
-        return model, update(model, optimizer, inputs, loss_fn, way=way, clip_norm=clip_norm, **options)
+        return model, update(model, optimizer, inputs, loss_fn, plan=plan, clip_norm=clip_norm, **options)
 
     return step
 
@@ -125,7 +125,7 @@ def test_a_whole_run_leaves_nothing_behind_and_copies_once_a_step(small_config, 
     # Besides: the check before the first step; at the end, embeddings to evaluate, and whether weights are finite.
     assert places.count("step.py:update") == len(steps) == 3
     assert {place.split(":")[0] for place in places[:first]} == {"parity.py"}
-    assert {place.split(":")[0] for place in places[first + 3 :]} == {"embedder.py", "train.py", "mishaps.py"}
+    assert {place.split(":")[0] for place in places[first + 3 :]} == {"embedder.py", "loop.py", "messages.py"}
 
 
 # The check must be able to fail: each mistake of these would stop or slow a real accelerator, and none a processor.

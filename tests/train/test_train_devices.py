@@ -11,13 +11,13 @@ from fakes import Cannot, Elsewhere, Slow, Small, Wrong, WrongOnPermuted
 from safetensors.torch import load_file
 
 from lapclip.autotune.results import Candidate, choose
-from lapclip.cli.train import show_settled
+from lapclip.cli.train import show_resolved
 from lapclip.config import Config, load_config
 from lapclip.errors import UserError
 from lapclip.machine.device import DEVICES, Device
 from lapclip.runs.events import Failed, Finished, Started, Step, Warned
 from lapclip.runs.run import Run, open_run
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare, revise
 from lapclip.weights import checkpoint
@@ -118,7 +118,7 @@ def test_a_run_that_may_choose_falls_back_to_the_processor_and_says_why(there, c
     why = run.load_machine()["reasons"]["device"]
     assert "`mps`" in why and f"the gradient of `{device.chosen[0]}` differs" in why
     assert len(losses(events)) == 2
-    show_settled(run.load_config(), run)
+    show_resolved(run.load_config(), run)
     assert "".join(why.split()) in "".join(capfd.readouterr().err.split()), "what is kept is what is printed"
 
 
@@ -153,17 +153,17 @@ def test_a_slow_device_is_measured_and_loses_by_a_factor(there):
 
 
 def candidate(device: str, speed: float, **parts) -> Candidate:
-    return Candidate(Way(device, parts.pop("precision", "fp32"), 1, 8, **parts), pairs_per_second=speed)
+    return Candidate(Plan(device, parts.pop("precision", "fp32"), 1, 8, **parts), pairs_per_second=speed)
 
 
 @pytest.mark.parametrize(("speed", "winner"), [(90, "cpu"), (100, "cpu"), (104, "cpu"), (120, "mps")])
 def test_a_device_must_be_faster_by_more_than_noise(speed, winner):
-    assert choose([candidate("mps", speed), candidate("cpu", 100)]).way.device == winner
+    assert choose([candidate("mps", speed), candidate("cpu", 100)]).plan.device == winner
 
 
 def test_the_fastest_that_was_refused_does_not_win():
     wrong = replace(candidate("mps", 900), rejected="the gradient of `log_scale` differs")
-    assert choose([wrong, candidate("cpu", 100)]).way.device == "cpu"
+    assert choose([wrong, candidate("cpu", 100)]).plan.device == "cpu"
     assert choose([wrong]) is None
 
 

@@ -19,7 +19,7 @@ from lapclip.errors import UserError
 from lapclip.files import cache_folder, write_atomically
 from lapclip.machine.device import DEVICES, present_devices
 from lapclip.machine.hardware import Machine
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 
 MOST_DAYS = 30
 MOST_BYTES = 5_000_000
@@ -38,15 +38,15 @@ def digest(facts: Any) -> str:
 
 
 def recall(
-    folder: Path, ways: Iterable[Way], is_allowed: Callable[[Way], bool] | None = None
+    folder: Path, plans: Iterable[Plan], is_allowed: Callable[[Plan], bool] | None = None
 ) -> Measured | None:
-    """Of the newest that timed all these ways, what it found of them and of others that are allowed; not when old."""
+    """Of the newest that timed all these plans, what it found of them and of others that are allowed; not when old."""
     found = [measured for path in folder.glob("*.json") if (measured := measured_from(load(path)))]
-    wanted = set(ways)
-    newest = max((m for m in found if wanted <= m.ways), key=lambda measured: measured.when, default=None)
+    wanted = set(plans)
+    newest = max((m for m in found if wanted <= m.plans), key=lambda measured: measured.when, default=None)
     if newest is None:
         return None
-    allowed = (c for c in newest.candidates if c.way in wanted or (is_allowed and is_allowed(c.way)))
+    allowed = (c for c in newest.candidates if c.plan in wanted or (is_allowed and is_allowed(c.plan)))
     return replace(newest, candidates=tuple(allowed))
 
 
@@ -54,8 +54,8 @@ def remember(folder: Path, measured: Measured) -> None:
     """Keeps what was measured, but not what may be otherwise tomorrow."""
     if any(candidate.rejected == NO_MEMORY for candidate in measured.candidates):
         return
-    ways = sorted(json.dumps(asdict(way), sort_keys=True) for way in measured.ways)
-    store(folder / f"{digest(ways)}.json", asdict(measured))
+    plans = sorted(json.dumps(asdict(plan), sort_keys=True) for plan in measured.plans)
+    store(folder / f"{digest(plans)}.json", asdict(measured))
 
 
 def measured_from(stored: dict[str, Any] | None) -> Measured | None:
@@ -72,10 +72,10 @@ def measured_from(stored: dict[str, Any] | None) -> Measured | None:
 def candidate_from(stored: Any) -> Candidate | None:
     if not isinstance(stored, dict):
         return None
-    way = rebuilt(Way, stored.get("way"))
-    if way is None or way.device not in DEVICES or min(way.threads, way.chunk) < 1:
+    plan = rebuilt(Plan, stored.get("plan"))
+    if plan is None or plan.device not in DEVICES or min(plan.threads, plan.chunk) < 1:
         return None
-    candidate = rebuilt(Candidate, stored | {"way": way})
+    candidate = rebuilt(Candidate, stored | {"plan": plan})
     is_rated = candidate is not None and candidate.pairs_per_second is not None
     return None if is_rated and candidate.pairs_per_second <= 0 else candidate  # type: ignore[union-attr, operator]
 

@@ -1,4 +1,4 @@
-"""Ways to run a step in, how fast each is out: checked, warmed up, then timed in turn until the time is used up.
+"""Execution plans in, how fast each is out: checked, warmed up, then timed in turn until the time is used up.
 
 A busy or hot minute falls on all of them alike, because they take turns in an order that changes from round to round.
 """
@@ -13,7 +13,7 @@ from lapclip.autotune.rehearsal import Rig, Work, loss_of, placed_model, some_ba
 from lapclip.autotune.results import HOPELESS, Candidate, Measured, spread_of
 from lapclip.machine.device import device_named, processor, ran_out_of_memory, release_memory
 from lapclip.model.clip import shape_of
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 
 MOST_ROUNDS = 9
 BLOCK_SECONDS = 0.4  # a block of steps lasts about so long, or one step
@@ -27,26 +27,27 @@ Progress = str  # what is being done, for whoever waits
 
 
 def measure(
-    work: Work, ways: Sequence[Way], *, seconds: float, least_rounds: int = 3, patience: float = 1.0
+    work: Work, plans: Sequence[Plan], *, seconds: float, least_rounds: int = 3, patience: float = 1.0
 ) -> Generator[Progress, None, Measured]:
-    """Times ways of a step for about so many seconds; a step in low precision that takes longer than `patience` stops
+    """Times plans for about so many seconds; a step in low precision that takes longer than `patience` stops
     the search for how much slower it is."""
     started = time.perf_counter()
     rigs = Rigs(work)
-    tried: dict[Way, Candidate] = {}
-    has_exact = any(way.precision == "fp32" for way in ways)
-    for way in ways:
-        yield f"trying {way.in_words()}"
-        is_claimed = way.precision in device_named(way.device).precisions()
-        tried[way] = check_way(rigs, way, patience if has_exact and not is_claimed else None)
-    entered = [way for way in ways if tried[way].rejected is None]
-    block_seconds = min(BLOCK_SECONDS, seconds / ((least_rounds + 2) * len(ways)))
+    tried: dict[Plan, Candidate] = {}
+    has_exact = any(plan.precision == "fp32" for plan in plans)
+    for plan in plans:
+        yield f"trying {plan.in_words()}"
+        is_claimed = plan.precision in device_named(plan.device).precisions()
+        tried[plan] = check_plan(rigs, plan, patience if has_exact and not is_claimed else None)
+    entered = [plan for plan in plans if tried[plan].rejected is None]
+    block_seconds = min(BLOCK_SECONDS, seconds / ((least_rounds + 2) * len(plans)))
     times, failed = yield from race(rigs, entered, least_rounds, block_seconds, until=started + seconds)
     tried |= failed
     rigs.clear()
     best = min(times.values(), key=statistics.median, default=[])
     candidates = tuple(
-        rated(tried[way], times[way], best, work.batch_size) if way in times else tried[way] for way in ways
+        rated(tried[plan], times[plan], best, work.batch_size) if plan in times else tried[plan]
+        for plan in plans
     )
     drift = drift_of(best) if best else 0.0
     return Measured(candidates, time.time(), time.perf_counter() - started, drift)
@@ -59,28 +60,28 @@ class Rigs:
         self.work = work
         self.made: dict[tuple[str, bool], Rig] = {}
 
-    def rig(self, way: Way) -> Rig:
-        if (way.device, way.compile) not in self.made:
-            self.made[way.device, way.compile] = Rig(self.work, way.device, compile=way.compile)
-        return self.made[way.device, way.compile]
+    def rig(self, plan: Plan) -> Rig:
+        if (plan.device, plan.compile) not in self.made:
+            self.made[plan.device, plan.compile] = Rig(self.work, plan.device, compile=plan.compile)
+        return self.made[plan.device, plan.compile]
 
-    def problem(self, way: Way) -> str | None:
-        """What the parity gate says of a way; on models of its own, whose weights no step has changed."""
-        num_pairs = num_probed(way, self.work.batch_size)
+    def problem(self, plan: Plan) -> str | None:
+        """What the parity gate says of a plan; on models of its own, whose weights no step has changed."""
+        num_pairs = num_probed(plan, self.work.batch_size)
         probe = Probe(
             some_batch(self.work, num_pairs),
             some_patches(self.work, num_pairs),
             loss_of(self.work),
             shape_of(self.work.model).text_length,
         )
-        right = reference(placed_model(self.work, processor()), probe, way)
-        model = placed_model(self.work, device_named(way.device), compile=way.compile)
-        return disagreement(model, probe, right, way)
+        right = reference(placed_model(self.work, processor()), probe, plan)
+        model = placed_model(self.work, device_named(plan.device), compile=plan.compile)
+        return disagreement(model, probe, right, plan)
 
-    def drop(self, way: Way) -> None:
+    def drop(self, plan: Plan) -> None:
         """Lets go of what failed."""
-        self.made.pop((way.device, way.compile), None)
-        device_named(way.device).release_memory()
+        self.made.pop((plan.device, plan.compile), None)
+        device_named(plan.device).release_memory()
 
     def clear(self) -> None:
         devices = [rig.device for rig in self.made.values()]
@@ -90,78 +91,78 @@ class Rigs:
         release_memory()
 
 
-def check_way(rigs: Rigs, way: Way, patience: float | None) -> Candidate:
-    """Whether a way is right, and not hopelessly slow; its first step, which compiles and takes memory."""
+def check_plan(rigs: Rigs, plan: Plan, patience: float | None) -> Candidate:
+    """Whether a plan is right, and not hopelessly slow; its first step, which compiles and takes memory."""
     try:
-        if way.precision != "fp32" and patience is not None:
-            num_pairs, factor = slower_than_fp32(rigs, way, patience)
+        if plan.precision != "fp32" and patience is not None:
+            num_pairs, factor = slower_than_fp32(rigs, plan, patience)
             if factor > HOPELESS:
                 of = "a step" if num_pairs == rigs.work.batch_size else f"a step of {num_pairs} pairs"
-                return Candidate(way, rejected=f"{of} takes {factor:.1f} times as long as in fp32")
-        if not way.is_plain and (problem := rigs.problem(way)):
-            return Candidate(way, rejected=problem)
-        first = rigs.rig(way).step(way)
+                return Candidate(plan, rejected=f"{of} takes {factor:.1f} times as long as in fp32")
+        if not plan.is_plain and (problem := rigs.problem(plan)):
+            return Candidate(plan, rejected=problem)
+        first = rigs.rig(plan).step(plan)
     except (RuntimeError, MemoryError) as error:
         rejected = in_short(error)
     else:
-        return Candidate(way, first_call_seconds=first)
-    rigs.drop(way)
-    return Candidate(way, rejected=rejected)
+        return Candidate(plan, first_call_seconds=first)
+    rigs.drop(plan)
+    return Candidate(plan, rejected=rejected)
 
 
 def in_short(error: BaseException) -> str:
     return NO_MEMORY if ran_out_of_memory(error) else f"fails: {first_line(error)}"
 
 
-def slower_than_fp32(rigs: Rigs, way: Way, patience: float) -> tuple[int, float]:
+def slower_than_fp32(rigs: Rigs, plan: Plan, patience: float) -> tuple[int, float]:
     """By which factor a step in some precision is slower, with as many pairs as patience allows."""
-    rig, exact = rigs.rig(way), replace(way, precision="fp32")
+    rig, exact = rigs.rig(plan), replace(plan, precision="fp32")
     num_pairs, factor = min(2, rigs.work.batch_size), 1.0
     while True:
-        seconds: dict[Way, list[float]] = {way: [], exact: []}
+        seconds: dict[Plan, list[float]] = {plan: [], exact: []}
         for number in range(3):
-            for one in (way, exact):
+            for one in (plan, exact):
                 took = rig.step_of_few(one, num_pairs)
                 if number > 0:  # the first one warms up
                     seconds[one].append(took)
-        factor = statistics.median(seconds[way]) / statistics.median(seconds[exact])
-        if num_pairs == rigs.work.batch_size or statistics.median(seconds[way]) > patience / 2:
+        factor = statistics.median(seconds[plan]) / statistics.median(seconds[exact])
+        if num_pairs == rigs.work.batch_size or statistics.median(seconds[plan]) > patience / 2:
             return num_pairs, factor
         num_pairs = min(2 * num_pairs, rigs.work.batch_size)
 
 
 def race(
-    rigs: Rigs, ways: Sequence[Way], least_rounds: int, block_seconds: float, until: float
-) -> Generator[Progress, None, tuple[dict[Way, list[float]], dict[Way, Candidate]]]:
+    rigs: Rigs, plans: Sequence[Plan], least_rounds: int, block_seconds: float, until: float
+) -> Generator[Progress, None, tuple[dict[Plan, list[float]], dict[Plan, Candidate]]]:
     """Seconds of a step, block by block, and what failed; who falls far behind drops out and keeps what it has."""
-    seconds: dict[Way, list[float]] = {way: [] for way in ways}
-    failed: dict[Way, Candidate] = {}
-    num_steps: dict[Way, int] = {}
-    running, before, num_rests = list(ways), None, 0
+    seconds: dict[Plan, list[float]] = {plan: [] for plan in plans}
+    failed: dict[Plan, Candidate] = {}
+    num_steps: dict[Plan, int] = {}
+    running, before, num_rests = list(plans), None, 0
     for number in range(MOST_ROUNDS):
-        for way in running[:: -1 if number % 2 else 1]:
-            yield f"round {number + 1}: {way.in_words()}"
+        for plan in running[:: -1 if number % 2 else 1]:
+            yield f"round {number + 1}: {plan.in_words()}"
             try:
-                rig = rigs.rig(way)
-                if way not in num_steps:
-                    num_steps[way] = num_in_block(rig.step(way), block_seconds)
-                if way != before:
-                    rig.step(way)  # untimed: caches and allocator still are as the one before left them
-                seconds[way].append(statistics.mean(rig.step(way) for _ in range(num_steps[way])))
+                rig = rigs.rig(plan)
+                if plan not in num_steps:
+                    num_steps[plan] = num_in_block(rig.step(plan), block_seconds)
+                if plan != before:
+                    rig.step(plan)  # untimed: caches and allocator still are as the one before left them
+                seconds[plan].append(statistics.mean(rig.step(plan) for _ in range(num_steps[plan])))
             except (RuntimeError, MemoryError) as error:
-                failed[way] = Candidate(way, rejected=in_short(error))
-            before = way
-        for way in [way for way in running if way in failed]:
-            running.remove(way)
-            seconds.pop(way)
-            rigs.drop(way)
+                failed[plan] = Candidate(plan, rejected=in_short(error))
+            before = plan
+        for plan in [plan for plan in running if plan in failed]:
+            running.remove(plan)
+            seconds.pop(plan)
+            rigs.drop(plan)
         if not running:
             break
         if number >= least_rounds - 1 and time.perf_counter() > until:
             break
-        medians = {way: statistics.median(seconds[way]) for way in running}
-        best = min(medians, key=lambda way: medians[way])
-        running = [way for way in running if medians[way] <= HOPELESS * medians[best] or number == 0]
+        medians = {plan: statistics.median(seconds[plan]) for plan in running}
+        best = min(medians, key=lambda plan: medians[plan])
+        running = [plan for plan in running if medians[plan] <= HOPELESS * medians[best] or number == 0]
         is_hot = seconds[best][-1] > (1 + MOST_DRIFT) * seconds[best][0]
         if is_hot and num_rests < MOST_RESTS and time.perf_counter() + REST_SECONDS < until:
             yield "letting the machine cool down"

@@ -15,7 +15,7 @@ from lapclip.machine.device import Device, device_named, no_memory_left, process
 from lapclip.model.clip import CLIP
 from lapclip.step.loss import Loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.step import Inputs, Way, contrastive_step, move
+from lapclip.step.step import Inputs, Plan, contrastive_step, move
 
 # The length of a difference as a share of the gradient's length. Two orders of sums differ by 1e-6 in fp32, bf16 by 3%
 # and fp16 by 0.5% from fp32, as measured on a processor; a gradient that is off by 1% must be seen in fp32.
@@ -47,29 +47,29 @@ class Gradients:
     by_name: dict[str, Tensor]
 
 
-def num_probed(way: Way, batch_size: int) -> int:
+def num_probed(plan: Plan, batch_size: int) -> int:
     """How many pairs are tried: a compiled program is one for its number of pairs, so it is tried with that."""
-    return min(batch_size, way.chunk if way.compile else NUM_PAIRS)
+    return min(batch_size, plan.chunk if plan.compile else NUM_PAIRS)
 
 
-def reference(model: CLIP, probe: Probe, way: Way) -> Gradients:
-    """What is right: the processor in fp32, with the model still there and no more in memory than the way holds."""
-    plain = Way(processor().name, "fp32", threads=way.threads, chunk=way.chunk)
+def reference(model: CLIP, probe: Probe, plan: Plan) -> Gradients:
+    """What is right: the processor in fp32, with the model still there and no more in memory than the plan holds."""
+    plain = Plan(processor().name, "fp32", threads=plan.threads, chunk=plan.chunk)
     return gradients_in_memory(model, probe.inputs(plain.device), probe.loss_fn, plain)
 
 
-def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients:
+def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) -> Gradients:
     """The gradients of one batch; the model keeps none. In fp16 with the largest loss scale that does not overflow."""
-    loss_scale = MOST_LOSS_SCALE if way.precision == "fp16" else 1.0
+    loss_scale = MOST_LOSS_SCALE if plan.precision == "fp16" else 1.0
     while True:
         model.zero_grad()
         outcome = contrastive_step(
             model,
             inputs,
             loss_fn,
-            way.chunk,
-            device=device_named(way.device),
-            precision=way.precision,
+            plan.chunk,
+            device=device_named(plan.device),
+            precision=plan.precision,
             loss_scale=loss_scale,
         )
         found = {
@@ -83,55 +83,55 @@ def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients
         loss_scale /= 4
 
 
-def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, way: Way) -> Gradients:
+def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) -> Gradients:
     """With as many pairs at once as there is memory for: a device that is merely small is not wrong."""
     while True:
         try:
-            return gradients(model, inputs, loss_fn, way)
+            return gradients(model, inputs, loss_fn, plan)
         except (RuntimeError, MemoryError) as error:
-            if not ran_out_of_memory(error) or way.chunk == 1:
+            if not ran_out_of_memory(error) or plan.chunk == 1:
                 raise
-        way = replace(way, chunk=(way.chunk + 1) // 2)
-        device_named(way.device).release_memory()
+        plan = replace(plan, chunk=(plan.chunk + 1) // 2)
+        device_named(plan.device).release_memory()
 
 
-def disagreement(model: CLIP, probe: Probe, right: Gradients, way: Way) -> str | None:
-    """What is wrong with a way, in words that name the worst tensor; None when it agrees with the processor."""
-    if problem := optimizer_problem(device_named(way.device)):
+def disagreement(model: CLIP, probe: Probe, right: Gradients, plan: Plan) -> str | None:
+    """What is wrong with a plan, in words that name the worst tensor; None when it agrees with the processor."""
+    if problem := optimizer_problem(device_named(plan.device)):
         return problem
-    straight = probe.inputs(way.device)
+    straight = probe.inputs(plan.device)
     kinds = {"contiguous": straight, "permuted": permuted(straight)}
-    if way.compile:
+    if plan.compile:
         kinds.pop("permuted")  # would be compiled anew, into a program that nothing trains with
     for kind, inputs in kinds.items():
         # Once at once and once in chunks: both are trained with.
         chunk = len(straight.images) if kind == "contiguous" else -(-len(straight.images) // 2)
-        found = gradients_in_memory(model, inputs, probe.loss_fn, replace(way, chunk=min(way.chunk, chunk)))
-        if problem := difference(found, right, TOLERANCES[way.precision]):
+        found = gradients_in_memory(model, inputs, probe.loss_fn, replace(plan, chunk=min(plan.chunk, chunk)))
+        if problem := difference(found, right, TOLERANCES[plan.precision]):
             return f"{problem}, with {kind} inputs"
     return None
 
 
-def place_checked(model: CLIP, probe: Probe, way: Way) -> CLIP:
+def place_checked(model: CLIP, probe: Probe, plan: Plan) -> CLIP:
     """Takes a model from the processor to where it is trained, and refuses to train where the numbers are wrong.
 
     A new model, also of a run that is resumed: the loss of a trained one nearly vanishes, and then its gradients in low
     precision are mostly rounding.
     """
     try:
-        right = None if way.is_plain else reference(model, probe, way)
-        model = device_named(way.device).place(model)
-        if way.compile:
+        right = None if plan.is_plain else reference(model, probe, plan)
+        model = device_named(plan.device).place(model)
+        if plan.compile:
             model.compile_towers()
-        problem = None if right is None else disagreement(model, probe, right, way)
+        problem = None if right is None else disagreement(model, probe, right, plan)
     except (RuntimeError, MemoryError) as error:
         if ran_out_of_memory(error):
             raise no_memory_left(error) from None
         problem = first_line(error)
     if problem is not None:
-        compiled = ", compiled" if way.compile else ""
+        compiled = ", compiled" if plan.compile else ""
         raise UserError(
-            f"`{way.device}` in {way.precision}{compiled} cannot be trusted with this model: {problem}",
+            f"`{plan.device}` in {plan.precision}{compiled} cannot be trusted with this model: {problem}",
             hint="train on the processor: `--device cpu --precision fp32 --no-compile`",
         )
     return model

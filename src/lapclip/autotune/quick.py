@@ -4,23 +4,23 @@ from collections.abc import Callable, Generator, Sequence
 
 from lapclip.autotune.cache import folder_for, recall, remember
 from lapclip.autotune.measure import Progress, measure
-from lapclip.autotune.plans import few_ways, thread_counts
+from lapclip.autotune.plans import few_plans, thread_counts
 from lapclip.autotune.rehearsal import Rig, Work
-from lapclip.autotune.resolve import SHARE_OF_MEMORY, settle_chunk, total_steps
+from lapclip.autotune.resolve import SHARE_OF_MEMORY, resolve_chunk, total_steps
 from lapclip.autotune.results import Measured
 from lapclip.config import Config, DeviceConfig
 from lapclip.machine.device import Device, default_threads, device_named, present_devices, processor
 from lapclip.machine.hardware import Machine
 from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
 from lapclip.step.loss import NEEDS_BIAS
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 
 SHARE_OF_BUDGET = 0.05
 MOST_SECONDS = 10.0  # a candidate
 STEPS_EACH = 4  # two to warm up, two to time
 LEAST_SECONDS = 0.5  # of allowance, below which nothing is begun
 MANY_FLOPS = 1e12  # a second, which no laptop's step exceeds by much
-Combine = Callable[[DeviceConfig, Sequence[Device], Sequence[int], Sequence[int]], list[Way]]
+Combine = Callable[[DeviceConfig, Sequence[Device], Sequence[int], Sequence[int]], list[Plan]]
 FEW = 2  # pairs, to guess the length of a step from
 
 
@@ -44,56 +44,56 @@ def chunks_on(device: Device, asked: Config, work: Work, machine: Machine, num: 
         shape_of(work.model), vocab_size=work.vocab_size, has_bias=work.train.loss in NEEDS_BIAS
     )
     room = room_on([device], asked.device, machine)[device.name]
-    chunk, _ = settle_chunk(asked, work.batch_size, num_parameters, room)
+    chunk, _ = resolve_chunk(asked, work.batch_size, num_parameters, room)
     if asked.train.chunk is not None:
         return [min(asked.train.chunk, work.batch_size)]
     return sorted({max(1, -(-chunk // 2**halved)) for halved in range(num)}, reverse=True)
 
 
-def ways_for(
-    asked: Config, work: Work, machine: Machine, *, combine: Combine = few_ways, num_chunks: int = 2
-) -> list[Way]:
-    """The ways that a run could take: on each device the largest chunk that fits, and halves of it."""
+def plans_for(
+    asked: Config, work: Work, machine: Machine, *, combine: Combine = few_plans, num_chunks: int = 2
+) -> list[Plan]:
+    """The plans that a run could use: on each device the largest chunk that fits, and halves of it."""
     threads = [asked.device.threads] if asked.device.threads else thread_counts(machine, default_threads())
-    ways: list[Way] = []
+    plans: list[Plan] = []
     for device in devices_for(asked.device):
         chunks = chunks_on(device, asked, work, machine, num_chunks)
-        ways += combine(asked.device, [device], threads, chunks)
-    return ways
+        plans += combine(asked.device, [device], threads, chunks)
+    return plans
 
 
 def try_out(
-    asked: Config, settled: Config, work: Work, machine: Machine, num_train: int
+    asked: Config, resolved: Config, work: Work, machine: Machine, num_train: int
 ) -> Generator[Progress, None, Measured | None]:
     """Times what was not asked for; None where there is no choice, or no time for one."""
-    ways = ways_for(asked, work, machine)
-    if len(ways) < 2:
+    plans = plans_for(asked, work, machine)
+    if len(plans) < 2:
         return None
     folder = folder_for(machine, work.key())
-    if (known := recall(folder, ways, lambda way: is_allowed(way, asked, ways))) is not None:
+    if (known := recall(folder, plans, lambda plan: is_allowed(plan, asked, plans))) is not None:
         return known
-    steps = total_steps(settled.train, num_train, work.batch_size)
-    minutes = settled.train.minutes
-    if steps is not None and steps * SHARE_OF_BUDGET < STEPS_EACH * len(ways):
+    steps = total_steps(resolved.train, num_train, work.batch_size)
+    minutes = resolved.train.minutes
+    if steps is not None and steps * SHARE_OF_BUDGET < STEPS_EACH * len(plans):
         return None
     if minutes is not None:
         flops = 3 * work.batch_size * flops_per_pair(shape_of(work.model), num_tokens=work.num_tokens)
-        at_best = max(LEAST_SECONDS, STEPS_EACH * len(ways) * flops / MANY_FLOPS)
+        at_best = max(LEAST_SECONDS, STEPS_EACH * len(plans) * flops / MANY_FLOPS)
         if minutes * 60 * SHARE_OF_BUDGET < at_best:
             return None
-    yield "measuring which way trains fastest here"
-    step_seconds = guess_step_seconds(work, ways[0])
+    yield "measuring which plan trains fastest here"
+    step_seconds = guess_step_seconds(work, plans[0])
     budget_seconds = minutes * 60 if minutes is not None else (steps or 0) * step_seconds
-    allowed = min(SHARE_OF_BUDGET * budget_seconds, max(MOST_SECONDS, STEPS_EACH * step_seconds) * len(ways))
-    if STEPS_EACH * step_seconds * len(ways) > allowed:
+    allowed = min(SHARE_OF_BUDGET * budget_seconds, max(MOST_SECONDS, STEPS_EACH * step_seconds) * len(plans))
+    if STEPS_EACH * step_seconds * len(plans) > allowed:
         return None
-    measured = yield from measure(work, ways, seconds=allowed, least_rounds=2)
+    measured = yield from measure(work, plans, seconds=allowed, least_rounds=2)
     remember(folder, measured)
     return measured
 
 
-def is_allowed(way: Way, asked: Config, ways: Sequence[Way]) -> bool:
-    """Whether a way that was timed for another reason is as asked, and its chunk fits."""
+def is_allowed(plan: Plan, asked: Config, plans: Sequence[Plan]) -> bool:
+    """Whether a plan that was timed for another reason is as asked, and its chunk fits."""
     device = asked.device
     wanted = {
         "precision": device.precision,
@@ -101,15 +101,15 @@ def is_allowed(way: Way, asked: Config, ways: Sequence[Way]) -> bool:
         "compile": device.compile,
         "keep_memory": device.keep_memory,
     }
-    is_asked = all(value is None or getattr(way, part) == value for part, value in wanted.items())
-    chunks = [other.chunk for other in ways if other.device == way.device]
-    has_chunk = way.chunk in chunks if asked.train.chunk else way.chunk <= max(chunks, default=0)
+    is_asked = all(value is None or getattr(plan, part) == value for part, value in wanted.items())
+    chunks = [other.chunk for other in plans if other.device == plan.device]
+    has_chunk = plan.chunk in chunks if asked.train.chunk else plan.chunk <= max(chunks, default=0)
     return is_asked and has_chunk
 
 
-def guess_step_seconds(work: Work, way: Way) -> float:
+def guess_step_seconds(work: Work, plan: Plan) -> float:
     """On the processor: from a step of two pairs, longer than their share, or of the whole batch if that is short."""
     rig = Rig(work, processor().name)
-    plain = Way(processor().name, "fp32", threads=way.threads, chunk=work.batch_size)
+    plain = Plan(processor().name, "fp32", threads=plan.threads, chunk=work.batch_size)
     guess = min(rig.step_of_few(plain, FEW) for _ in range(2)) * work.batch_size / FEW
     return guess if guess > LEAST_SECONDS else min(rig.step(plain) for _ in range(2))

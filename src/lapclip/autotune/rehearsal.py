@@ -13,12 +13,12 @@ from lapclip.machine.device import Device, device_named, set_up_process
 from lapclip.model.clip import CLIP, build_model, shape_of
 from lapclip.step.loss import LOSSES, NEEDS_BIAS, Loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.step import Inputs, Way, choose_patches, fixed_length, move, update
+from lapclip.step.step import Inputs, Plan, choose_patches, fixed_length, move, update
 
 
 @dataclass(frozen=True)
 class Work:
-    """What is timed: a model, a batch, and how it is trained; all of it settled."""
+    """What is timed: a model, a batch, and how it is trained; all of it resolved."""
 
     model: ModelConfig
     train: TrainConfig
@@ -27,7 +27,7 @@ class Work:
 
     @property
     def batch_size(self) -> int:
-        assert self.train.batch_size is not None, "settled"
+        assert self.train.batch_size is not None, "resolved"
         return self.train.batch_size
 
     def key(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Work:
 
 
 class Rig:
-    """The model of some work on one device; steps in any way that device and compilation allow."""
+    """The model of some work on one device; runs any plan with that device and compilation."""
 
     def __init__(self, work: Work, device: str, *, compile: bool = False):
         self.work, self.device, self.loss_fn = work, device_named(device), loss_of(work)
@@ -54,9 +54,9 @@ class Rig:
         self.length = fixed_length(self.device, compile, self.model.size.text_length)
         self.inputs = self.some_inputs(work.batch_size)
 
-    def step(self, way: Way, inputs: Inputs | None = None) -> float:
+    def step(self, plan: Plan, inputs: Inputs | None = None) -> float:
         """Runs one whole step; how many seconds it took."""
-        set_up_process(way.threads, keep_memory=way.keep_memory)
+        set_up_process(plan.threads, keep_memory=plan.keep_memory)
         self.device.synchronize()
         started = time.perf_counter()
         update(
@@ -64,13 +64,13 @@ class Rig:
             self.optimizer,
             inputs or self.inputs,
             self.loss_fn,
-            way=way,
+            plan=plan,
             clip_norm=self.work.train.clip_norm,
         )
         return time.perf_counter() - started
 
-    def step_of_few(self, way: Way, num_pairs: int) -> float:
-        return self.step(replace(way, chunk=num_pairs), self.some_inputs(num_pairs))
+    def step_of_few(self, plan: Plan, num_pairs: int) -> float:
+        return self.step(replace(plan, chunk=num_pairs), self.some_inputs(num_pairs))
 
     def some_inputs(self, num_pairs: int) -> Inputs:
         """A batch such as training sees, on the device."""
@@ -79,7 +79,7 @@ class Rig:
 
 
 def loss_of(work: Work) -> Loss:
-    assert work.train.loss is not None, "settled"
+    assert work.train.loss is not None, "resolved"
     return LOSSES[work.train.loss]
 
 
@@ -95,7 +95,7 @@ def placed_model(work: Work, device: Device, *, compile: bool = False) -> CLIP:
 
 
 def some_patches(work: Work, num_pairs: int) -> Tensor | None:
-    assert work.train.keep_patches is not None, "settled"
+    assert work.train.keep_patches is not None, "resolved"
     size = shape_of(work.model)
     num_patches = (size.image_size // size.patch_size) ** 2
     return choose_patches(

@@ -12,7 +12,7 @@ from lapclip.data.advice import Advice, DataFacts, advise_tokenizer
 from lapclip.errors import UserError
 from lapclip.machine.hardware import Machine
 from lapclip.model.clip import flops_per_pair, shape_of
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ ASKED = "asked for"
 T = TypeVar("T")
 
 
-def settle_tokenizer(config: Config, share_outside_a_to_z: float) -> tuple[TokenizerName, str]:
-    """The kind of tokenizer, which must be there before the rest can be settled."""
+def resolve_tokenizer(config: Config, share_outside_a_to_z: float) -> tuple[TokenizerName, str]:
+    """The kind of tokenizer, which must be there before the rest can be resolved."""
     if config.data.tokenizer is not None:
         return config.data.tokenizer, ASKED
     if config.model.size not in CHARACTER_SIZES:
@@ -75,7 +75,7 @@ def settle_tokenizer(config: Config, share_outside_a_to_z: float) -> tuple[Token
     return "characters", f"`{config.model.size}` is the documents' model and counts their 33 symbols"
 
 
-def settle_text_length(config: Config, data: DataSummary) -> tuple[int, Reasons]:
+def resolve_text_length(config: Config, data: DataSummary) -> tuple[int, Reasons]:
     """As long as the size has it, unless captions need more or far less."""
     default = shape_of(config.model).text_length
     advised = data.advice.get("text_length")
@@ -84,7 +84,7 @@ def settle_text_length(config: Config, data: DataSummary) -> tuple[int, Reasons]
     return advised.value, {"text_length": advised.why}
 
 
-def settle(
+def resolve(
     config: Config,
     data: DataSummary,
     machine: Machine,
@@ -100,7 +100,7 @@ def settle(
     """
     size = shape_of(config.model)
     recipe = RECIPES.get(config.model.size, OTHER_SIZES)
-    tokenizer, why_tokenizer = settle_tokenizer(config, data.share_outside_a_to_z)
+    tokenizer, why_tokenizer = resolve_tokenizer(config, data.share_outside_a_to_z)
     reasons: Reasons = {"tokenizer": why_tokenizer}
 
     def choose_one(name: str, asked: T | None, value: T, why: str) -> T:
@@ -111,13 +111,13 @@ def settle(
     if all(getattr(train, budget) is None for budget in BUDGETS):
         train = replace(train, minutes=DEFAULT_MINUTES)
         reasons["minutes"] = "no budget given"
-    batch_size = choose_one("batch_size", train.batch_size, *settle_batch_size(recipe, data))
+    batch_size = choose_one("batch_size", train.batch_size, *resolve_batch_size(recipe, data))
     if batch_size > data.num_train:
         raise UserError(
             f"a batch of {batch_size} pairs cannot be filled: `{config.data.source}` has {data.num_train}",
             hint=f"pass `--batch-size {data.num_train}` or less",
         )
-    chosen, why = settle_way(
+    chosen, why = resolve_plan(
         replace(config, train=train),
         machine,
         num_parameters,
@@ -127,51 +127,51 @@ def settle(
         measured=measured,
         room=room or {},
     )
-    way, reasons = chosen.way, reasons | why
+    plan, reasons = chosen.plan, reasons | why
     step_seconds = batch_size / (
         chosen.pairs_per_second or USUAL_FLOPS / (3 * flops_per_pair(size, num_tokens=size.text_length))
     )
-    settled_train = replace(
+    resolved_train = replace(
         train,
         batch_size=batch_size,
-        chunk=way.chunk,
-        loss=choose_one("loss", train.loss, *settle_loss(data)),
+        chunk=plan.chunk,
+        loss=choose_one("loss", train.loss, *resolve_loss(data)),
         lr=choose_one("lr", train.lr, recipe.lr, recipe.why),
         keep_patches=choose_one("keep_patches", train.keep_patches, recipe.keep_patches, recipe.why),
         eval_every=choose_one(
             "eval_every",
             train.eval_every,
-            settle_eval_every(train, data.num_train, batch_size),
+            resolve_eval_every(train, data.num_train, batch_size),
             "ten times in the run, or fewer in a short one",
         ),
     )
-    settled_model = replace(
+    resolved_model = replace(
         config.model, image_size=size.image_size, patch_size=size.patch_size, text_length=size.text_length
     )
-    settled_data = replace(
+    resolved_data = replace(
         config.data,
         tokenizer=tokenizer,
         num_validation=min(config.data.num_validation, data.num_validation),
         workers=choose_one(
-            "workers", config.data.workers, *settle_workers(data, machine, batch_size, step_seconds)
+            "workers", config.data.workers, *resolve_workers(data, machine, batch_size, step_seconds)
         ),
         **{
             name: choose_one(name, getattr(config.data, name), *value)
-            for name, value in settle_looks(data).items()
+            for name, value in resolve_looks(data).items()
         },
     )
     if data.format is not None:
         found = choose_one("format", config.data.format, data.format, "what the source looks like")
-        settled_data = replace(settled_data, format=found)
+        resolved_data = replace(resolved_data, format=found)
     if data.is_drawn:
         reasons = {name: why for name, why in reasons.items() if name not in LOOKS or why == ASKED}
-    if settled_data.num_validation < config.data.num_validation:
+    if resolved_data.num_validation < config.data.num_validation:
         reasons["num_validation"] = f"all that `{config.data.source}` holds out"
-    settled = Config(data=settled_data, model=settled_model, train=settled_train, device=config.device)
-    return with_way(settled, way), reasons
+    resolved = Config(data=resolved_data, model=resolved_model, train=resolved_train, device=config.device)
+    return with_plan(resolved, plan), reasons
 
 
-def settle_way(
+def resolve_plan(
     config: Config,
     machine: Machine,
     num_parameters: int,
@@ -189,15 +189,15 @@ def settle_way(
         seconds=train.minutes * 60 if train.minutes else None, num_pairs=steps * batch_size if steps else None
     )
     chosen = choose(measured.candidates, budget) if measured else None
-    name = chosen.way.device if chosen else "cpu" if device.device == "auto" else device.device
+    name = chosen.plan.device if chosen else "cpu" if device.device == "auto" else device.device
     limit = room.get(name, int(machine.available_bytes * SHARE_OF_MEMORY))
-    chunk, reason = settle_chunk(config, batch_size, num_parameters, limit)
+    chunk, reason = resolve_chunk(config, batch_size, num_parameters, limit)
     reasons = USUAL | {"chunk": reason}
     if measured is None and (others := [f"`{other}`" for other in room if other != name]):
         reasons["device"] = f"too short a run to find out whether {' or '.join(others)} is faster"
     if measured is not None and chosen is not None:
         found = reasons_for(chosen, measured)
-        if chosen.way.chunk == chunk and "chunk" in found:
+        if chosen.plan.chunk == chunk and "chunk" in found:
             found["chunk"] = f"{reason}; {found['chunk']}"
         reasons = reasons | found
     asked = {part: getattr(device, part) for part in ("precision", "threads", "compile", "keep_memory")}
@@ -205,7 +205,7 @@ def settle_way(
     reasons |= {part: ASKED for part, value in asked.items() if value is not None}
     if train.chunk is not None and train.chunk > batch_size:
         reasons["chunk"] = f"the whole batch; {train.chunk} would be more than there is"
-    usual = Way(
+    usual = Plan(
         device=name,
         precision=device.precision or "fp32",
         threads=device.threads or threads,
@@ -216,16 +216,16 @@ def settle_way(
     return chosen or Candidate(usual), reasons
 
 
-def way_of(config: Config) -> Way:
-    """How the steps of a settled run are run."""
+def plan_of(config: Config) -> Plan:
+    """How the steps of a resolved run are run."""
     parts = {name: getattr(config.device, name) for name in asdict(config.device) if name != "max_memory"}
-    assert config.device.device != "auto" and config.train.chunk and None not in parts.values(), "settled"
-    return Way(**parts, chunk=config.train.chunk)
+    assert config.device.device != "auto" and config.train.chunk and None not in parts.values(), "resolved"
+    return Plan(**parts, chunk=config.train.chunk)
 
 
-def with_way(config: Config, way: Way) -> Config:
-    """The config of a run that is trained in another way."""
-    parts = asdict(way)
+def with_plan(config: Config, plan: Plan) -> Config:
+    """The config of a run with another plan."""
+    parts = asdict(plan)
     train = replace(config.train, chunk=parts.pop("chunk"))
     return replace(config, train=train, device=replace(config.device, **parts))
 
@@ -239,7 +239,7 @@ USUAL = {
 }
 
 
-def settle_chunk(config: Config, batch_size: int, num_parameters: int, limit: int) -> tuple[int, str]:
+def resolve_chunk(config: Config, batch_size: int, num_parameters: int, limit: int) -> tuple[int, str]:
     """The largest chunk that fits into memory; a limit that was asked for is kept or refused."""
     recompute, size = config.model.recompute, shape_of(config.model)
     least = min(config.train.chunk or 1, batch_size)
@@ -260,7 +260,7 @@ def settle_chunk(config: Config, batch_size: int, num_parameters: int, limit: in
     return chunk, f"more would not fit into the {limit / 1e9:.1f} GB that may be used"
 
 
-def settle_batch_size(recipe: Recipe, data: DataSummary) -> tuple[int, str]:
+def resolve_batch_size(recipe: Recipe, data: DataSummary) -> tuple[int, str]:
     advised = data.advice.get("batch_size")
     if advised is not None and advised.value < recipe.batch_size:
         return advised.value, advised.why
@@ -269,12 +269,12 @@ def settle_batch_size(recipe: Recipe, data: DataSummary) -> tuple[int, str]:
     return recipe.batch_size, recipe.why
 
 
-def settle_loss(data: DataSummary) -> tuple[LossName, str]:
+def resolve_loss(data: DataSummary) -> tuple[LossName, str]:
     advised = data.advice.get("loss")
     return (advised.value, advised.why) if advised else ("softmax", "CLIP's own")
 
 
-def settle_workers(
+def resolve_workers(
     data: DataSummary, machine: Machine, batch_size: int, step_seconds: float
 ) -> tuple[int, str]:
     """Processes that draw or decode ahead, where that is a notable part of a step."""
@@ -291,7 +291,7 @@ def settle_workers(
     ), f"{taken} of {float(f'{step_seconds:.2g}'):g} s"
 
 
-def settle_looks(data: DataSummary) -> dict[str, tuple[Any, str]]:
+def resolve_looks(data: DataSummary) -> dict[str, tuple[Any, str]]:
     """How images are kept and varied, with reasons; what is drawn anew each time needs none of it."""
     says_sides = data.says_sides > 0.02
     return {
@@ -313,7 +313,7 @@ def settle_looks(data: DataSummary) -> dict[str, tuple[Any, str]]:
 LOOKS = ("pack", "crop", "flip", "colour")
 
 
-def settle_eval_every(train: TrainConfig, num_train: int, batch_size: int) -> str:
+def resolve_eval_every(train: TrainConfig, num_train: int, batch_size: int) -> str:
     total = total_steps(train, num_train, batch_size)
     if total is not None:
         return str(max(1, total // 10))

@@ -1,11 +1,11 @@
-"""What was measured, as plain values that go into a cache, a table and JSON; and the one way that is chosen of them."""
+"""What was measured, as plain values that go into a cache, a table and JSON; and the plan that is chosen from them."""
 
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 
 HOPELESS = 1.5  # times as slow as the best: taken no further
 TIE = 0.05  # whoever is this near to the fastest is as fast
@@ -15,9 +15,9 @@ PRECISIONS = ("fp32", "bf16", "fp16")  # among equals, in this order
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to run a step, and how fast it was, or why it was not taken further."""
+    """One execution plan, and how fast it was, or why it was not taken further."""
 
-    way: Way
+    plan: Plan
     pairs_per_second: float | None = None  # the median; None when it was never timed
     spread: float | None = None  # half the distance of the quartiles, as a share of the median
     first_call_seconds: float | None = None  # of the first step, compilation included
@@ -34,13 +34,13 @@ class Measured:
     drift: float = 0.0  # by which share a step became slower from the first rounds to the last
 
     @property
-    def ways(self) -> set[Way]:
-        return {candidate.way for candidate in self.candidates}
+    def plans(self) -> set[Plan]:
+        return {candidate.plan for candidate in self.candidates}
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a run is, in one of two ways; compiling must pay within it."""
+    """How long a run is, in seconds or in pairs; compiling must pay within it."""
 
     seconds: float | None = None
     num_pairs: int | None = None
@@ -67,7 +67,7 @@ def rate_over(candidate: Candidate, budget: Budget) -> float:
     """Pairs a second over a whole run, the time that compiling takes included."""
     rate = candidate.pairs_per_second
     assert rate is not None
-    lost = (candidate.first_call_seconds or 0.0) if candidate.way.compile else 0.0
+    lost = (candidate.first_call_seconds or 0.0) if candidate.plan.compile else 0.0
     if budget.seconds is not None:
         return rate * max(0.0, 1 - lost / budget.seconds)
     return rate if budget.num_pairs is None else budget.num_pairs / (lost + budget.num_pairs / rate)
@@ -83,23 +83,23 @@ def remark_on(candidate: Candidate, measured: Measured) -> str | None:
 
 
 def order_among_equals(candidate: Candidate) -> tuple:
-    way = candidate.way
+    plan = candidate.plan
     return (
-        -way.chunk,
-        way.compile,
-        -way.threads,
-        PRECISIONS.index(way.precision),
-        way.device != "cpu",
-        not way.keep_memory,
+        -plan.chunk,
+        plan.compile,
+        -plan.threads,
+        PRECISIONS.index(plan.precision),
+        plan.device != "cpu",
+        not plan.keep_memory,
     )
 
 
 def reasons_for(choice: Candidate, measured: Measured) -> dict[str, str]:
-    """Why each part of the chosen way, in words; a part that had no rival has no reason."""
+    """Why each part of the chosen plan, in words; a part that had no rival has no reason."""
     reasons = {}
-    for part in (field.name for field in fields(Way)):
-        chosen = getattr(choice.way, part)
-        others = dict.fromkeys(getattr(c.way, part) for c in measured.candidates)
+    for part in (field.name for field in fields(Plan)):
+        chosen = getattr(choice.plan, part)
+        others = dict.fromkeys(getattr(c.plan, part) for c in measured.candidates)
         said = [
             words
             for other in others
@@ -116,24 +116,24 @@ def likest_pair(
     choice: Candidate, candidates: Iterable[Candidate], part: str, other: Any
 ) -> tuple[Candidate, Candidate] | None:
     """Two candidates that differ in one part alone, one with the chosen value and one with another; near the choice."""
-    by_way = {candidate.way: candidate for candidate in candidates}
+    by_plan = {candidate.plan: candidate for candidate in candidates}
     pairs = [
-        (by_way[like], rival)
-        for rival in by_way.values()
-        if getattr(rival.way, part) == other
-        and (like := replace(rival.way, **{part: getattr(choice.way, part)})) in by_way
-        and by_way[like].pairs_per_second is not None
+        (by_plan[like], rival)
+        for rival in by_plan.values()
+        if getattr(rival.plan, part) == other
+        and (like := replace(rival.plan, **{part: getattr(choice.plan, part)})) in by_plan
+        and by_plan[like].pairs_per_second is not None
     ]
-    return min(pairs, key=lambda pair: num_differences(pair[0].way, choice.way), default=None)
+    return min(pairs, key=lambda pair: num_differences(pair[0].plan, choice.plan), default=None)
 
 
-def num_differences(one: Way, other: Way) -> int:
-    return sum(getattr(one, field.name) != getattr(other, field.name) for field in fields(Way))
+def num_differences(one: Plan, other: Plan) -> int:
+    return sum(getattr(one, field.name) != getattr(other, field.name) for field in fields(Plan))
 
 
 def comparison(chosen: Candidate, rival: Candidate, part: str) -> str | None:
     """How two compare; nothing where the other won, in company of which neither was chosen."""
-    named = in_words(part, getattr(rival.way, part))
+    named = in_words(part, getattr(rival.plan, part))
     if rival.pairs_per_second is None:
         return f"{named}: {rival.rejected}"
     assert chosen.pairs_per_second is not None
@@ -150,7 +150,7 @@ def comparison(chosen: Candidate, rival: Candidate, part: str) -> str | None:
 
 
 def in_words(part: str, value: Any) -> str:
-    """The value of a part of a way, as a thing that another can be faster than."""
+    """The value of a part of a plan, as a thing that another can be faster than."""
     if part == "threads":
         return "1 thread" if value == 1 else f"{value} threads"
     if part == "chunk":

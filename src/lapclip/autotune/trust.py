@@ -14,22 +14,22 @@ from lapclip.machine.device import processor
 from lapclip.model.clip import CLIP, build_model
 from lapclip.step.feed import feed
 from lapclip.step.loss import LOSSES, NEEDS_BIAS
-from lapclip.step.step import Way, choose_patches
+from lapclip.step.step import Plan, choose_patches
 
 
 def build_trusted(
-    config: Config, source: Source, tokenizer: Tokenizer, way: Way, reasons: Mapping[str, str]
-) -> tuple[CLIP, Way, str | None]:
-    """The model, the way it is trained in, and what was wrong with another one that had been chosen by measurement."""
+    config: Config, source: Source, tokenizer: Tokenizer, plan: Plan, reasons: Mapping[str, str]
+) -> tuple[CLIP, Plan, str | None]:
+    """The model, its plan, and what was wrong with another plan that had been chosen by measurement."""
     model = new_model(config, tokenizer)
-    if way.is_plain:
-        return model, way, None
+    if plan.is_plain:
+        return model, plan, None
     try:
-        return place_checked(model, first_pairs(config, source, tokenizer, model, way), way), way, None
+        return place_checked(model, first_pairs(config, source, tokenizer, model, plan), plan), plan, None
     except UserError as problem:
         if ASKED in (reasons.get(part) for part in ("device", "precision", "compile")):
             raise
-        plain = replace(way, device=processor().name, precision="fp32", compile=False)
+        plain = replace(plan, device=processor().name, precision="fp32", compile=False)
         return new_model(config, tokenizer), plain, problem.message
 
 
@@ -40,11 +40,11 @@ def new_model(config: Config, tokenizer: Tokenizer) -> CLIP:
     )
 
 
-def first_pairs(config: Config, source: Source, tokenizer: Tokenizer, model: CLIP, way: Way) -> Probe:
-    """What a way is checked with: the first pairs that would be trained on."""
+def first_pairs(config: Config, source: Source, tokenizer: Tokenizer, model: CLIP, plan: Plan) -> Probe:
+    """What a plan is checked with: the first pairs that would be trained on."""
     cfg = config.train
-    assert cfg.batch_size and cfg.keep_patches and cfg.loss, "settled"
-    num_pairs = num_probed(way, cfg.batch_size)
+    assert cfg.batch_size and cfg.keep_patches and cfg.loss, "resolved"
+    num_pairs = num_probed(plan, cfg.batch_size)
     with closing(
         feed(
             source, tokenizer, model.size, config.data,

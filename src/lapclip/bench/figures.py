@@ -1,4 +1,4 @@
-"""From plain results to figures: ways to run a step, single operations, sizes; each device beside the others."""
+"""From plain results to figures: execution plans, single operations, sizes; each device beside the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lapclip.bench.paper import (
     wrapped,
 )
 from lapclip.bench.sizes import SizeResult
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +41,7 @@ PARTS = (  # name, field, colour, hatching; in the order they happen
 )
 
 
-def draw_steps(measured: Measured, chosen: Way, title: str) -> Figure:
+def draw_steps(measured: Measured, chosen: Plan, title: str) -> Figure:
     """Pairs a second of each candidate, fastest first; the chosen one says so, a rejected one says why."""
     timed = [c for c in measured.candidates if c.rejected is None and c.pairs_per_second is not None]
     timed.sort(key=speed, reverse=True)
@@ -53,12 +53,12 @@ def draw_steps(measured: Measured, chosen: Way, title: str) -> Figure:
         longest = max((speed(c) * (1 + (c.spread or 0)) for c in timed), default=1.0)
         gap = longest * 0.012
         for place, candidate in enumerate(timed):
-            draw_bar(axes, place, candidate, is_chosen=candidate.way == chosen, gap=gap)
+            draw_bar(axes, place, candidate, is_chosen=candidate.plan == chosen, gap=gap)
         for place, candidate in enumerate(others, start=len(timed)):
             axes.text(gap, place, wrapped(why_not(candidate), 112), va="center", fontsize=8.5)
-        axes.set_yticks(range(len(rows)), [wrapped(printable(c.way.in_words()), 32) for c in rows])
+        axes.set_yticks(range(len(rows)), [wrapped(printable(c.plan.in_words()), 32) for c in rows])
         for label, candidate in zip(axes.get_yticklabels(), rows, strict=True):
-            label.set_fontweight("bold" if candidate.way == chosen else "normal")
+            label.set_fontweight("bold" if candidate.plan == chosen else "normal")
             label.set_color(INK if candidate in timed else PALE)
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(0, longest * 1.35)  # room for the words behind the longest bar

@@ -45,7 +45,7 @@ Work = Generator[str, None, Section]
 
 
 def steps_section(config: Config, data: Data, command: str, *, compile: bool, fresh: bool) -> Work:
-    """Ways to run a step of the run that `command` would train."""
+    """Execution plans of the run that `command` would train."""
     result = yield from bench_steps(config, data, compile=compile, fresh=fresh)
     rate = (
         f", at about {result.predicted:,.0f} pairs/s while its images are prepared"
@@ -59,30 +59,30 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
     ]
     if said := drift_in_words(result.measured.drift):
         remarks.append(said)
-    title = f"{config.model.size}, batches of {result.settled.train.batch_size}"
+    title = f"{config.model.size}, batches of {result.resolved.train.batch_size}"
     return Section(
         as_json(result),
         [steps_table(result), reasons_table(result)],
         remarks,
-        lambda: draw_steps(result.measured, result.choice.way, title),
+        lambda: draw_steps(result.measured, result.choice.plan, title),
     )
 
 
 def compiling_in_words(measured: Measured) -> Iterator[str]:
-    """When compiling pays, for each way that was tried compiled."""
-    rates = {candidate.way: candidate.pairs_per_second for candidate in measured.candidates}
+    """When compiling pays, for each plan that was tried compiled."""
+    rates = {candidate.plan: candidate.pairs_per_second for candidate in measured.candidates}
     for candidate in measured.candidates:
-        plain = rates.get(replace(candidate.way, compile=False))
+        plain = rates.get(replace(candidate.plan, compile=False))
         rate, first = candidate.pairs_per_second, candidate.first_call_seconds
-        if not candidate.way.compile or not plain or not rate or not first:
+        if not candidate.plan.compile or not plain or not rate or not first:
             continue
         gain = rate / plain - 1
         if gain <= 0:
-            yield f"compiling takes {first:.0f} s and gains nothing on {candidate.way.device}"
+            yield f"compiling takes {first:.0f} s and gains nothing on {candidate.plan.device}"
         else:
             pays = first * (1 + gain) / gain / 60
             yield (
-                f"compiling takes {first:.0f} s and gains {gain:.0%} on {candidate.way.device}:"
+                f"compiling takes {first:.0f} s and gains {gain:.0%} on {candidate.plan.device}:"
                 f" it pays in runs of more than {pays:.0f} minutes, and `lapclip train` then compiles"
             )
 

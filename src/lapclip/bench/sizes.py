@@ -30,7 +30,7 @@ from lapclip.machine.cores import wait_calmly
 from lapclip.machine.device import Device, default_threads, device_named, ran_out_of_memory, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 
 STUDIED = ("nano", "tiny", "small", "base", "medium", "large", "huge")
 EPOCH_PAIRS = 10_000
@@ -176,32 +176,32 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
         flags={"size": name, "device": device, "max_memory": room / 1e9, "keep_patches": 1.0}
     )
     first = draft_of(config)
-    work, way = first.work, Way(device, "fp32", default_threads(), first.settled.train.chunk or 1)
+    work, plan = first.work, Plan(device, "fp32", default_threads(), first.resolved.train.chunk or 1)
     flops = flops_of_pair(name, work)
     if rate is not None:
         most = max(4, int(LONGEST_STEP * rate / (3 * flops)))
         work = replace(work, train=replace(work.train, batch_size=min(work.batch_size, most)))
-        way = replace(way, chunk=min(way.chunk, work.batch_size))
-    set_up_process(way.threads)
+        plan = replace(plan, chunk=min(plan.chunk, work.batch_size))
+    set_up_process(plan.threads)
     rigs = Rigs(work)
-    if not way.is_plain and (problem := rigs.problem(way)):
+    if not plan.is_plain and (problem := rigs.problem(plan)):
         raise UserError(
             f"`{device}` cannot be trusted with `{name}`: {problem}", hint="measure the processor"
         )
-    rig = rigs.rig(way)
-    rig.step(way)
-    num_steps = num_in_block(alone := rig.step(way))
+    rig = rigs.rig(plan)
+    rig.step(plan)
+    num_steps = num_in_block(alone := rig.step(plan))
     seconds = [alone] if num_steps == 1 else []
     while len(seconds) < NUM_BLOCKS:
-        seconds.append(statistics.mean(rig.step(way) for _ in range(num_steps)))
+        seconds.append(statistics.mean(rig.step(plan) for _ in range(num_steps)))
     pairs_per_second = work.batch_size / statistics.median(seconds)
-    num_passes = 3 if way.chunk >= work.batch_size else 4
+    num_passes = 3 if plan.chunk >= work.batch_size else 4
     return SizeResult(
         size=name,
         num_parameters=first.num_parameters,
         device=device,
         batch_size=work.batch_size,
-        chunk=way.chunk,
+        chunk=plan.chunk,
         pairs_per_second=pairs_per_second,
         spread=spread_of(seconds),
         memory_bytes=rig.device.peak_bytes(),

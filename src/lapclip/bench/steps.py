@@ -1,4 +1,4 @@
-"""The real training step of one size and batch, in every way this machine could run it: which is fastest, and why."""
+"""The real training step of one size and batch with every plan this machine allows: which is fastest, and why."""
 
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, fields
@@ -7,14 +7,14 @@ from typing import Any
 
 from lapclip.autotune.cache import folder_for, recall, remember
 from lapclip.autotune.measure import measure
-from lapclip.autotune.plans import all_ways
-from lapclip.autotune.quick import ways_for
-from lapclip.autotune.resolve import Reasons, way_of
+from lapclip.autotune.plans import all_plans
+from lapclip.autotune.quick import plans_for
+from lapclip.autotune.resolve import Reasons, plan_of
 from lapclip.autotune.results import Candidate, Measured, remark_on
 from lapclip.config import Config
 from lapclip.data.open import Data, finished
 from lapclip.machine.device import device_named
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 from lapclip.train.prepare import Draft, draft, open_here, tokenizer_for
 
 RACE_SECONDS = 45.0
@@ -26,11 +26,11 @@ MOST_DRIFT = 0.1
 class StepsResult:
     """What was measured of one model, and what follows from it."""
 
-    settled: Config
+    resolved: Config
     num_parameters: int
     measured: Measured
     choice: Candidate
-    reasons: Reasons  # by the parts of a way
+    reasons: Reasons  # by the parts of a plan
     predicted: float | None  # pairs a second of training, drawing included
 
 
@@ -47,26 +47,26 @@ def bench_steps(
     yield "getting ready"
     first = draft_of(config, data)
     # All combinations of what was not asked for, with chunks down to a quarter of the most that fits.
-    combine = partial(all_ways, compile=compile)
-    ways = ways_for(first.asked, first.work, first.machine, combine=combine, num_chunks=3)
+    combine = partial(all_plans, compile=compile)
+    plans = plans_for(first.asked, first.work, first.machine, combine=combine, num_chunks=3)
     folder = folder_for(first.machine, first.work.key())
-    measured = None if fresh else recall(folder, ways)
+    measured = None if fresh else recall(folder, plans)
     if measured is None:
         # Compiling is not timed against the clock: its first call alone may take longer than all the rest.
         seconds = RACE_SECONDS if not compile else 4 * RACE_SECONDS
-        measured = yield from measure(first.work, ways, seconds=seconds, patience=PATIENCE)
+        measured = yield from measure(first.work, plans, seconds=seconds, patience=PATIENCE)
         remember(folder, measured)
-    settled, reasons = first.settle(measured)
-    way = way_of(settled)
-    choice = next((c for c in measured.candidates if c.way == way), Candidate(way))
-    parts = [field.name for field in fields(Way)]
+    resolved, reasons = first.resolve(measured)
+    plan = plan_of(resolved)
+    choice = next((c for c in measured.candidates if c.plan == plan), Candidate(plan))
+    parts = [field.name for field in fields(Plan)]
     return StepsResult(
-        settled,
+        resolved,
         first.num_parameters,
         measured,
         choice,
         {part: reasons[part] for part in parts},
-        predicted_rate(choice, first, settled.data.workers or 0),
+        predicted_rate(choice, first, resolved.data.workers or 0),
     )
 
 
@@ -77,7 +77,7 @@ def predicted_rate(choice: Candidate, first: Draft, workers: int) -> float | Non
     step, draw = 1 / choice.pairs_per_second, first.summary.fetch_seconds  # of one pair
     if workers == 0:
         return 1 / (step + draw)
-    if device_named(choice.way.device).is_accelerator:
+    if device_named(choice.plan.device).is_accelerator:
         return 1 / max(step, draw / workers)
     return 1 / (step + draw / first.machine.num_cores)
 
@@ -85,9 +85,9 @@ def predicted_rate(choice: Candidate, first: Draft, workers: int) -> float | Non
 def as_json(result: StepsResult) -> dict[str, Any]:
     """The part of `lapclip bench --json` that is about steps."""
     return {
-        "size": result.settled.model.size,
-        "batch_size": result.settled.train.batch_size,
-        "keep_patches": result.settled.train.keep_patches,
+        "size": result.resolved.model.size,
+        "batch_size": result.resolved.train.batch_size,
+        "keep_patches": result.resolved.train.keep_patches,
         "num_parameters": result.num_parameters,
         "candidates": [
             candidate_json(candidate) | {"rejected": remark_on(candidate, result.measured)}
@@ -103,4 +103,4 @@ def as_json(result: StepsResult) -> dict[str, Any]:
 
 def candidate_json(candidate: Candidate) -> dict[str, Any]:
     values = asdict(candidate)
-    return values.pop("way") | values
+    return values.pop("plan") | values

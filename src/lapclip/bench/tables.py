@@ -13,24 +13,24 @@ from lapclip.bench.steps import MOST_DRIFT, StepsResult
 def steps_table(result: StepsResult) -> Table:
     rows: list[tuple[str, ...]] = []
     for candidate in sorted(result.measured.candidates, key=lambda c: -(c.pairs_per_second or 0)):
-        way = candidate.way
+        plan = candidate.plan
         rate = f"{candidate.pairs_per_second:,.0f}" if candidate.pairs_per_second else "-"
         spread = f"±{candidate.spread:.0%}" if candidate.spread is not None else ""
-        remarks = ["chosen"] * (way == result.choice.way) + ["compiled"] * way.compile
-        remarks += ["memory given back"] * (not way.keep_memory) + [
+        remarks = ["chosen"] * (plan == result.choice.plan) + ["compiled"] * plan.compile
+        remarks += ["memory given back"] * (not plan.keep_memory) + [
             remark_on(candidate, result.measured) or ""
         ]
         remark = "; ".join(remark for remark in remarks if remark)
-        rows.append((way.device, way.precision, str(way.threads), str(way.chunk), rate, spread, remark))
-    train = result.settled.train
+        rows.append((plan.device, plan.precision, str(plan.threads), str(plan.chunk), rate, spread, remark))
+    train = result.resolved.train
     caption = (
-        f"`{result.settled.model.size}`, {result.num_parameters:,} parameters, batches of {train.batch_size}"
+        f"`{result.resolved.model.size}`, {result.num_parameters:,} parameters, batches of {train.batch_size}"
     )
     return Table(caption, ("device", "precision", "threads", "chunk", "pairs/s", "spread", "remark"), rows)
 
 
 def reasons_table(result: StepsResult) -> Table:
-    values = {part: getattr(result.choice.way, part) for part in result.reasons}
+    values = {part: getattr(result.choice.plan, part) for part in result.reasons}
     rows: list[tuple[str, ...]] = [
         (part, ("no", "yes")[value] if isinstance(value, bool) else str(value), result.reasons[part])
         for part, value in values.items()

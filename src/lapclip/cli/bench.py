@@ -30,12 +30,12 @@ STEP = (
     "loss",
     "keep_patches",
 )
-WAY = ("device", "precision", "threads", "compile", "keep_memory", "max_memory")
+PLAN = ("device", "precision", "threads", "compile", "keep_memory", "max_memory")
 SWITCHES = ("recompute", "keep_memory")
 OF_ALL = ("device", "max_memory")  # what `--ops` and `--sizes` go by
 
 
-@with_settings("source", *STEP, *WAY)
+@with_settings("source", *STEP, *PLAN)
 def bench(
     *,
     ops: Annotated[
@@ -117,7 +117,7 @@ def as_command(flags: dict[str, Any]) -> str:
     """The training that was measured, as one would type it."""
     said = [
         f"{SETTINGS[name].flag} {flags[name]}"
-        for name in (*STEP, *WAY)
+        for name in (*STEP, *PLAN)
         if name in flags and name not in (*SWITCHES, "compile")
     ]
     said += [

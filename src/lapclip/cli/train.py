@@ -195,7 +195,7 @@ def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, a
     with ExitStack() as awake, closing(events_of(config, run, data)) as events:
         awake.enter_context(keep_awake())
         first = next(events)  # before anything is said: the run may belong to another process
-        show_settled(config, run)
+        show_resolved(config, run)
         with Screen(people) as screen:
             screen.show(first)
             for event in () if requests else events:
@@ -225,7 +225,7 @@ def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, a
     return 130 if stopped else 0
 
 
-def show_settled(config: "Config", run: "Run") -> None:
+def show_resolved(config: "Config", run: "Run") -> None:
     from rich.table import Table
 
     people.print(f"run: {run.path}", highlight=False)

@@ -1,4 +1,4 @@
-"""What numbers about the data suggest for training on it, each with its reason; the doctor and `settle` both ask."""
+"""What numbers about the data suggest for training on it, each with its reason; the doctor and `resolve` both ask."""
 
 from collections import Counter
 from collections.abc import Iterator

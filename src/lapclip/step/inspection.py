@@ -9,8 +9,8 @@ from lapclip.machine.hardware import memory_now
 from lapclip.machine.sensors import Sensors
 from lapclip.model.clip import CLIP
 from lapclip.runs.events import PARTS, Inspected
-from lapclip.step.profile import UNWATCHED, Closeup, Unwatched
-from lapclip.step.step import Inputs, Way
+from lapclip.step.profile import NO_PROFILER, Profiler, StepProfiler
+from lapclip.step.step import Inputs, Plan
 
 SECONDS_BETWEEN = 5.0  # with the steps in between, events stay under 5 MB an hour
 
@@ -26,26 +26,26 @@ class Inspector:
         self.sensors.read()  # shares are counted from here
         self.last = time.monotonic() - SECONDS_BETWEEN / 2  # not the first steps, which warm up
 
-    def watch_next(self, way: Way) -> Unwatched:
+    def watch_next(self, plan: Plan) -> Profiler:
         """What the next step is watched with."""
         if time.monotonic() - self.last < SECONDS_BETWEEN:
-            return UNWATCHED
+            return NO_PROFILER
         # What a compiled or recomputing model keeps cannot be counted from outside.
-        return Closeup(device_named(way.device), can_count=not (way.compile or self.recompute))
+        return StepProfiler(device_named(plan.device), can_count=not (plan.compile or self.recompute))
 
     def inspected(
         self,
-        watch: Closeup,
+        watch: StepProfiler,
         *,
         step: int,
         seconds: float,
         model: CLIP,
         optimizer: Optimizer,
         inputs: Inputs,
-        way: Way,
+        plan: Plan,
     ) -> Inspected:
         self.last = time.monotonic()
-        device = device_named(way.device)
+        device = device_named(plan.device)
         used, peak = (device.peak_bytes(),) * 2 if device.is_accelerator else memory_now()
         self.peak = max(self.peak, peak)
         parts = {part: round(watch.parts[part], 6) for part in PARTS}

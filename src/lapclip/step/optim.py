@@ -17,7 +17,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    assert config.lr is not None, "settled"
+    assert config.lr is not None, "resolved"
     optimizer = AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
     # Its memory before the first activations: what stays must not lie scattered among what comes and goes.
     for parameter in model.parameters():

@@ -18,8 +18,8 @@ from lapclip.machine.device import Device
 from lapclip.runs.events import PARTS
 
 
-class Unwatched:
-    """What a step does with its closeup when nobody looks: nothing."""
+class Profiler:
+    """The profiler of a step that is not profiled: it does nothing."""
 
     def lap(self, part: str) -> None:
         """Counts the time since the last lap for a part."""
@@ -32,10 +32,10 @@ class Unwatched:
         """Notes the gradients as they are now."""
 
 
-UNWATCHED = Unwatched()
+NO_PROFILER = Profiler()
 
 
-class Closeup(Unwatched):
+class StepProfiler(Profiler):
     """Filled while one step runs."""
 
     def __init__(self, device: Device, *, can_count: bool):

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from lapclip.machine.device import device_named, no_memory_left, ran_out_of_memory
 from lapclip.model.clip import CLIP
 from lapclip.step.loss import Loss
-from lapclip.step.profile import UNWATCHED, Unwatched
-from lapclip.step.step import Inputs, Numbers, Way, update
+from lapclip.step.profile import NO_PROFILER, Profiler
+from lapclip.step.step import Inputs, Numbers, Plan, update
 from lapclip.weights.checkpoint import Progress
 
 GROWS_AFTER = 1000  # steps without an overflow
@@ -24,14 +24,14 @@ def update_or_recover(
     inputs: Inputs,
     loss_fn: Loss,
     *,
-    way: Way,
+    plan: Plan,
     clip_norm: float,
     now: Progress,
-    watch: Unwatched = UNWATCHED,
-) -> tuple[Numbers, Way]:
-    """What the step found, and the way it could be run in; numbers that stay infinite are for the caller to judge."""
+    watch: Profiler = NO_PROFILER,
+) -> tuple[Numbers, Plan]:
+    """What the step found, and the plan it ran with; numbers that stay infinite are for the caller to judge."""
     while True:
-        if now.step - now.last_overflow_step >= GROWS_AFTER and way.precision == "fp16":
+        if now.step - now.last_overflow_step >= GROWS_AFTER and plan.precision == "fp16":
             now.loss_scale, now.last_overflow_step = min(2 * now.loss_scale, MOST_LOSS_SCALE), now.step
         try:
             found = update(
@@ -39,22 +39,22 @@ def update_or_recover(
                 optimizer,
                 inputs,
                 loss_fn,
-                way=way,
+                plan=plan,
                 clip_norm=clip_norm,
-                loss_scale=now.loss_scale if way.precision == "fp16" else 1.0,
+                loss_scale=now.loss_scale if plan.precision == "fp16" else 1.0,
                 watch=watch,
             )
         except (RuntimeError, MemoryError) as error:
             if not ran_out_of_memory(error):
                 raise
-            if way.chunk == 1:
+            if plan.chunk == 1:
                 raise no_memory_left(error) from None
         else:
-            if found.are_finite or way.precision != "fp16" or now.loss_scale <= 1:
-                return found, way
+            if found.are_finite or plan.precision != "fp16" or now.loss_scale <= 1:
+                return found, plan
             now.loss_scale, now.last_overflow_step = now.loss_scale / 2, now.step
             continue
         # Outside of `except`, whose error holds on to the activations.
-        way = replace(way, chunk=(way.chunk + 1) // 2)
+        plan = replace(plan, chunk=(plan.chunk + 1) // 2)
         optimizer.zero_grad()
-        device_named(way.device).release_memory()
+        device_named(plan.device).release_memory()

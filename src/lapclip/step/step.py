@@ -18,12 +18,12 @@ from lapclip.data.tokenizer import PAD
 from lapclip.machine.device import Device, device_named
 from lapclip.model.clip import CLIP
 from lapclip.step.loss import Loss
-from lapclip.step.profile import UNWATCHED, Unwatched
+from lapclip.step.profile import NO_PROFILER, Profiler
 
 
 @dataclass(frozen=True)
-class Way:
-    """How a step is run. None of it changes what is computed, but for rounding."""
+class Plan:
+    """An execution plan: how a step is run. None of it changes what is computed, but for rounding."""
 
     device: str
     precision: PrecisionName
@@ -34,7 +34,7 @@ class Way:
 
     @property
     def is_plain(self) -> bool:
-        """The way that all others must agree with: the processor, in fp32, as written."""
+        """The plan that all others must agree with: the processor, in fp32, as written."""
         return not device_named(self.device).is_accelerator and self.precision == "fp32" and not self.compile
 
     def in_words(self) -> str:
@@ -123,7 +123,7 @@ def contrastive_step(
     device: Device | None = None,
     precision: PrecisionName = "fp32",
     loss_scale: float = 1.0,
-    watch: Unwatched = UNWATCHED,
+    watch: Profiler = NO_PROFILER,
 ) -> Outcome:
     """Adds the gradient of the batch's loss, times `loss_scale`, to the parameters; holds one chunk's activations."""
     device = device or device_named("cpu")
@@ -188,19 +188,19 @@ def update(
     inputs: Inputs,
     loss_fn: Loss,
     *,
-    way: Way,
+    plan: Plan,
     clip_norm: float,
     loss_scale: float = 1.0,
-    watch: Unwatched = UNWATCHED,
+    watch: Profiler = NO_PROFILER,
 ) -> Numbers:
     """One whole step, as training and timing both run it; where a number is not finite the weights stay."""
-    device = device_named(way.device)
+    device = device_named(plan.device)
     # In one chunk gradients take the room of activations as these go; over several chunks they stay.
-    optimizer.zero_grad(set_to_none=way.chunk >= len(inputs.images))
+    optimizer.zero_grad(set_to_none=plan.chunk >= len(inputs.images))
     watch.lap("optimizer")
     with watch.counting([*model.parameters(), *inputs.tensors]):
         outcome = contrastive_step(
-            model, inputs, loss_fn, way.chunk, device=device, precision=way.precision, loss_scale=loss_scale,
+            model, inputs, loss_fn, plan.chunk, device=device, precision=plan.precision, loss_scale=loss_scale,
             watch=watch,
         )  # fmt: skip
     if loss_scale != 1.0:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from lapclip.autotune.resolve import settle_tokenizer
+from lapclip.autotune.resolve import resolve_tokenizer
 from lapclip.config import Config
 from lapclip.data.captions import VALIDATION
 from lapclip.data.doctor import Report, examine
@@ -18,7 +18,7 @@ def check_up(config: Config, part: Part) -> Report:
     files = part.files
     assert files is not None, "what lapclip draws is sound"
     sample = sample_captions(part.training, NUM_CAPTIONS_READ)
-    kind, _ = settle_tokenizer(config, share_outside_a_to_z(sample))
+    kind, _ = resolve_tokenizer(config, share_outside_a_to_z(sample))
     tokenizer = train_tokenizer(kind, sample, config.data.max_vocab)
     captions = [caption for own in files.catalogue.captions for caption in own]
     report = examine(

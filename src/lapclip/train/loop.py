@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 import numpy as np
 import torch
 
-from lapclip.autotune.resolve import half_a_step, share_done, total_steps, way_of, with_way
+from lapclip.autotune.resolve import half_a_step, plan_of, share_done, total_steps, with_plan
 from lapclip.autotune.trust import build_trusted
 from lapclip.config import Config
 from lapclip.data.decode import Unreadable
@@ -41,7 +41,7 @@ from lapclip.step.feed import feed
 from lapclip.step.inspection import Inspector
 from lapclip.step.loss import LOSSES
 from lapclip.step.optim import build_optimizer, schedule, set_lr
-from lapclip.step.profile import Closeup
+from lapclip.step.profile import StepProfiler
 from lapclip.step.recover import update_or_recover
 from lapclip.step.step import choose_patches, fixed_length, move
 from lapclip.train.forewarn import has_changed, warnings_of
@@ -72,22 +72,22 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
     training, validation = data.training, data.validation
     cfg = config.train
     assert cfg.batch_size and cfg.chunk and cfg.lr and cfg.keep_patches and cfg.eval_every and cfg.loss, (
-        "settled"
+        "resolved"
     )
     batch_size = cfg.batch_size
     steps = total_steps(cfg, training.num_pairs, batch_size)
     with run.owned():
         newest = checkpoint.latest(run.checkpoints)
         now = checkpoint.load_progress(newest) if newest else Progress()
-        way = way_of(config)
-        set_up_process(way.threads, keep_memory=way.keep_memory)
+        plan = plan_of(config)
+        set_up_process(plan.threads, keep_memory=plan.keep_memory)
         if config.device.max_memory is not None:
-            device_named(way.device).limit_memory(int(config.device.max_memory * 1e9))
+            device_named(plan.device).limit_memory(int(config.device.max_memory * 1e9))
         release_memory()  # of whatever was done before, such as training a tokenizer
         tokenizer = load_tokenizer(run.tokenizer_file)
         reasons = run.load_machine().get("reasons", {})
-        model, way, distrust = build_trusted(config, training, tokenizer, way, reasons)
-        config, device = with_way(config, way), device_named(way.device)
+        model, plan, distrust = build_trusted(config, training, tokenizer, plan, reasons)
+        config, device = with_plan(config, plan), device_named(plan.device)
         optimizer = build_optimizer(model, cfg)
         if newest:
             checkpoint.load_weights(newest, model)
@@ -230,7 +230,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                             yield save()
                         yield from wait(reason)
                 # one step
-                watch = inspector.watch_next(way)
+                watch = inspector.watch_next(plan)
                 started = clock.start()
                 try:
                     batch = next(batches)
@@ -258,14 +258,14 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                     optimizer,
                     lr := cfg.lr * schedule(share + half_a_step(share, now.step, steps), cfg.warmup),
                 )
-                length = fixed_length(device, way.compile, model.size.text_length)
+                length = fixed_length(device, plan.compile, model.size.text_length)
                 watch.lap("other")
                 inputs = move(batch, device, keep_BK, fixed_length=length)
                 watch.lap("transfer")
                 try:
                     found, possible = update_or_recover(
                         model, optimizer, inputs, LOSSES[cfg.loss],
-                        way=way, clip_norm=cfg.clip_norm, now=now, watch=watch,
+                        plan=plan, clip_norm=cfg.clip_norm, now=now, watch=watch,
                     )  # fmt: skip
                 except UserError:
                     if now.step > saved_step:
@@ -298,17 +298,17 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
                 )
                 if step_seconds < elapsed_seconds:
                     yield report(slept(now.step, elapsed_seconds - step_seconds))
-                elif isinstance(watch, Closeup):
+                elif isinstance(watch, StepProfiler):
                     yield from tell(
                         inspector.inspected(
-                            watch, step=now.step, seconds=step_seconds, way=way,
+                            watch, step=now.step, seconds=step_seconds, plan=plan,
                             model=model, optimizer=optimizer, inputs=inputs,
                         )
                     )  # fmt: skip
-                if possible != way:
-                    way, config = possible, with_way(config, possible)
+                if possible != plan:
+                    plan, config = possible, with_plan(config, possible)
                     keep_way(run, config, {"chunk": "memory ran out with more"})
-                    yield from tell(out_of_memory(now.step, way))
+                    yield from tell(out_of_memory(now.step, plan))
 
                 is_eval = is_due(
                     cfg.eval_every, now.step - now.last_eval_step, now.seconds - now.last_eval_seconds

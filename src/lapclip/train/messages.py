@@ -10,7 +10,7 @@ from lapclip.config import Config
 from lapclip.errors import UserError
 from lapclip.runs.events import Warned
 from lapclip.runs.run import Run
-from lapclip.step.step import Way
+from lapclip.step.step import Plan
 
 MOST_FAULTS_SAID = 10  # each by itself, of images that turn out broken while training
 # A step that takes longer than so many seconds and times the usual, with the processor no busier than this share.
@@ -37,11 +37,11 @@ def diverged(step: int, what: str, lr: float, *, newest: Path | None) -> UserErr
     )
 
 
-def out_of_memory(step: int, way: Way) -> Warned:
+def out_of_memory(step: int, plan: Plan) -> Warned:
     return Warned(
         step,
-        message=f"memory ran out: from here on {way.chunk} pairs are held at once, with the same gradients",
-        hint=f"close other programs, or start with `--chunk {way.chunk}`",
+        message=f"memory ran out: from here on {plan.chunk} pairs are held at once, with the same gradients",
+        hint=f"close other programs, or start with `--chunk {plan.chunk}`",
         kind="memory-ran-out",
     )
 

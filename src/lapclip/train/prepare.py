@@ -20,12 +20,12 @@ from lapclip.autotune.resolve import (
     ASKED,
     DataSummary,
     Reasons,
-    settle,
-    settle_text_length,
-    settle_tokenizer,
+    plan_of,
+    resolve,
+    resolve_text_length,
+    resolve_tokenizer,
     share_done,
     total_steps,
-    way_of,
 )
 from lapclip.autotune.results import Measured
 from lapclip.config import BUDGETS, SETTINGS, Config, FormatName, load_config
@@ -56,7 +56,7 @@ SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|der
 GONE = ("is missing", "lies outside the source's folder")  # what `Folders` says of images
 
 
-WAY = {"precision", "threads", "chunk", "compile", "keep_memory"}  # that follow from the device
+PLAN = {"precision", "threads", "chunk", "compile", "keep_memory"}  # that follow from the device
 
 
 def open_here(config: Config) -> Generator[Progress, None, Data]:
@@ -100,9 +100,9 @@ def prepare(config: Config, name: str | None = None, data: Data | None = None) -
 def preparing(
     config: Config, name: str | None, data: Data, reserved: Run | None = None
 ) -> Generator[str, None, Run]:
-    """Trains the tokenizer, settles what is undecided, and writes the run folder, whole or not at all."""
+    """Trains the tokenizer, resolves what is undecided, and writes the run folder, whole or not at all."""
     tokenizer = tokenizer_for(config, data)
-    settled, reasons, first, rate = yield from settle_here(config, tokenizer, data)
+    resolved, reasons, first, rate = yield from resolve_here(config, tokenizer, data)
     checkpoint.check_space(Path(), first.num_parameters)
     run = reserved or new_run(name, prefix=f"{plain_name(config.data.source)}-{config.model.size}")
     with ExitStack() as undo:
@@ -112,7 +112,7 @@ def preparing(
         write_atomically(run.tokenizer_file, tokenizer.to_json())
         facts = {"torch": torch.__version__, "data": data.fingerprint, "reasons": reasons, "bench": rate}
         run.write_machine(asdict(first.machine) | versions() | facts)
-        run.write_config(settled)
+        run.write_config(resolved)
         undo.pop_all()
     return run
 
@@ -120,7 +120,7 @@ def preparing(
 def tokenizer_for(config: Config, data: Data) -> Tokenizer:
     """Trains the tokenizer of a new run."""
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
-    kind, _ = settle_tokenizer(config, share_outside_a_to_z(captions))
+    kind, _ = resolve_tokenizer(config, share_outside_a_to_z(captions))
     return train_tokenizer(kind, captions, config.data.max_vocab)
 
 
@@ -130,7 +130,7 @@ def revise(run: Run, flags: Mapping[str, object], data: Data | None = None) -> C
 
 
 def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Generator[str, None, Config]:
-    """Changes a run's settings; what followed from them is settled again."""
+    """Changes a run's settings; what followed from them is resolved again."""
     before = run.load_config()
     machine = run.load_machine()
     reasons = machine.get("reasons", {})
@@ -138,43 +138,43 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
     follows_budget = any(budget in flags for budget in BUDGETS) and reasons.get("eval_every") != ASKED
     if follows_budget and "eval_every" not in flags:
         config = replace(config, train=replace(config.train, eval_every=None))
-    follow = WAY if "device" in flags else {"chunk"} if flags.keys() & {"max_memory", "recompute"} else set()
+    follow = PLAN if "device" in flags else {"chunk"} if flags.keys() & {"max_memory", "recompute"} else set()
     undecided = {name for name in follow if name not in flags and reasons.get(name) != ASKED}
     if undecided:
         for section in ("train", "device"):
             here = {name: None for name in undecided if SETTINGS[name].section == section}
             config = replace(config, **{section: replace(getattr(config, section), **here)})
     data = data or finished(open_here(config))
-    settled, new_reasons, _, rate = yield from settle_here(config, load_tokenizer(run.tokenizer_file), data)
-    if settled != before:
+    resolved, new_reasons, _, rate = yield from resolve_here(config, load_tokenizer(run.tokenizer_file), data)
+    if resolved != before:
         if any(budget in flags for budget in BUDGETS):
             reasons = {name: reason for name, reason in reasons.items() if name not in BUDGETS}
         changed = {name: reason for name, reason in new_reasons.items() if name in flags or reason != ASKED}
         known = {"bench": rate} if rate else {}
         run.write_machine(machine | {"reasons": reasons | changed} | known)
-    return settled
+    return resolved
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A run as far as it can be settled without measuring, and what there is to measure."""
+    """A run as far as it can be resolved without measuring, and what there is to measure."""
 
     asked: Config
-    settled: Config
+    resolved: Config
     summary: DataSummary
     machine: Machine
     num_parameters: int
     work: Work
     reasons: Reasons  # of what comes before settling
 
-    def settle(self, measured: Measured | None) -> tuple[Config, Reasons]:
-        return settle_on(self.machine, self.asked, self.summary, self.num_parameters, measured)
+    def resolve(self, measured: Measured | None) -> tuple[Config, Reasons]:
+        return resolve_on(self.machine, self.asked, self.summary, self.num_parameters, measured)
 
 
-def settle_on(
+def resolve_on(
     machine: Machine, config: Config, summary: DataSummary, num_parameters: int, measured: Measured | None
 ) -> tuple[Config, Reasons]:
-    return settle(
+    return resolve(
         config,
         summary,
         machine,
@@ -186,10 +186,10 @@ def settle_on(
 
 
 def draft(config: Config, tokenizer: Tokenizer, data: Data) -> Draft:
-    """Settles on this machine what needs no measuring."""
+    """Resolves on this machine what needs no measuring."""
     machine = read_machine()
     summary = summarise(config, data, tokenizer)
-    text_length, why_text_length = settle_text_length(config, summary)
+    text_length, why_text_length = resolve_text_length(config, summary)
     config = replace(
         config,
         data=replace(config.data, source=data.source, images=data.images),
@@ -200,30 +200,30 @@ def draft(config: Config, tokenizer: Tokenizer, data: Data) -> Draft:
         vocab_size=tokenizer.vocab_size,
         has_bias=(config.train.loss or "softmax") in NEEDS_BIAS,
     )
-    settled, _ = settle_on(machine, config, summary, num_parameters, None)
-    assert settled.train.batch_size is not None
+    resolved, _ = resolve_on(machine, config, summary, num_parameters, None)
+    assert resolved.train.batch_size is not None
     lengths = tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_TIMED))
-    num_tokens = usual_tokens(lengths, settled.train.batch_size, text_length)
-    work = Work(settled.model, settled.train, tokenizer.vocab_size, num_tokens)
-    return Draft(config, settled, summary, machine, num_parameters, work, why_text_length)
+    num_tokens = usual_tokens(lengths, resolved.train.batch_size, text_length)
+    work = Work(resolved.model, resolved.train, tokenizer.vocab_size, num_tokens)
+    return Draft(config, resolved, summary, machine, num_parameters, work, why_text_length)
 
 
-def settle_here(
+def resolve_here(
     config: Config, tokenizer: Tokenizer, data: Data
 ) -> Generator[str, None, tuple[Config, Reasons, Draft, dict[str, float]]]:
-    """Settles on this machine, by measuring where that is worth it; and how fast the chosen way was then."""
+    """Resolves on this machine, by measuring where that is worth it; and how fast the chosen plan was then."""
     first = draft(config, tokenizer, data)
     measured = yield from try_out(
-        first.asked, first.settled, first.work, first.machine, first.summary.num_train
+        first.asked, first.resolved, first.work, first.machine, first.summary.num_train
     )
-    settled, reasons = first.settle(measured)
+    resolved, reasons = first.resolve(measured)
     if measured is None and reasons["threads"] != ASKED and first.machine.num_cores > 1:
         reasons["threads"] += "; the run is too short to measure others"
     if measured is not None and time.time() - measured.when > 60 and reasons["device"] != ASKED:
         reasons["device"] += f"; all speeds measured {age(time.time() - measured.when)}"
     candidates = measured.candidates if measured else ()
-    rate = next((c.pairs_per_second for c in candidates if c.way == way_of(settled)), None)
-    return settled, reasons | first.reasons, first, {"pairs_per_second": rate} if rate else {}
+    rate = next((c.pairs_per_second for c in candidates if c.plan == plan_of(resolved)), None)
+    return resolved, reasons | first.reasons, first, {"pairs_per_second": rate} if rate else {}
 
 
 def usual_tokens(lengths: np.ndarray, batch_size: int, text_length: int) -> int:
@@ -307,7 +307,7 @@ def refuse_if_finished(run: Run, config: Config, num_pairs: int) -> None:
     if newest is None or not run.is_finished():
         return
     now, cfg = checkpoint.load_progress(newest), config.train
-    assert cfg.batch_size is not None, "settled"
+    assert cfg.batch_size is not None, "resolved"
     steps = total_steps(cfg, num_pairs, cfg.batch_size)
     if share_done(cfg, steps, now.step, now.seconds) < 1:
         return
