@@ -56,7 +56,7 @@ def results_of(run: Run) -> dict[str, Any]:
         "recall@1": words.get("recall@1"),
         "recall@5": words.get("recall@5"),
         "recall@10": words.get("recall@10"),
-        "recall@1, image -> words": images.get("recall@1"),
+        "recall@1, picture -> words": images.get("recall@1"),
         "held-out loss": history.best.loss if history.best else None,
         "training loss": history.recently("loss"),
         "steps": status.step,
