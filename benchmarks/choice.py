@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import load_config
-from lapclip.machine.cores import wait_calmly
+from lapclip.machine.hardware import limit_openmp_spinning
 
 BLOCK_SECONDS = 1.0
 NUM_ALL = 3  # rounds with every plan of the sweep
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    wait_calmly()
+    limit_openmp_spinning()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LAPCLIP_CACHE"] = str(Path(folder) / "cache")
         os.chdir(folder)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.config import Config, load_config
-from lapclip.machine.cores import wait_calmly
+from lapclip.machine.hardware import limit_openmp_spinning
 
 TEXT_LENGTH = 16  # short, so that every batch is cut to it, and fed steps are no longer than the repeated one
 FLICKR = Path(__file__).resolve().parents[2] / "shared" / "data" / "flickr8k"
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1, help="in a block")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    wait_calmly()
+    limit_openmp_spinning()
     flags = {"source": asked.source, "size": asked.size, "text_length": TEXT_LENGTH}
     result = compare(load_config(flags=flags), asked.rounds, asked.steps)
     if asked.json:

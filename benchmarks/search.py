@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lapclip.machine.cores import wait_calmly
+from lapclip.machine.hardware import limit_openmp_spinning
 from lapclip.search.approximate import build_graph, nearly_nearest, open_graph
 from lapclip.search.nearest import nearest
 
-wait_calmly()  # before torch is imported, as the command line does
+limit_openmp_spinning()  # before torch is imported, as the command line does
 SIZES = ((10_000, 128), (100_000, 128), (100_000, 512), (1_000_000, 128))
 TOP = 24
 NUM_TIMES, NUM_QUERIES = 100, 50

@@ -15,9 +15,9 @@ from PIL import Image
 
 from lapclip.cli import run_command
 from lapclip.config import Config, load_config
-from lapclip.machine.cores import wait_calmly
+from lapclip.machine.hardware import limit_openmp_spinning
 
-wait_calmly()  # before torch is imported, as the command line does
+limit_openmp_spinning()  # before torch is imported, as the command line does
 
 ROOT = Path(__file__).resolve().parent.parent
 # A test may import another folder's test module, also in a process that it starts.

@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module `lapclip` has no attribute `{name}`")
     if HOMES[name] == "embedder":
         # It has an effect before torch is imported only.
-        importlib.import_module("lapclip.machine.cores").wait_calmly()
+        importlib.import_module("lapclip.machine.hardware").limit_openmp_spinning()
     return getattr(importlib.import_module(f"lapclip.{HOMES[name]}"), name)
 
 

@@ -49,8 +49,8 @@ TOKEN = "a-token-of-enough-letters"
 # As `lapclip serve`, but with little patience.
 PROGRAM = """
 import sys
-from lapclip.machine.cores import wait_calmly
-wait_calmly()
+from lapclip.machine.hardware import limit_openmp_spinning
+limit_openmp_spinning()
 from lapclip.cli.serve import serve_model
 from lapclip.serve.limits import Limits
 limits = Limits(header_seconds=1.0, silent_seconds=1.0, linger_seconds=0.5)

@@ -13,7 +13,7 @@ from PIL import Image
 from test_train import of, trained, trained_elsewhere
 
 from lapclip.evaluate.retrieval import Pool
-from lapclip.machine.sensors import Battery
+from lapclip.machine.power import Battery
 from lapclip.runs.events import PARTS, Continued, Evaluated, Finished, Inspected, Paused, Saved, Step, Warned
 from lapclip.runs.run import open_run
 from lapclip.step import inspection
@@ -137,8 +137,8 @@ def test_a_snapshot_that_cannot_be_written_is_said_and_training_goes_on(with_tra
 def battery(monkeypatch):
     """A battery whose charge the test decides; looked at before every step."""
     now = {"battery": Battery(percent=80, is_plugged=False)}
-    monkeypatch.setattr("lapclip.machine.pause.read_battery", lambda: now["battery"])
-    monkeypatch.setattr(training, "SECONDS_BETWEEN_LOOKS", -1)
+    monkeypatch.setattr("lapclip.machine.power.read_battery", lambda: now["battery"])
+    monkeypatch.setattr(training, "BATTERY_CHECK_SECONDS", -1)
     monkeypatch.setattr(training, "SECONDS_WAITED", 0.01)
     monkeypatch.setattr(training, "NUM_WAITS", 2)
     return now

@@ -26,9 +26,8 @@ from lapclip.config import load_config
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.data.workers import STOPPING, start_worker
 from lapclip.errors import UserError
-from lapclip.machine.cores import wait_calmly
 from lapclip.machine.device import Device, default_threads, device_named, ran_out_of_memory, set_up_process
-from lapclip.machine.hardware import read_machine
+from lapclip.machine.hardware import limit_openmp_spinning, read_machine
 from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
 from lapclip.step.step import Plan
 
@@ -133,7 +132,7 @@ def in_a_process(
 def send_size(answer: Connection, *asked: Any) -> None:
     """What the process does; it ends with the one who started it."""
     start_worker(None)
-    wait_calmly()
+    limit_openmp_spinning()
     try:
         answered = asdict(measure_size(*asked))
     except (RuntimeError, MemoryError) as error:

@@ -21,7 +21,7 @@ from lapclip.cli.serve import serve
 from lapclip.cli.train import train
 from lapclip.cli.watch import watch
 from lapclip.errors import UserError
-from lapclip.machine.cores import wait_calmly
+from lapclip.machine.hardware import limit_openmp_spinning
 
 app = App(
     name="lapclip",
@@ -43,7 +43,7 @@ app.command(watch)
 
 
 def run_command(arguments: list[str]) -> int:
-    wait_calmly()
+    limit_openmp_spinning()
     try:
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except UserError as problem:

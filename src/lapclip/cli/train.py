@@ -186,7 +186,7 @@ def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
 def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, as_json: bool) -> int:
     """Trains and shows it, until the budget is used up or somebody asks to stop."""
     with working("starting"):
-        from lapclip.machine.awake import keep_awake
+        from lapclip.machine.power import keep_awake
         from lapclip.runs.events import Continued, Paused
         from lapclip.runs.status import read_end
         from lapclip.train.loop import train as events_of

@@ -1,22 +1,38 @@
-"""What this machine is, read without torch: cores, caches, memory, operating system."""
+"""What this machine is: cores, caches, memory, operating system, and the versions of the packages that compute.
 
-import contextlib
-import multiprocessing
+Importing this file is cheap (no torch, no psutil): every command does, before it knows what it will need.
+"""
+
 import os
 import platform
-import resource
-import subprocess
+import re
 import sys
-from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import psutil
+if TYPE_CHECKING:
+    import psutil
 
-from lapclip.machine.cores import cores_from_kernel, cores_from_sysctl, parse_sysctl
-
+KERNEL_FOLDER = Path("/sys/devices")
 STATUS = Path("/proc/self/status")
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+FAST_SHARE = (
+    0.5  # of the largest capacity: medium cores count as fast, and equal cores may be rated unequally
+)
+COMMAND_SECONDS = 5.0  # then a program is killed
+PACKAGES = ("torch", "numpy", "pillow", "safetensors", "tokenizers")  # whose versions can change a number
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Physical cores by kind, None where there is one kind only; `caches` in bytes, as one fast core sees them."""
+
+    num_performance: int | None = None
+    num_efficiency: int | None = None
+    caches: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -29,17 +45,19 @@ class Machine:
     num_cores: int
     memory_bytes: int
     available_bytes: int
-    num_performance_cores: int | None = None  # physical ones; None where the chip has one kind only
+    num_performance_cores: int | None = None  # as in `Cores`
     num_efficiency_cores: int | None = None
-    caches: dict[str, int] = field(default_factory=dict)  # bytes by name, as one fast core sees them
+    caches: dict[str, int] = field(default_factory=dict)
 
 
 def read_machine() -> Machine:
+    import psutil
+
     memory = psutil.virtual_memory()
-    said = ask_sysctl()
-    cores = cores_from_sysctl(said) if said else cores_from_kernel()
+    sysctl = read_sysctl()
+    cores = cores_from_sysctl(sysctl) if sysctl else cores_from_kernel()
     return Machine(
-        chip=said.get("machdep.cpu.brand_string") or read_chip(),
+        chip=sysctl.get("machdep.cpu.brand_string") or read_chip(),
         system=platform.platform(terse=True),
         python=platform.python_version(),
         num_cores=num_usable_cores(),
@@ -51,73 +69,201 @@ def read_machine() -> Machine:
     )
 
 
-def ask_sysctl() -> dict[str, str]:
-    """What macOS says about its hardware, all of it in one call; nothing elsewhere."""
-    if sys.platform != "darwin":
-        return {}
-    asked = subprocess.run(
-        ["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw"],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    return parse_sysctl(asked.stdout)
+def read_chip() -> str:
+    model = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
+    return model[1].strip() if model else platform.processor() or platform.machine()
 
 
 def num_usable_cores() -> int:
-    """Cores this process may use, which in a container is fewer than the machine has."""
+    """Cores this process may use; in a container these can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def read_chip() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+def read_sysctl() -> dict[str, str]:
+    """What macOS says about its hardware, in one call; empty elsewhere."""
+    if sys.platform != "darwin":
+        return {}
+    text = run_command(["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw"])
+    return parse_sysctl(text)
+
+
+def parse_sysctl(text: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, colon, value in lines if colon}
+
+
+def run_command(command: list[str]) -> str:
+    """What a program prints; empty if it cannot be started or takes too long."""
+    import subprocess
+
+    with suppress(OSError, subprocess.TimeoutExpired):
+        # Without `close_fds` it is spawned, not forked: forking a process with much memory takes long.
+        done = subprocess.run(  # noqa: S603 found in the user's own PATH
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=COMMAND_SECONDS,
+            close_fds=False,
+        )
+        return done.stdout.decode(errors="replace")
+    return ""
+
+
+def cores_from_sysctl(sysctl: dict[str, str]) -> Cores:
+    """On macOS level 0 is the fastest kind; every other level counts as efficiency."""
+    numbers = {name: int(value) for name, value in sysctl.items() if value.isdecimal()}
+    levels = [numbers.get(f"hw.perflevel{level}.physicalcpu", 0) for level in range(8)]
+    caches = {}
+    for level in ("L1d", "L2", "L3"):
+        name = f"{level.lower()}cachesize"
+        # The name without a level describes the slowest kind of core.
+        if num_bytes := numbers.get(f"hw.perflevel0.{name}") or numbers.get(f"hw.{name}"):
+            caches[level] = num_bytes
+    return (
+        Cores(levels[0], sum(levels[1:]), caches) if levels[0] and any(levels[1:]) else Cores(caches=caches)
+    )
+
+
+def cores_from_kernel(folder: Path = KERNEL_FOLDER) -> Cores:
+    """On Linux: the two lists of an Intel hybrid, or the capacity of each Arm core."""
+    cpus = folder / "system" / "cpu"
+    fast, slow = read_cpu_list(folder / "cpu_core/cpus"), read_cpu_list(folder / "cpu_atom/cpus")
+    if not (fast and slow):
+        files = {int(path.parent.name[3:]): path for path in cpus.glob("cpu[0-9]*/cpu_capacity")}
+        texts = {number: read_text(path) for number, path in files.items()}
+        capacities = {number: int(text) for number, text in texts.items() if text.isdecimal()}
+        enough = max(capacities.values(), default=0) * FAST_SHARE
+        fast = {number for number, capacity in capacities.items() if capacity >= enough}
+        slow = capacities.keys() - fast
+    # The first core may be a slow one.
+    caches = read_caches(cpus / f"cpu{min(fast, default=0)}" / "cache")
+    if not (fast and slow):
+        return Cores(caches=caches)
+    return Cores(count_physical(fast, cpus), count_physical(slow, cpus), caches)
+
+
+def read_cpu_list(path: Path) -> set[int]:
+    """The numbers of a list such as `0-7,16`; empty for anything else."""
+    text = read_text(path)
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        return set()
+    bounds = (part.split("-") for part in text.split(","))
+    return {number for ends in bounds for number in range(int(ends[0]), int(ends[-1]) + 1)}
+
+
+def count_physical(numbers: set[int], cpus: Path) -> int:
+    """Physical cores behind these numbers: two hardware threads of one core count once."""
+    siblings = (read_cpu_list(cpus / f"cpu{n}/topology/thread_siblings_list") | {n} for n in numbers)
+    return len({min(threads) for threads in siblings})
+
+
+def read_caches(folder: Path) -> dict[str, int]:
+    caches = {}
+    for index in sorted(folder.glob("index*")):
+        level, kind = read_text(index / "level"), read_text(index / "type")
+        size = re.fullmatch(r"(\d+)([KMG]?)", read_text(index / "size"))
+        if level.isdecimal() and kind in ("Data", "Unified") and size:
+            caches[f"L{level}d" if kind == "Data" else f"L{level}"] = int(size[1]) * UNITS[size[2]]
+    return caches
+
+
+def read_text(path: Path) -> str:
+    """The text of a small file of the kernel, stripped; empty if it cannot be read."""
+    with suppress(OSError):
+        return path.read_text(errors="replace").strip()
+    return ""
 
 
 def memory_limit_bytes() -> int:
-    """What a process may hold at most: the machine's memory, or less in a container that says so."""
+    """The most a process may hold: the machine's memory, or less in a container that says so."""
+    import psutil
+
     total = psutil.virtual_memory().total
-    with contextlib.suppress(OSError, ValueError):  # not Linux, or "max"
+    with suppress(OSError, ValueError):  # not Linux, or "max"
         return min(total, int(CONTAINER_LIMIT.read_text()))
     return total
 
 
 def memory_now() -> tuple[int, int]:
-    """What this process and its children hold, and the most that it has held with what they hold now.
+    """Bytes that this process and its workers hold, and the peak of this process plus what the workers hold now.
 
-    Now without mapped files, such as a pack, whose pages the system takes back whenever it needs them.
+    The first does not count mapped files, such as a pack: the system reclaims their pages whenever it needs them.
     """
+    import psutil
+
     held = psutil.Process().memory_info()
-    workers = (
-        child.pid for child in multiprocessing.active_children()
-    )  # without a look at every process there is
-    children = held_by(psutil.Process(pid) for pid in workers if pid is not None and psutil.pid_exists(pid))
-    return held.rss - getattr(held, "shared", 0) + children, own_peak_bytes() + children
+    workers = resident_bytes(worker_processes())
+    return held.rss - getattr(held, "shared", 0) + workers, own_peak_bytes() + workers
 
 
 def peak_memory_bytes() -> int:
-    """Most memory this process has held, and what its children hold now."""
-    return own_peak_bytes() + held_by(psutil.Process().children(recursive=True))
+    """The peak of this process, plus what all its descendants hold now."""
+    import psutil
+
+    return own_peak_bytes() + resident_bytes(psutil.Process().children(recursive=True))
 
 
-def held_by(processes: Iterable[psutil.Process]) -> int:
+def worker_processes() -> list["psutil.Process"]:
+    """The processes `multiprocessing` started; unlike psutil's `children`, found without a scan of all processes."""
+    import multiprocessing
+
+    import psutil
+
+    pids = [child.pid for child in multiprocessing.active_children()]
+    return [psutil.Process(pid) for pid in pids if pid is not None and psutil.pid_exists(pid)]
+
+
+def resident_bytes(processes: list["psutil.Process"]) -> int:
+    import psutil
+
     held = 0
     for process in processes:
-        with contextlib.suppress(psutil.Error):  # it may end while we look
+        with suppress(psutil.Error):  # it may end meanwhile
             held += process.memory_info().rss
     return held
 
 
 def own_peak_bytes() -> int:
-    # Linux first: what getrusage says there includes the peak of whoever started this process.
-    if STATUS.exists():
-        for line in STATUS.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    # Linux first: there getrusage includes the peak of the process that started this one.
+    if peak := re.search(r"^VmHWM:\s*(\d+)", read_text(STATUS), re.MULTILINE):
+        return int(peak[1]) * 1024
+    import resource
+
     unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, others kilobytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def limit_openmp_spinning() -> None:
+    """Lets waiting OpenMP threads sleep soon. Call it before torch is imported; a value that is already set stays.
+
+    By default they spin, and beside another busy program that made training several times slower. Measured on Linux
+    only, where an idle machine loses nothing.
+    """
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+
+def versions() -> dict[str, Any]:
+    """Versions of lapclip, of its checkout if it runs from one, and of the packages that compute."""
+    return {
+        "lapclip": version_of("lapclip"),
+        "commit": commit(),
+        "versions": {package: version_of(package) for package in PACKAGES},
+    }
+
+
+def version_of(package: str) -> str | None:
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(package)
+    return None
+
+
+def commit() -> str | None:
+    """The commit of the checkout that lapclip runs from, marked `-dirty` when files differ from it."""
+    checkout = Path(__file__).resolve().parents[3]
+    if not (checkout / ".git").exists():
+        return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    return run_command(command).strip() or None

@@ -1,137 +1,206 @@
-"""What Linux shows as files without root: temperatures, energy of the processor package, swap.
+"""Power and battery, read without root; when to pause for a low battery; keeping a Mac awake.
 
-Files that are missing or may not be read are as good as absent: since 2020 most systems let only root read energy.
+psutil knows no watts, and on Linux takes the battery of a wireless mouse for the machine's, so Linux's own files are
+read here. The parsers of macOS programs were tried on recorded texts, not on a Mac.
 """
 
+import json
 import os
-import re
+import plistlib
+import shutil
+import subprocess
+import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.parsers.expat import ExpatError
 
-from lapclip.machine.battery import MOST_WATTS
-from lapclip.machine.sensor_files import list_folder, read_file, read_number, read_text
+import psutil
 
-LONGEST_SECONDS = 300.0  # after a longer pause a counter may have gone round more than once
-SHORTEST_SECONDS = 0.1
-COLDEST, HOTTEST = 1.0, 125.0  # what is outside comes from a sensor that is not there
+from lapclip.machine.hardware import read_text
+from lapclip.units import parse_percent
 
-OF_PROCESSORS = {
-    "coretemp",
-    "k10temp",
-    "zenpower",
-    "cpu_thermal",
-    "cpu-thermal",
-    "soc_thermal",
-    "soc-thermal",
-}
-ZONES_OF_PROCESSORS = re.compile(
-    r"x86_pkg_temp|(cpu|soc|bigcore|littlecore)[-_\d]*thermal|TCPU", re.IGNORECASE
+ROOT = Path("/")
+# What reading a sensor may raise: missing or odd files, programs that print something unexpected.
+UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    psutil.Error,
+    ExpatError,
 )
-OF_THE_BOARD = "acpitz"
+BATTERY_CHECK_SECONDS = 20.0  # between two looks at the battery, while training
+MAX_WATTS = 1000.0  # more is no laptop
+MIN_SECONDS, MAX_SECONDS = (
+    0.1,
+    300.0,
+)  # between two readings of an energy counter, which may wrap around twice
+STOP_SECONDS = 5.0  # then a program that was asked to stop is killed
+
+BATTERY, WHOLE = "whole machine, from the battery", "whole machine"
+CHIP, PACKAGE = "processor, graphics and neural engine", "processor package"
 
 
-def find_thermometers(root: Path) -> list[Path]:
-    """The files with temperatures of the processor; those of the board only where there are no others."""
-    chips: dict[str, list[Path]] = {"processor": [], "board": []}
-    for chip in sorted(root.glob("sys/class/hwmon/hwmon*")):
-        name = read_text(chip / "name")
-        if name in OF_PROCESSORS:
-            chips["processor"] += inputs_of(chip)
-        elif name == OF_THE_BOARD:
-            chips["board"] += inputs_of(chip)
-    zones: dict[str, list[Path]] = {"processor": [], "board": []}
-    for zone in sorted(root.glob("sys/class/thermal/thermal_zone*")):
-        name = read_text(zone / "type")
-        if ZONES_OF_PROCESSORS.fullmatch(name):
-            zones["processor"].append(zone / "temp")
-        elif name == OF_THE_BOARD:
-            zones["board"].append(zone / "temp")
-    return chips["processor"] or zones["processor"] or chips["board"] or zones["board"]
+def power(watts: float, of: str) -> dict[str, Any]:
+    """A reading of power, if it is plausible."""
+    return {"power_watts": round(watts, 2), "power_of": of} if 0 < watts < MAX_WATTS else {}
 
 
-def inputs_of(chip: Path) -> list[Path]:
-    inputs = sorted(chip.glob("temp*_input"))
-    labels = {file: read_text(file.with_name(file.name.replace("_input", "_label"))) for file in inputs}
-    # The sensor of a whole package is the hottest of its cores, and asking each core would wake it.
-    if packages := [file for file in inputs if labels[file].startswith("Package id")]:
-        return packages
-    # Tctl is what the fan follows: on some processors Tdie plus ten or more.
-    return [file for file in inputs if labels[file] != "Tctl" or "Tdie" not in labels.values()]
+@dataclass(frozen=True)
+class Battery:
+    percent: float
+    is_plugged: bool
+    watts: float = 0.0  # what the whole machine takes, where only the battery feeds it and says so
 
 
-def hottest(thermometers: list[Path]) -> float | None:
-    """Degrees Celsius of the hottest sensor that says something possible."""
-    degrees = [number / 1000 for file in thermometers if (number := read_number(file)) is not None]
-    return max((round(d, 1) for d in degrees if COLDEST <= d <= HOTTEST), default=None)
+def read_battery(root: Path = ROOT) -> Battery | None:
+    """All batteries of the machine as one; None without a battery."""
+    with suppress(*UNREADABLE):
+        if sys.platform != "darwin":
+            return battery_from_kernel(root)
+        found = psutil.sensors_battery()
+        return found and Battery(float(found.percent), found.power_plugged is not False)
+    return None
 
 
-class Packages:
-    """Power of the processor packages from their energy counters (RAPL), which Intel and AMD share.
+def battery_from_kernel(root: Path) -> Battery | None:
+    supplies = [read_supply(folder) for folder in sorted((root / "sys/class/power_supply").glob("*"))]
+    batteries = [
+        s for s in supplies if s["TYPE"] == "Battery" and s.get("SCOPE") != "Device" and "CAPACITY" in s
+    ]
+    if not batteries:
+        return None
+    states = {battery.get("STATUS") for battery in batteries}
+    mains = {supply.get("ONLINE") for supply in supplies if supply["TYPE"] == "Mains"}
+    # Plugged in where nothing says otherwise, so that nothing pauses without a reason.
+    is_plugged = "1" in mains or ("Discharging" not in states and (states != {"Unknown"} or "0" not in mains))
+    percent = sum(int(battery["CAPACITY"]) for battery in batteries) / len(batteries)
+    feeding = [] if is_plugged else [b for b in batteries if b.get("STATUS") == "Discharging"]
+    return Battery(round(percent, 1), is_plugged, sum(watts_from(battery) for battery in feeding))
 
-    Only zones named `package`: the cores and graphics are parts of them, `psys` contains them, memory is beside them,
-    and `intel-rapl-mmio` shows the same package again.
+
+def read_supply(folder: Path) -> dict[str, str]:
+    """The properties of a power supply by name: `STATUS`, `CAPACITY`, ..."""
+    lines = (line.partition("=") for line in read_text(folder / "uevent").splitlines())
+    properties = {name.removeprefix("POWER_SUPPLY_"): value for name, _, value in lines}
+    return properties | {"TYPE": read_text(folder / "type")}
+
+
+def watts_from(battery: dict[str, str]) -> float:
+    # Some drivers write what flows out as negative.
+    if "POWER_NOW" in battery:
+        return abs(int(battery["POWER_NOW"])) / 1e6
+    return abs(int(battery.get("CURRENT_NOW", 0)) * int(battery.get("VOLTAGE_NOW", 0))) / 1e12
+
+
+def reason_to_pause(pause_below: str | None) -> str | None:
+    """Why training should wait; None when it should not, or when there is no battery to read."""
+    battery = read_battery() if pause_below is not None else None
+    if pause_below is None or battery is None or battery.is_plugged:
+        return None
+    limit = parse_percent(pause_below)
+    if battery.percent >= limit:
+        return None
+    return f"the battery is at {battery.percent:.0f}%, below {limit:g}%, and not plugged in"
+
+
+class PackagePower:
+    """Power of the processor packages on Linux, from their energy counters (RAPL), which Intel and AMD share.
+
+    Only zones named `package`: cores and graphics are parts of them, `psys` contains them, memory is separate, and
+    `intel-rapl-mmio` shows the same package again. Since 2020 most systems let only root read them.
     """
 
-    def __init__(self, root: Path) -> None:
-        zones = sorted(root.glob("sys/class/powercap/intel-rapl:*"))
-        self.zones = [
-            zone
-            for zone in zones
-            if zone.name.count(":") == 1 and read_text(zone / "name").startswith("package")
-        ]
-        self.ranges = {zone: read_number(zone / "max_energy_range_uj") for zone in self.zones}
-        self.when = time.monotonic()
-        self.energies = self.read_energies()
+    def __init__(self, root: Path = ROOT) -> None:
+        zones = (z for z in root.glob("sys/class/powercap/intel-rapl:*") if z.name.count(":") == 1)
+        self.zones = [zone for zone in zones if read_text(zone / "name").startswith("package")]
+        self.when, self.microjoules = time.monotonic(), self.read_counters()
 
-    def read_energies(self) -> dict[Path, int]:
-        energies = {zone: read_number(zone / "energy_uj") for zone in self.zones}
-        return {zone: energy for zone, energy in energies.items() if energy is not None}
+    def read_counters(self) -> dict[Path, int]:
+        texts = {zone: read_text(zone / "energy_uj") for zone in self.zones}
+        return {zone: int(text) for zone, text in texts.items() if text.isdecimal()}
 
-    def read(self, now: float) -> dict[str, Any]:
-        elapsed = now - self.when
-        if not self.zones or elapsed < SHORTEST_SECONDS:
+    def read(self) -> dict[str, Any]:
+        elapsed = time.monotonic() - self.when
+        if elapsed < MIN_SECONDS:
             return {}
-        before, self.energies, self.when = self.energies, self.read_energies(), now
-        if not before or before.keys() != self.energies.keys() or elapsed > LONGEST_SECONDS:
+        before, self.microjoules, self.when = self.microjoules, self.read_counters(), self.when + elapsed
+        if before.keys() != self.microjoules.keys() or elapsed > MAX_SECONDS:
             return {}
-        spent = [used(before[zone], self.energies[zone], self.ranges[zone]) for zone in before]
-        watts = sum(spent) / 1e6 / elapsed
-        return (
-            {"power_watts": round(watts, 2), "power_of": "processor package"}
-            if 0 < watts < MOST_WATTS
-            else {}
+        spent = 0
+        for zone, counter in self.microjoules.items():
+            spent += (counter - before[zone]) % int(
+                read_text(zone / "max_energy_range_uj")
+            )  # it wraps around
+        return power(spent / 1e6 / elapsed, PACKAGE)
+
+
+def parse_ioreg(text: str) -> dict[str, Any]:
+    """`ioreg -a -n AppleSmartBattery`: what the whole machine takes.
+
+    On battery that is current times voltage; plugged in it is `SystemLoad`, or what comes in while nothing is charged.
+    """
+    battery = plistlib.loads(text.encode())[0]
+    milliamperes = signed(battery.get("InstantAmperage", battery.get("Amperage", 0)))
+    if not battery.get("ExternalConnected") and milliamperes < 0:
+        return power(-milliamperes * battery["Voltage"] / 1e6, BATTERY)
+    telemetry = battery.get("PowerTelemetryData", {})
+    if load := telemetry.get("SystemLoad"):
+        return power(load / 1000, WHOLE)
+    is_charging = battery.get("IsCharging", True)
+    return {} if is_charging else power(telemetry.get("SystemPowerIn", 0) / 1000, WHOLE)
+
+
+def signed(number: int) -> int:
+    """A negative number that was written as if it had no sign: in 64 bits, and in 16 on old systems."""
+    for bits in (16, 32, 64):
+        if 2 ** (bits - 1) <= number < 2**bits:
+            return number - 2**bits
+    return number
+
+
+def parse_macmon(text: str) -> dict[str, Any]:
+    """`macmon pipe -s 1`: power of the machine, or of the chip where that says more, and the mean CPU temperature."""
+    said = json.loads(text.splitlines()[-1])
+    machine, chip = float(said.get("sys_power", 0)), float(said.get("all_power", 0))
+    degrees = float(said.get("temp", {}).get("cpu_temp_avg", 0))
+    readings = power(machine, WHOLE) if machine > chip else power(chip, CHIP)
+    return readings | ({"temperature": round(degrees, 1)} if 0 < degrees < 150 else {})
+
+
+@contextmanager
+def keep_awake() -> Iterator[None]:
+    """On macOS the machine does not sleep when nobody is typing; elsewhere nothing is done."""
+    process = start_caffeinate() if sys.platform == "darwin" else None
+    try:
+        yield
+    finally:
+        if process:
+            process.terminate()
+            try:
+                process.wait(timeout=STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def start_caffeinate() -> subprocess.Popen[bytes] | None:
+    program = shutil.which("caffeinate")
+    if program is None:
+        return None
+    with suppress(OSError):
+        # It watches this process, so it ends even if this is killed; in a session of its own, Ctrl-C does not reach it.
+        return subprocess.Popen(  # noqa: S603 found in the user's own PATH
+            [program, "-i", "-w", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
-
-
-def used(before: int, after: int, whole_range: int | None) -> float:
-    """Microjoules between two readings of a counter that starts again at zero after its range."""
-    if after >= before:
-        return after - before
-    return after - before + whole_range if whole_range else float("nan")
-
-
-def swap_from_kernel() -> dict[str, Any]:
-    """Bytes swapped out now, and bytes moved in and out since the machine started."""
-    memory, counts = read_file("/proc/meminfo"), read_text("/proc/vmstat")
-    swap = {"swap_used": (number_after("SwapTotal:", memory) - number_after("SwapFree:", memory)) * 1024}
-    with suppress(ValueError, IndexError):
-        pages = number_after("pswpin ", counts) + number_after("pswpout ", counts)
-        swap["swapped_bytes"] = pages * os.sysconf("SC_PAGE_SIZE")
-    return swap
-
-
-def number_after(name: str, text: str) -> int:
-    begin = text.index(name) + len(name)
-    return int(text[begin : begin + 40].split()[0])
-
-
-def is_awake(root: Path, *, vendor: str) -> bool:
-    """Whether a display adapter of this maker is awake, or none is known: asking a sleeping one would wake it."""
-    states = [
-        read_text(f"{device}/power/runtime_status")
-        for device in list_folder(root / "sys/bus/pci/devices")
-        if read_text(f"{device}/vendor") == vendor and read_text(f"{device}/class").startswith("0x03")
-    ]
-    return not states or any(state != "suspended" for state in states)
+    return None

@@ -1,143 +1,229 @@
-"""What the machine feels, read without root and without torch: cores, memory, heat, power, battery.
+"""What the machine does now: load of the cores, memory, temperature, power, battery. Without root and without torch.
 
-Nothing here raises or waits: what cannot be read is left out. On macOS other programs are asked in the background;
-their parsers were tried on recorded texts, not on a Mac.
+Nothing here raises or waits: what cannot be read is missing from the readings.
 """
 
 import os
+import re
+import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
-from lapclip.machine.asked import PAUSE_SECONDS, Asked, ask_now
-from lapclip.machine.battery import Battery, battery_of, battery_readings, read_supplies
-from lapclip.machine.busy import Busy, descendants_from_kernel, descendants_from_parents
-from lapclip.machine.power import Packages, find_thermometers, hottest, is_awake, swap_from_kernel
-from lapclip.machine.texts import (
-    CHIP,
+from lapclip.machine.hardware import read_text, run_command, worker_processes
+from lapclip.machine.power import (
+    BATTERY,
+    MIN_SECONDS,
+    ROOT,
+    UNREADABLE,
+    PackagePower,
     parse_ioreg,
     parse_macmon,
-    parse_nvidia,
-    parse_pmset_batt,
-    parse_pmset_therm,
-    parse_ps,
-    parse_vm_stat,
+    power,
+    read_battery,
 )
 
-__all__ = ["Battery", "Sensors", "read_battery"]
+PAUSE_SECONDS = (
+    10.0  # between two questions to what answers slowly: other programs, the battery, thermometers
+)
+OLD_SECONDS = 300.0  # an answer older than this says nothing about now; a step may take minutes
+NVIDIA = "0x10de"  # its PCI number
 
-ROOT = Path("/")
-UNREADABLE = (OSError, ValueError, LookupError, RuntimeError, psutil.Error)
-
-ON_A_MAC = [
-    (["pmset", "-g", "batt"], parse_pmset_batt),
-    (["pmset", "-g", "therm"], parse_pmset_therm),
-    (["vm_stat"], parse_vm_stat),
-    (["ioreg", "-r", "-w0", "-n", "AppleSmartBattery"], parse_ioreg),
-    (["macmon", "pipe", "-s", "1"], parse_macmon),
-]
-NVIDIA = ["nvidia-smi", "--query-gpu=power.draw,temperature.gpu", "--format=csv,noheader,nounits"]
+CPU_CHIPS = re.compile(
+    r"coretemp|k10temp|zenpower|x86_pkg_temp|(cpu|soc|bigcore|littlecore)[-_\d]*thermal|TCPU", re.IGNORECASE
+)
+BOARD_CHIP = "acpitz"
+COLDEST, HOTTEST = 1.0, 125.0  # anything else comes from a sensor that is not there
 
 
 class Sensors:
-    """Reads all there is to read; shares and power are those since the reading before, or since this was made."""
+    """Reads all there is to read; shares and power are those since the previous reading, or since this was made."""
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
-        self.thermometers = find_thermometers(root)
-        self.packages = Packages(root)
-        self.asked = (
-            [Asked(command, parse) for command, parse in ON_A_MAC] if sys.platform == "darwin" else []
-        )
-        self.asked += [Asked(NVIDIA, parse_nvidia, may_ask=lambda: is_awake(root, vendor="0x10de"))]
-        has_children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists()
-        self.processes = [] if has_children else [Asked(["ps", "-axo", "pid=,ppid="], parse_ps)]
-        self.busy = Busy()
-        with suppress(*UNREADABLE):
-            self.busy.begin(self.descendants())
-        while self.ask_one(time.monotonic()):  # so that the first reading has their answers
-            pass
-        self.of_battery: dict[str, Any] = {}
-        self.battery_read = -PAUSE_SECONDS
+        self.cores = CoreUsage()
+        self.package = PackagePower(root)
+        self.commands = BackgroundCommands(commands_here(root))
+        self.slow: dict[str, Any] = {}
+        self.slow_read = float("-inf")
 
     def read(self) -> dict[str, Any]:
         """The readings by name, each only if it can be read now; cheap enough for every few seconds."""
-        now = time.monotonic()
-        parts: Iterable[Callable[[float], dict[str, Any]]] = (
-            self.read_cores,
-            self.read_memory,
-            self.read_heat,
-            self.read_battery,
-            self.packages.read,
-        )
         readings: dict[str, Any] = {}
-        for part in parts:
+        # A later reading of power replaces an earlier one; of the commands, the whole machine's comes last.
+        for part in (self.cores.read, read_memory, self.read_slow, self.package.read, self.commands.read):
             with suppress(*UNREADABLE):
-                readings |= part(now)
-        for asked in self.asked:
-            with suppress(*UNREADABLE):
-                said = asked.latest(now)
-                # What is known of the whole machine says more than what the chip alone takes.
-                readings |= {**said, **readings} if said.get("power_of") == CHIP else said
-        self.ask_one(now)  # starting a program takes half a millisecond, so one a reading
+                readings |= part()
         return readings
 
-    def ask_one(self, now: float) -> bool:
-        """Starts the program that has waited longest, if one is due."""
-        due = [asked for asked in [*self.asked, *self.processes] if asked.is_due(now)]
-        with suppress(*UNREADABLE):
-            if due:
-                min(due, key=lambda asked: asked.ask_again).start(now)
-        return bool(due)
-
-    def close(self) -> None:
-        """Ends the programs still being asked."""
-        for asked in [*self.asked, *self.processes]:
-            asked.close()
-
-    def descendants(self) -> list[int]:
-        """What this process started, from Linux itself or, at most a few readings old, from `ps`."""
-        if not self.processes:
-            return descendants_from_kernel(os.getpid())
-        said = self.processes[0].latest(time.monotonic())
-        return descendants_from_parents(said.get("parents", {}), os.getpid())
-
-    def read_cores(self, now: float) -> dict[str, Any]:
-        return self.busy.read(now, self.descendants())
-
-    def read_memory(self, now: float) -> dict[str, Any]:
-        memory = {"memory_available": psutil.virtual_memory().available}
-        # Elsewhere psutil counts pages read from files as swapped in; there `vm_stat` is asked.
-        swap = swap_from_kernel() if sys.platform == "linux" else {"swap_used": psutil.swap_memory().used}
-        return memory | swap
-
-    def read_heat(self, now: float) -> dict[str, Any]:
-        temperature = hottest(self.thermometers)
-        return {} if temperature is None else {"temperature": temperature}
-
-    def read_battery(self, now: float) -> dict[str, Any]:
-        # The kernel asks the battery's own controller, which may take its time.
-        if now - self.battery_read >= PAUSE_SECONDS:
-            self.battery_read = now
-            self.of_battery = battery_readings(self.root)
-        return self.of_battery
+    def read_slow(self) -> dict[str, Any]:
+        if time.monotonic() - self.slow_read >= PAUSE_SECONDS:
+            self.slow_read, self.slow = time.monotonic(), {}
+            if battery := read_battery(self.root):
+                self.slow |= {"battery": battery.percent, "is_plugged": battery.is_plugged}
+                self.slow |= power(battery.watts, BATTERY)
+            self.slow |= read_temperature()
+        return self.slow
 
 
-def read_battery(root: Path = ROOT) -> Battery | None:
-    """How full the battery is and whether the machine is plugged in; None without a battery."""
-    with suppress(*UNREADABLE):
-        if sys.platform != "darwin":
-            return battery_of(read_supplies(root))
-    with suppress(*UNREADABLE, AttributeError):
-        found = psutil.sensors_battery()
-        if found is None:
-            return None
-        if found.power_plugged is not None:
-            return Battery(percent=float(found.percent), is_plugged=bool(found.power_plugged))
-    said = parse_pmset_batt(ask_now(["pmset", "-g", "batt"]))
-    return Battery(said["battery"], said.get("is_plugged", True)) if "battery" in said else None
+class CoreUsage:
+    """The share of each core in use since the previous reading, without cores this process may not use."""
+
+    def __init__(self) -> None:
+        self.when, self.times, self.own = time.monotonic(), core_times(), own_seconds()
+
+    def read(self) -> dict[str, Any]:
+        elapsed = time.monotonic() - self.when
+        if elapsed < MIN_SECONDS:
+            return {}
+        before, own_before = self.times, self.own
+        self.when, self.times, self.own = self.when + elapsed, core_times(), own_seconds()
+        if len(before) != len(self.times):
+            return {}
+        pairs = list(zip(before, self.times, strict=True))
+        others = (sum(after.busy - first.busy for first, after in pairs) - (self.own - own_before)) / elapsed
+        shares = [(after.busy - first.busy) / max(after.total - first.total, 1e-9) for first, after in pairs]
+        return {
+            "cores": [round(min(max(share, 0.0), 1.0), 3) for share in shares],
+            "other_cores": round(min(max(others, 0.0), len(pairs)), 3),
+        }
+
+
+class CoreTime(NamedTuple):
+    """Seconds since the machine started."""
+
+    busy: float
+    total: float
+
+
+def core_times() -> list[CoreTime]:
+    """Of each core this process may use; time that a host takes from a virtual machine counts as busy."""
+    cores = psutil.cpu_times(percpu=True)
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
+    times = []
+    for core in (core for number, core in enumerate(cores) if number in usable):
+        total = (
+            sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0)
+        )  # both are in user and nice too
+        times.append(CoreTime(total - core.idle - getattr(core, "iowait", 0), total))
+    return times
+
+
+def own_seconds() -> float:
+    """CPU time of this process, of what it started and has waited for, and of its workers."""
+    waited_for = os.times()
+    seconds = time.process_time() + waited_for.children_user + waited_for.children_system
+    for worker in worker_processes():
+        with suppress(psutil.Error):  # it may end meanwhile
+            seconds += sum(worker.cpu_times()[:2])
+    return seconds
+
+
+def read_memory() -> dict[str, Any]:
+    swap = psutil.swap_memory()
+    readings = {"memory_available": psutil.virtual_memory().available, "swap_used": swap.used}
+    # Elsewhere psutil counts pages read from files as swapped in; there `vm_stat` is asked.
+    return readings | ({"swapped_bytes": swap.sin + swap.sout} if sys.platform == "linux" else {})
+
+
+def read_temperature() -> dict[str, Any]:
+    """The hottest sensor of the processor, or of the board where the processor has none."""
+    if not hasattr(psutil, "sensors_temperatures"):
+        return {}
+    chips = psutil.sensors_temperatures()
+    sensors = [s for name, found in chips.items() if CPU_CHIPS.fullmatch(name) for s in found]
+    sensors = sensors or chips.get(BOARD_CHIP, [])
+    # Tctl is what the fan follows: on some processors Tdie plus ten or more.
+    ignored = {"Tctl"} if any(sensor.label == "Tdie" for sensor in sensors) else set()
+    degrees = [s.current for s in sensors if s.label not in ignored and COLDEST <= s.current <= HOTTEST]
+    return {"temperature": round(max(degrees), 1)} if degrees else {}
+
+
+class Command(NamedTuple):
+    """A program that prints readings."""
+
+    arguments: list[str]
+    parse: Callable[[str], dict[str, Any]]
+    may_run: Callable[[], bool] = lambda: True
+
+
+class BackgroundCommands:
+    """Runs programs one after another in a thread, now and then; a reading takes what they said last."""
+
+    def __init__(self, commands: list[Command]) -> None:
+        programs = ((shutil.which(command.arguments[0]), command) for command in commands)
+        self.commands = [
+            command._replace(arguments=[program, *command.arguments[1:]])
+            for program, command in programs
+            if program
+        ]
+        self.readings: dict[str, Any] = {}
+        self.started = self.answered = float("-inf")
+        self.thread: threading.Thread | None = None
+        self.read()  # so that the first reading may have their answers
+
+    def read(self) -> dict[str, Any]:
+        now = time.monotonic()
+        is_running = self.thread is not None and self.thread.is_alive()
+        if self.commands and not is_running and now - self.started >= PAUSE_SECONDS:
+            self.started = now
+            self.thread = threading.Thread(target=self.run, daemon=True)
+            self.thread.start()
+        return self.readings if now - self.answered < OLD_SECONDS else {}
+
+    def run(self) -> None:
+        readings: dict[str, Any] = {}
+        for command in self.commands:
+            with suppress(*UNREADABLE):
+                readings |= command.parse(run_command(command.arguments)) if command.may_run() else {}
+        self.readings, self.answered = readings, time.monotonic()
+
+
+def commands_here(root: Path) -> list[Command]:
+    nvidia = ["nvidia-smi", "--query-gpu=power.draw,temperature.gpu", "--format=csv,noheader,nounits"]
+    commands = [Command(nvidia, parse_nvidia, lambda: is_gpu_awake(root, NVIDIA))]
+    if sys.platform == "darwin":
+        commands += [
+            Command(["pmset", "-g", "therm"], parse_pmset_therm),
+            Command(["vm_stat"], parse_vm_stat),
+            Command(["macmon", "pipe", "-s", "1"], parse_macmon),
+            Command(["ioreg", "-a", "-r", "-n", "AppleSmartBattery"], parse_ioreg),
+        ]
+    return commands
+
+
+def is_gpu_awake(root: Path, vendor: str) -> bool:
+    """Whether a display adapter of this vendor is awake, or none is known: asking a sleeping one would wake it."""
+    states = [
+        read_text(device / "power/runtime_status")
+        for device in root.glob("sys/bus/pci/devices/*")
+        if read_text(device / "vendor") == vendor and read_text(device / "class").startswith("0x03")
+    ]
+    return not states or any(state != "suspended" for state in states)
+
+
+def parse_pmset_therm(text: str) -> dict[str, Any]:
+    """`pmset -g therm`: the share of full speed the processor may run at, where macOS states it."""
+    limits = re.findall(r"CPU_Speed_Limit\s*=\s*(\d+)", text)
+    return {"speed_limit": min(int(limits[-1]), 100) / 100} if limits else {}
+
+
+def parse_vm_stat(text: str) -> dict[str, Any]:
+    """`vm_stat`: bytes moved to and from the swap file since the machine started, in pages of the size it names."""
+    page = re.search(r"page\ssize\sof\s(\d+)", text)
+    pages = re.findall(r"^Swap(?:ins|outs):\s+(\d+)", text, re.MULTILINE)
+    return {"swapped_bytes": sum(map(int, pages)) * int(page[1])} if page and len(pages) == 2 else {}
+
+
+def parse_nvidia(text: str) -> dict[str, Any]:
+    """`nvidia-smi`: one line a GPU with watts and degrees; all GPUs together, and the hottest."""
+    rows = re.findall(r"^\s*(\S+)\s*,\s*(\S+)\s*$", text, re.MULTILINE)
+    watts, degrees = ([float(row[n]) for row in rows if re.fullmatch(r"\d+(\.\d+)?", row[n])] for n in (0, 1))
+    readings = {"gpu_power_watts": round(sum(watts), 2)} if sum(watts) > 0 else {}
+    return readings | ({"gpu_temperature": max(degrees)} if degrees else {})

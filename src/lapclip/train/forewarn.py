@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from lapclip.data.open import Data, first_unreadable
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
-from lapclip.machine.sensors import read_battery
+from lapclip.machine.power import read_battery
 from lapclip.runs.events import Warned
 from lapclip.runs.run import Run
 from lapclip.train.prepare import sample_captions

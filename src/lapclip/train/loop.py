@@ -22,7 +22,7 @@ from lapclip.errors import UserError
 from lapclip.evaluate.retrieval import Pool, embed_pool, pool_loss, retrieval
 from lapclip.machine.device import device_named, release_memory, set_up_process
 from lapclip.machine.hardware import peak_memory_bytes
-from lapclip.machine.pause import SECONDS_BETWEEN_LOOKS, reason_to_wait
+from lapclip.machine.power import BATTERY_CHECK_SECONDS, reason_to_pause
 from lapclip.runs.events import (
     Continued,
     Evaluated,
@@ -149,7 +149,7 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             """Waits while the battery is low; says so again and again, so that whoever follows can stop."""
             started = time.monotonic()
             yield from tell(paused := Paused(now.step, reason))
-            while reason_to_wait(cfg.pause_below):
+            while reason_to_pause(cfg.pause_below):
                 for _ in range(NUM_WAITS):
                     time.sleep(SECONDS_WAITED)
                     yield paused
@@ -223,9 +223,9 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
 
             while (share := share_done(cfg, steps, now.step, now.seconds)) < 1:
                 # once in a while: is there power enough to go on
-                if cfg.pause_below and time.monotonic() - last_look > SECONDS_BETWEEN_LOOKS:
+                if cfg.pause_below and time.monotonic() - last_look > BATTERY_CHECK_SECONDS:
                     last_look = time.monotonic()
-                    if reason := reason_to_wait(cfg.pause_below):
+                    if reason := reason_to_pause(cfg.pause_below):
                         if now.step > saved_step:
                             yield save()
                         yield from wait(reason)

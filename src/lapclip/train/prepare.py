@@ -40,8 +40,7 @@ from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, tr
 from lapclip.errors import UserError
 from lapclip.files import write_atomically
 from lapclip.machine.device import default_threads
-from lapclip.machine.hardware import Machine, read_machine
-from lapclip.machine.provenance import versions
+from lapclip.machine.hardware import Machine, read_machine, versions
 from lapclip.model.clip import count_parameters, shape_of
 from lapclip.runs.run import Run, new_run
 from lapclip.step.loss import NEEDS_BIAS

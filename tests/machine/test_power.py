@@ -1,0 +1,264 @@
+"""Power and battery from files in a folder that stands for the root and from recorded texts of macOS; `caffeinate` is a
+stub that writes down how it was called and stays until it is ended."""
+
+import os
+import plistlib
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from lapclip.machine.power import (
+    UNREADABLE,
+    Battery,
+    PackagePower,
+    keep_awake,
+    parse_ioreg,
+    parse_macmon,
+    read_battery,
+    reason_to_pause,
+)
+
+STUB = """#!/bin/sh
+trap '{on_end}' TERM
+echo "$$ $@" > {said}.new && mv {said}.new {said}
+while true; do sleep 0.02; done
+"""
+
+
+def write(folder: Path, files: dict[str, object]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(f"{text}\n")
+    return folder
+
+
+# Power of the processor package
+
+
+def package(root: Path, microjoules: int, *, zone: str = "intel-rapl:0", name: str = "package-0") -> Path:
+    files = {"name": name, "energy_uj": microjoules, "max_energy_range_uj": 262143328850}
+    return write(root / "sys/class/powercap" / zone, files)
+
+
+def watts_after_ten_seconds(root: Path, change) -> dict:
+    counters = PackagePower(root)
+    counters.when -= 10.0
+    change()
+    return counters.read()
+
+
+def test_package_power_is_energy_over_time_and_nothing_is_counted_twice(tmp_path):
+    def spend(joules: int, more: int) -> None:
+        package(tmp_path, joules * 1_000_000)
+        package(tmp_path, joules * 500_000, zone="intel-rapl:1", name="package-1")
+        package(tmp_path, more, zone="intel-rapl:2", name="psys")
+        package(tmp_path, more, zone="intel-rapl:0:0", name="core")
+        package(tmp_path, more, zone="intel-rapl-mmio:0")
+
+    spend(5, 0)
+    readings = watts_after_ten_seconds(tmp_path, lambda: spend(105, 400_000_000))
+    assert readings == {"power_watts": pytest.approx(15.0, rel=0.02), "power_of": "processor package"}
+
+
+def test_a_counter_that_wraps_around_goes_on_and_one_that_was_reset_says_nothing(tmp_path):
+    package(tmp_path, 262_000_000_000)  # 143.3 J to the end and 56.7 J after
+    readings = watts_after_ten_seconds(tmp_path, lambda: package(tmp_path, 56_671_150))
+    assert readings["power_watts"] == pytest.approx(20.0, rel=0.02)
+    package(tmp_path, 100_000_000_000)
+    assert watts_after_ten_seconds(tmp_path, lambda: package(tmp_path, 1_000_000)) == {}, "kilowatts"
+
+
+def test_energy_that_may_not_be_read_is_no_reading_and_no_error(tmp_path):
+    zone = package(tmp_path, 0)
+    (zone / "energy_uj").unlink()
+    (zone / "energy_uj").mkdir()  # reading it fails for root too
+    assert watts_after_ten_seconds(tmp_path, lambda: None) == {}
+
+
+# Battery
+
+
+@pytest.fixture
+def on_linux(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+
+
+def supply(root: Path, name: str, kind: str, **properties: object) -> None:
+    lines = [f"POWER_SUPPLY_{key.upper()}={value}" for key, value in {"name": name, **properties}.items()]
+    write(root / "sys/class/power_supply" / name, {"type": kind, "uevent": "\n".join(lines)})
+
+
+def test_a_battery_that_feeds_the_machine_says_its_power(tmp_path, on_linux):
+    supply(tmp_path, "BAT0", "Battery", status="Discharging", capacity=57, power_now=11_840_000)
+    supply(tmp_path, "ADP1", "Mains", online=0)
+    assert read_battery(tmp_path) == Battery(percent=57.0, is_plugged=False, watts=11.84)
+    # Some drivers give current and voltage instead, and write what flows out as negative.
+    flow = {"current_now": -1_500_000, "voltage_now": 12_000_000}
+    supply(tmp_path, "BAT0", "Battery", status="Discharging", capacity=57, **flow)
+    assert read_battery(tmp_path) == Battery(percent=57.0, is_plugged=False, watts=18.0)
+
+
+@pytest.mark.parametrize("status", ["Charging", "Not charging", "Unknown"])
+def test_what_flows_into_a_battery_is_not_taken_for_what_the_machine_takes(tmp_path, status, on_linux):
+    supply(tmp_path, "BAT0", "Battery", status=status, capacity=40, power_now=30_000_000)
+    supply(tmp_path, "ADP1", "Mains", online=1)
+    assert read_battery(tmp_path) == Battery(40.0, True)
+
+
+def test_a_machine_is_plugged_in_unless_something_says_otherwise(tmp_path, on_linux):
+    supply(tmp_path, "BAT0", "Battery", status="Unknown", capacity=30)
+    assert read_battery(tmp_path) == Battery(30.0, True)
+    supply(tmp_path, "ADP1", "Mains", online=0)
+    assert read_battery(tmp_path) == Battery(30.0, False)
+    supply(tmp_path, "BAT0", "Battery", status="Charging", capacity=30)  # by USB
+    assert read_battery(tmp_path) == Battery(30.0, True)
+
+
+def test_two_batteries_are_one(tmp_path, on_linux):
+    supply(tmp_path, "BAT0", "Battery", status="Full", capacity=100)
+    supply(tmp_path, "BAT1", "Battery", status="Discharging", capacity=20)
+    assert read_battery(tmp_path) == Battery(percent=60.0, is_plugged=False)
+
+
+def test_a_mouse_and_nonsense_are_no_battery(tmp_path, on_linux):
+    assert read_battery(tmp_path) is None
+    supply(tmp_path, "hidpp_battery_0", "Battery", scope="Device", status="Discharging", capacity=5)
+    assert read_battery(tmp_path) is None
+    supply(tmp_path, "BAT0", "Battery", status="?", capacity="much")
+    assert read_battery(tmp_path) is None
+
+
+def test_training_pauses_below_the_limit_and_on_battery_only(monkeypatch):
+    now = {"battery": Battery(18.0, False)}
+    monkeypatch.setattr("lapclip.machine.power.read_battery", lambda: now["battery"])
+    assert reason_to_pause("20%") == "the battery is at 18%, below 20%, and not plugged in"
+    assert reason_to_pause("18%") is None and reason_to_pause(None) is None
+    for now["battery"] in (Battery(18.0, True), None):
+        assert reason_to_pause("20%") is None
+
+
+# macOS
+
+
+def test_a_mac_s_battery_is_read_by_psutil(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    battery = psutil._common.sbattery if hasattr(psutil._common, "sbattery") else psutil._ntuples.sbattery
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery(31, 3600, False))
+    assert read_battery() == Battery(31.0, False)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
+    assert read_battery() is None
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: {}["no such key"])
+    assert read_battery() is None
+
+
+ON_BATTERY = {
+    "ExternalConnected": False,
+    "BatteryData": {"Voltage": 1, "CycleCount": 187},
+    "Voltage": 11441,
+    "InstantAmperage": 18446744073709550034,
+    "IsCharging": False,
+}
+PLUGGED = {
+    "ExternalConnected": True,
+    "PowerTelemetryData": {"AdapterEfficiencyLoss": 2**64 - 277, "SystemLoad": 14960, "SystemPowerIn": 24960},
+    "InstantAmperage": 812,
+    "IsCharging": True,
+    "Voltage": 12555,
+}
+
+
+def as_ioreg(battery: dict) -> str:
+    return plistlib.dumps([battery]).decode()
+
+
+def test_ioreg_tells_what_the_machine_takes_from_the_battery_though_the_current_has_lost_its_sign():
+    for milliamperes in (2**64 - 1582, 2**16 - 1582, -1582):  # the second as OS X 10.9 wrote it
+        readings = parse_ioreg(as_ioreg(ON_BATTERY | {"InstantAmperage": milliamperes}))
+        assert readings == {"power_watts": 18.1, "power_of": "whole machine, from the battery"}
+
+
+def test_ioreg_tells_the_load_of_a_machine_that_is_plugged_in_and_not_what_charges():
+    assert parse_ioreg(as_ioreg(PLUGGED)) == {"power_watts": 14.96, "power_of": "whole machine"}
+    without_load = PLUGGED | {"PowerTelemetryData": {"SystemPowerIn": 24960}}
+    assert parse_ioreg(as_ioreg(without_load)) == {}
+    idle = parse_ioreg(as_ioreg(without_load | {"IsCharging": False}))
+    assert idle == {"power_watts": 24.96, "power_of": "whole machine"}
+
+
+def test_macmon_tells_the_whole_machine_or_else_the_chip():
+    said = '{"all_power":0.256,"ane_power":0.0,"cpu_power":0.252,"sys_power":9.391488075256348,"temp":{"cpu_temp_avg":44.509185791015625,"gpu_temp_avg":0.0}}\n'
+    assert parse_macmon(said) == {"power_watts": 9.39, "power_of": "whole machine", "temperature": 44.5}
+    chip = parse_macmon(said.replace("9.391488075256348", "0.0"))
+    assert chip["power_watts"] == 0.26 and "machine" not in chip["power_of"]
+    assert parse_macmon('{"sys_power": NaN}') == {}
+
+
+@pytest.mark.parametrize("parse", [parse_ioreg, parse_macmon])
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", "<plist/>", '{"temp": 3, "sys_power": "much"}'])
+def test_unexpected_text_raises_what_sensors_ignore(parse, text):
+    with pytest.raises(UNREADABLE):
+        parse(text)
+
+
+# Keeping awake
+
+
+@pytest.fixture
+def caffeinate(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    said = tmp_path / "said"
+    write_program(tmp_path / "bin" / "caffeinate", STUB.format(said=said, on_end="exit 0"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return said
+
+
+def write_program(path, text):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def wait_for(path) -> list[str]:
+    deadline = time.monotonic() + 10
+    while not path.exists():
+        assert time.monotonic() < deadline, "it was not started"
+        time.sleep(0.01)
+    return path.read_text().split()
+
+
+def test_a_mac_is_kept_awake_for_as_long_as_this_process_lives_and_no_longer_than_asked(caffeinate):
+    with pytest.raises(ZeroDivisionError), keep_awake():
+        pid, *arguments = wait_for(caffeinate)
+        assert arguments == ["-i", "-w", str(os.getpid())]
+        assert psutil.pid_exists(int(pid))
+        raise ZeroDivisionError
+    assert not psutil.pid_exists(int(pid))
+
+
+def test_a_program_that_will_not_end_is_killed(caffeinate, tmp_path, monkeypatch):
+    monkeypatch.setattr("lapclip.machine.power.STOP_SECONDS", 0.2)
+    write_program(tmp_path / "bin" / "caffeinate", STUB.format(said=caffeinate, on_end=":"))
+    with keep_awake():
+        pid = int(wait_for(caffeinate)[0])
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_missing_or_broken_program_is_no_error(caffeinate, tmp_path, monkeypatch):
+    write_program(tmp_path / "bin" / "caffeinate", "#!/nowhere/at/all\n")
+    with keep_awake():
+        pass
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with keep_awake():
+        pass
+    assert not caffeinate.exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has the program")
+def test_elsewhere_nothing_is_started(caffeinate, monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    before = psutil.Process().children()
+    with keep_awake():
+        assert psutil.Process().children() == before
