@@ -19,8 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lapclip.machine.hardware import limit_openmp_spinning
-from lapclip.search.approximate import build_graph, nearly_nearest, open_graph
-from lapclip.search.nearest import nearest
+from lapclip.search.nearest import build_graph, nearest, nearest_by_graph, open_graph
 
 limit_openmp_spinning()  # before torch is imported, as the command line does
 SIZES = ((10_000, 128), (100_000, 128), (100_000, 512), (1_000_000, 128))
@@ -81,18 +80,19 @@ def whole_searches(count: int) -> None:
         os.environ["LAPCLIP_CACHE"] = folder
         for size in ("nano", "tiny"):
             searcher = open_searcher(Path(folder), size, count)
-            from lapclip.search.query import parse_words
+            from lapclip.search.searcher import parse_query
 
             def search(number: int, searcher=searcher) -> None:
-                terms = parse_words(WORDS[number % len(WORDS)])
-                assert len(searcher.search(searcher.vector(terms), top=24)) == 24
+                terms = parse_query(WORDS[number % len(WORDS)])
+                assert len(searcher.search(searcher.vector(terms), top=24).matches) == 24
 
             def folder_search(number: int, searcher=searcher) -> None:
-                terms, within = parse_words(WORDS[number % len(WORDS)]), f"{searcher.index.folders[0]}/3"
-                assert len(searcher.search(searcher.vector(terms), top=24, folder=within)) == 24
+                terms, within = parse_query(WORDS[number % len(WORDS)]), f"{searcher.index.folders[0]}/3"
+                results = searcher.search(searcher.vector(terms), top=24, folder=within)
+                assert len(results.matches) == 24
 
             def words(number: int, searcher=searcher) -> None:
-                searcher.vector(parse_words(WORDS[number % len(WORDS)]))
+                searcher.vector(parse_query(WORDS[number % len(WORDS)]))
 
             what = f"{count:,} images, `{size}` ({searcher.index.width} numbers)"
             print(f"{what}, words to 24 paths: {timed(search)}")
@@ -104,9 +104,8 @@ def open_searcher(root: Path, size: str, count: int):
     """A searcher of an untrained model, over an index of random embeddings."""
     from indexing import untrained
 
-    from lapclip.search.index import About
+    from lapclip.search.index import Index, IndexInfo
     from lapclip.search.searcher import Searcher
-    from lapclip.search.store import Index
     from lapclip.search.writer import Writer
 
     embedder = untrained(size)
@@ -126,9 +125,9 @@ def open_searcher(root: Path, size: str, count: int):
             writer.write(
                 "INSERT INTO file (path, size, mtime_ns, row) VALUES (?, 0, 0, ?)", os.fsencode(path), row
             )
-    about = About(index, size, str(index), embedder.width, (str(pictures),), time.time(), True)
-    about.write()
-    return Searcher(Index(about), embedder)
+    info = IndexInfo(index, size, str(index), embedder.width, (str(pictures),), time.time(), True)
+    info.write()
+    return Searcher(Index(info), embedder)
 
 
 def contenders(count: int, width: int, folder: Path, has_graph: bool) -> None:
@@ -157,9 +156,9 @@ def contenders(count: int, width: int, folder: Path, has_graph: bool) -> None:
         built = f" (made in {time.perf_counter() - started:.0f} s)"
         graph = open_graph(folder, vectors_RE)
         assert graph is not None
-        ways["usearch alone"] = lambda query: graph.found.search(query, TOP).keys
+        ways["usearch alone"] = lambda query: graph.index.search(query, TOP).keys
         ways["lapclip, with usearch"] = lambda query: (
-            nearly_nearest(graph, vectors_RE, query, rows_N, TOP).rows
+            nearest_by_graph(graph, vectors_RE, query, rows_N, TOP).rows
         )
     took: dict[str, list[float]] = {name: [] for name in ways}
     right = dict.fromkeys(ways, 0)

@@ -33,7 +33,7 @@ from lapclip.weights import hugging_face
 from lapclip.weights.checkpoint import MODEL, best, load_weights
 from lapclip.weights.reading import Pretrained
 
-Picture = str | Path | Image.Image | np.ndarray | Tensor
+ImageInput = str | Path | Image.Image | np.ndarray | Tensor
 Rows = np.ndarray  # float32 [n, E], embedded already
 T = TypeVar("T")
 Some = TypeVar("Some", np.ndarray, list[str])
@@ -92,7 +92,7 @@ class Embedder:
         return state.hexdigest()[:16]
 
     def images(
-        self, pictures: Sequence[Picture] | np.ndarray | Tensor, *, progress: bool | None = None
+        self, pictures: Sequence[ImageInput] | np.ndarray | Tensor, *, progress: bool | None = None
     ) -> Rows:
         """Float32 unit rows, one an image: paths, PIL images, arrays or tensors of any size, or a batch of them.
 
@@ -123,7 +123,7 @@ class Embedder:
         return self.embed(pixels, self.embed_pixels)
 
     def similarity(
-        self, images: Sequence[Picture] | np.ndarray | Tensor, texts: Sequence[str] | Rows
+        self, images: Sequence[ImageInput] | np.ndarray | Tensor, texts: Sequence[str] | Rows
     ) -> np.ndarray:
         """Cosines [images, texts]; rows that are embedded already may be given for either."""
         if isinstance(images, Tensor) and images.ndim == 2 and images.is_floating_point():
@@ -134,31 +134,25 @@ class Embedder:
         return image_NE @ text_ME.T
 
     def label_rows(self, labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Rows:
-        """Unit rows [labels, E]: each label in every template, the mean of them, at unit length again."""
-        refuse_what_is_no_text(labels)
-        refuse_what_is_no_text(templates)
-        without = [template for template in templates if "{}" not in template]
-        if without or not len(templates):
-            what = f"the template `{printable(without[0])}`" if without else "a list of no templates"
-            raise UserError(f"{what} has no place for a label", hint="write `{}` where the label goes")
-        words = [template.replace("{}", label) for label in labels for template in templates]
-        row_LTE = self.texts(words).reshape(len(labels), len(templates), self.width)
-        mean_LE = row_LTE.mean(axis=1)
-        return mean_LE / np.linalg.norm(mean_LE, axis=1, keepdims=True).clip(1e-12)
+        """Unit rows [labels, E]: each label in every template, averaged."""
+        prompts = label_prompts(labels, templates)
+        return mean_of_prompts(self.texts(prompts), len(labels))
 
     def classify(
         self,
-        images: Sequence[Picture] | np.ndarray | Tensor,
+        images: Sequence[ImageInput] | np.ndarray | Tensor,
         labels: Sequence[str],
         templates: Sequence[str] = TEMPLATES,
     ) -> np.ndarray:
         """Probabilities [images, labels], each row summing to one: which of these labels fits an image best."""
         label_LE = self.label_rows(labels, templates)
-        if not len(label_LE):
-            raise UserError("there are no labels to choose from", hint="name at least one")
-        scaled_NL = self.scale * self.similarity(images, label_LE).astype(np.float64)
-        power_NL = np.exp(scaled_NL - scaled_NL.max(axis=1, keepdims=True))
-        return (power_NL / power_NL.sum(axis=1, keepdims=True)).astype(np.float32)
+        return self.probabilities(self.similarity(images, label_LE)).astype(np.float32)
+
+    def probabilities(self, cosine_NL: np.ndarray) -> np.ndarray:
+        """Softmax over labels of the scaled cosines of images and labels, in double precision."""
+        logit_NL = self.scale * cosine_NL.astype(np.float64)
+        power_NL = np.exp(logit_NL - logit_NL.max(axis=1, keepdims=True))
+        return power_NL / power_NL.sum(axis=1, keepdims=True)
 
     @contextmanager
     def side_by_side(self) -> Iterator[int]:
@@ -243,6 +237,25 @@ class Embedder:
         whole = [text.encode("utf-8", "replace").decode() for text in texts]
         tokens, ends = self.tokenizer.encode(whole, self.model.size.text_length)
         return self.model.embed_texts(*(self.device.move(torch.from_numpy(a)) for a in (tokens, ends)))
+
+
+def label_prompts(labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> list[str]:
+    """Every label in every template: the templates of the first label first."""
+    refuse_what_is_no_text(labels)
+    refuse_what_is_no_text(templates)
+    without = [template for template in templates if "{}" not in template]
+    if without or not len(templates):
+        what = f"the template `{printable(without[0])}`" if without else "an empty list of templates"
+        raise UserError(f"{what} has no place for a label", hint="write `{}` where the label goes")
+    if not len(labels):
+        raise UserError("there are no labels to choose from", hint="name at least one")
+    return [template.replace("{}", label) for label in labels for template in templates]
+
+
+def mean_of_prompts(row_PE: Rows, num_labels: int) -> Rows:
+    """Unit rows [labels, E] from the embeddings of `label_prompts`."""
+    mean_LE = row_PE.reshape(num_labels, -1, row_PE.shape[1]).mean(axis=1)
+    return mean_LE / np.linalg.norm(mean_LE, axis=1, keepdims=True).clip(1e-12)
 
 
 def with_bar(

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from conftest import ROOT, environment, wait_for
 from PIL import Image
-from test_index import counts, make_run
+from test_update import counts, make_run
 
-from lapclip.search.index import all_abouts
-from lapclip.search.store import Index
+from lapclip.search.index import Index, list_indexes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PHOTOS = ROOT.parent / "shared" / "data" / "flickr8k" / "images"
@@ -25,8 +24,8 @@ COUNT = 400
 SLOW = """
 import os, sys, time
 from lapclip.cli import run_command
-from lapclip.search import update, writing
-writing.SECONDS_BETWEEN_COMMITS, update.BATCH, fsync = 0, 8, os.fsync
+from lapclip.search import update, writer
+writer.SECONDS_BETWEEN_COMMITS, update.BATCH, fsync = 0, 8, os.fsync
 os.fsync = lambda file: (fsync(file), time.sleep(0.04))
 sys.exit(run_command(sys.argv[1:]))
 """
@@ -63,11 +62,11 @@ def start(folder: Path) -> subprocess.Popen:
 
 def num_indexed(folder: Path) -> int:
     """Images of the index, each with an embedding of unit length; 0 while there is no index."""
-    for about in all_abouts():
-        with Index(about) as index:
+    for info in list_indexes():
+        with Index(info) as index:
             vectors_NE = index.vectors[index.live_rows()]
             assert np.allclose(np.linalg.norm(vectors_NE, axis=1), 1, atol=1e-4)
-            return index.num_pictures
+            return index.num_images
     return 0
 
 

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from lapclip.search import approximate, nearest
-from lapclip.search.alike import groups_of
-from lapclip.search.approximate import build_graph, nearly_nearest, open_graph
+from lapclip.search import nearest
+from lapclip.search.nearest import build_graph, nearest_by_graph, open_graph
+from lapclip.search.searcher import similar_rows
 
 
 def unit_rows(count: int, width: int = 32, seed: int = 0) -> np.ndarray:
@@ -105,7 +105,7 @@ def graph_folder(tmp_path_factory):
 
 def recall(graph, vectors, rows, top=10) -> float:
     queries = unit_rows(40, seed=6)
-    found = [nearly_nearest(graph, vectors, vector, rows, top).rows.tolist() for vector in queries]
+    found = [nearest_by_graph(graph, vectors, vector, rows, top).rows.tolist() for vector in queries]
     right = [by_hand(vectors, vector, rows, top) for vector in queries]
     assert all(len(one) == len(other) for one, other in zip(found, right, strict=True))
     return float(np.mean([len({*a} & {*b}) / len(b) for a, b in zip(found, right, strict=True)]))
@@ -117,8 +117,8 @@ def test_a_graph_finds_nearly_all_with_true_scores_in_order(graph_folder):
     rows = np.arange(0, 3000, 2)
     assert recall(graph, vectors, rows) > 0.95
     vector = unit_rows(1, seed=7)[0]
-    hits = nearly_nearest(graph, vectors, vector, rows, 10)
-    exact = nearest.exactly(vectors, vector, np.sort(hits.rows), 10)
+    hits = nearest_by_graph(graph, vectors, vector, rows, 10)
+    exact = nearest.rescore(vectors, vector, np.sort(hits.rows), 10)
     assert hits.rows.tolist() == exact.rows.tolist() and hits.scores.tolist() == exact.scores.tolist()
 
 
@@ -128,10 +128,10 @@ def test_rows_added_since_are_found_exactly_and_dead_ones_never(graph_folder):
     live = np.concatenate([np.arange(0, 3000, 6), np.arange(3000, 4000)])
     assert recall(graph, vectors, live) > 0.95
     for row in (3001, 3999):
-        hits = nearly_nearest(graph, vectors, vectors[row], live, 3)
+        hits = nearest_by_graph(graph, vectors, vectors[row], live, 3)
         assert hits.rows[0] == row and {*hits.rows.tolist()} <= {*live.tolist()}
     few = np.array([6, 600, 2400])  # the graph would offer hundreds of others first
-    assert nearly_nearest(graph, vectors, vectors[6], few, 3).rows.tolist() == by_hand(
+    assert nearest_by_graph(graph, vectors, vectors[6], few, 3).rows.tolist() == by_hand(
         vectors, vectors[6], few, 3
     )
 
@@ -139,9 +139,9 @@ def test_rows_added_since_are_found_exactly_and_dead_ones_never(graph_folder):
 def test_a_graph_wears_out_as_rows_come_and_go(graph_folder):
     folder, vectors = graph_folder
     graph = open_graph(folder, vectors)
-    assert not graph.is_worn(np.arange(0, 3000, 2)) and not graph.is_worn(np.arange(0, 3200, 2))
-    assert graph.is_worn(np.concatenate([np.arange(0, 3000, 2), np.arange(3000, 4000)]))
-    assert graph.is_worn(np.arange(0, 3000, 4))
+    assert not graph.is_stale(np.arange(0, 3000, 2)) and not graph.is_stale(np.arange(0, 3200, 2))
+    assert graph.is_stale(np.concatenate([np.arange(0, 3000, 2), np.arange(3000, 4000)]))
+    assert graph.is_stale(np.arange(0, 3000, 4))
 
 
 def test_a_graph_of_other_vectors_or_a_broken_one_is_not_opened(graph_folder, tmp_path):
@@ -156,7 +156,7 @@ def test_a_graph_of_other_vectors_or_a_broken_one_is_not_opened(graph_folder, tm
 
 def test_a_new_graph_replaces_the_old_one_and_a_stopped_one_leaves_nothing(tmp_path, monkeypatch):
     vectors = unit_rows(400)
-    monkeypatch.setattr(approximate, "AT_A_TIME", 50)
+    monkeypatch.setattr(nearest, "ROWS_PER_ADD", 50)
     work = build_graph(tmp_path, vectors[:300], np.arange(300))
     assert [next(work) for _ in range(4)] == [0, 50, 100, 150]
     work.close()
@@ -179,7 +179,7 @@ def finished(work):
 @pytest.mark.parametrize("block", [7, 64, 1000])
 def test_everything_in_a_group_is_like_its_first_whatever_the_blocks(block):
     vectors, rows = unit_rows(300), np.arange(0, 300, 2)
-    steps, groups = finished(groups_of(vectors, rows, 0.75, block=block))
+    steps, groups = finished(similar_rows(vectors, rows, 0.75, block=block))
     expected: dict[int, list[int]] = {}
     for row in rows.tolist():
         first = next((one for one in expected if vectors[one] @ vectors[row] >= 0.75), row)
@@ -192,7 +192,7 @@ def test_everything_in_a_group_is_like_its_first_whatever_the_blocks(block):
 def test_neighbours_on_a_circle_are_no_chain():
     angle = np.arange(12) * np.pi / 6
     vectors = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
-    _, groups = finished(groups_of(vectors, np.arange(12), float(np.cos(np.pi / 6))))
+    _, groups = finished(similar_rows(vectors, np.arange(12), float(np.cos(np.pi / 6))))
     assert [group.tolist() for group in groups] == [[0, 1, 11], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
@@ -200,6 +200,6 @@ def test_equal_rows_are_found_at_a_score_of_one_and_broken_ones_are_like_nothing
     vectors = unit_rows(50, width=131)
     vectors[33], vectors[7] = vectors[2], vectors[2]
     vectors[10] = vectors[11] = np.nan
-    _, groups = finished(groups_of(vectors, np.arange(50), 1.0))
+    _, groups = finished(similar_rows(vectors, np.arange(50), 1.0))
     assert [group.tolist() for group in groups] == [[2, 7, 33]]
-    assert finished(groups_of(vectors, np.empty(0, np.int64), 0.9)) == ([], [])
+    assert finished(similar_rows(vectors, np.empty(0, np.int64), 0.9)) == ([], [])

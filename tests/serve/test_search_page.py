@@ -19,7 +19,7 @@ from lapclip.data.tokenizer import train_bpe
 from lapclip.embedder import Embedder
 from lapclip.machine.device import processor
 from lapclip.model.clip import build_model
-from lapclip.search.query import parse_words
+from lapclip.search.searcher import parse_query
 
 HOSTILE = "<img src=x onerror=\"document.title='stolen'\"><b id=hostile>.jpg"
 SHOWN = "[...document.querySelectorAll('.tile')].map((tile) => Number(tile.dataset.id))"
@@ -315,9 +315,9 @@ def test_the_page_reads_words_as_the_server_does(visit):
     read = "([texts, name]) => import('/static/search-query.js').then((query) => texts.map((text) => query[name](text)))"
     split = seen.page.evaluate(read, [texts, "splitWords"])
     mine = [[(term["sign"], " ".join(term["words"].split())) for term in terms] for terms in split]
-    assert mine == [[(term.sign, term.words) for term in parse_words(text)] for text in texts]
+    assert mine == [[(term.sign, term.words) for term in parse_query(text)] for text in texts]
     joined = seen.page.evaluate(read, [split, "joinWords"])
-    again = [sorted((term.sign, term.words) for term in parse_words(text)) for text in joined]
+    again = [sorted((term.sign, term.words) for term in parse_query(text)) for text in joined]
     assert again == [sorted(terms) for terms in mine]
 
 

@@ -33,7 +33,7 @@ from lapclip.embedder import Embedder, load
 from lapclip.errors import UserError
 from lapclip.machine.device import processor
 from lapclip.model.clip import build_model
-from lapclip.search.store import find_index
+from lapclip.search.index import find_index
 from lapclip.search.update import update
 from lapclip.serve.addresses import hosts_of, is_local, names_of
 from lapclip.serve.app import build_server
@@ -671,7 +671,7 @@ def test_an_index_that_was_updated_is_let_go_of_when_nobody_uses_it(
         async with service.current() as before:
             index(served.folder / "mine", picture_folder(served.folder / "more", 1))
             async with service.current() as after:
-                assert after is not before and after.index.num_pictures == before.index.num_pictures + 1
+                assert after is not before and after.index.num_images == before.index.num_images + 1
             assert before.index.rows("SELECT 1"), "somebody still reads it"
         with pytest.raises(sqlite3.ProgrammingError):
             before.index.db.execute("SELECT 1")

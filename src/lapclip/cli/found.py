@@ -20,14 +20,14 @@ from lapclip.units import plural
 from lapclip.view.sheet import draw_sheet
 
 if TYPE_CHECKING:
-    from lapclip.search.searcher import Found
+    from lapclip.search.searcher import Match
 
 MOST_CHARACTERS = 4096  # of a path
 LOOKED_AT = 320  # pixels of an image on a sheet or in a terminal
 LEAST_WIDTH = 20  # of a path, however narrow the window
 
 
-def table_of(found: "Sequence[Found]", width: int) -> Table:
+def table_of(found: "Sequence[Match]", width: int) -> Table:
     """A line for each image, best first, no wider than the window."""
     copies = [f"+{plural(len(one.copies), 'copy')}".replace("copys", "copies") for one in found]
     sizes = [f"{one.entry.width} x {one.entry.height}" for one in found]
@@ -37,7 +37,7 @@ def table_of(found: "Sequence[Found]", width: int) -> Table:
     taken = sum(max(map(len, column)) + 2 for column in columns[: 3 if has_copies else 2])
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True)
     table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("picture", no_wrap=True)
+    table.add_column("image", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     if has_copies:
         table.add_column("", no_wrap=True)
@@ -48,7 +48,7 @@ def table_of(found: "Sequence[Found]", width: int) -> Table:
     return table
 
 
-def lines_of_groups(groups: "Sequence[Sequence[Found]]", width: int) -> Iterator[str]:
+def lines_of_groups(groups: "Sequence[Sequence[Match]]", width: int) -> Iterator[str]:
     """Each group with a free line after it: how near to the first one each image is, and its path."""
     for group in groups:
         for number, one in enumerate(group):
@@ -77,14 +77,14 @@ def shorten_path(path: str, width: int) -> str:
     return f"{head}...{tail}"
 
 
-def shown_name(found: "Found") -> str:
+def shown_name(found: "Match") -> str:
     return shortened(os.path.basename(found.entry.path))
 
 
-def images_of(found: "Sequence[Found]") -> list[Image.Image]:
+def images_of(found: "Sequence[Match]") -> list[Image.Image]:
     """What was found, to look at; grey where a file can no longer be read."""
 
-    def image(one: "Found") -> Image.Image:
+    def image(one: "Match") -> Image.Image:
         try:
             return whole(read_file(one.entry.path), LOOKED_AT)
         except (OSError, ValueError, Unreadable):
@@ -93,7 +93,7 @@ def images_of(found: "Sequence[Found]") -> list[Image.Image]:
     return list(in_order(image, found))
 
 
-def write_sheet(path: Path, found: "Sequence[Found]") -> None:
+def write_sheet(path: Path, found: "Sequence[Match]") -> None:
     if not found:
         return
     rows = [

@@ -16,7 +16,7 @@ from lapclip.errors import UserError, printable, suggest
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
-    from lapclip.search.index import About
+    from lapclip.search.index import IndexInfo
     from lapclip.search.update import Progress, Summary
 
 
@@ -79,20 +79,19 @@ def index(
 
 def refuse_missing(folders: Sequence[str], model: str | None) -> None:
     """Refuses a folder that does not exist before a model is loaded for it."""
+    from lapclip.search.index import indexes_of
     from lapclip.search.scan import real_folders
-    from lapclip.search.store import abouts_of
 
-    real_folders(folders, [folder for about in abouts_of(model) for folder in about.folders])
+    real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
 
 
 def choose_model(model: str | None) -> Chosen:
     """The model that was named; else that of the index updated last, else the newest run with a checkpoint."""
     from lapclip.runs.run import RUNS
     from lapclip.runs.status import all_runs
-    from lapclip.search.index import MODEL
-    from lapclip.search.store import abouts_of, path_of_model
+    from lapclip.search.index import MODEL, indexes_of, path_of_model
 
-    known = abouts_of(model)
+    known = indexes_of(model)
     if known:
         last, why = known[0], "" if model else "as before"
         if os.path.isdir(last.model):
@@ -114,12 +113,12 @@ def choose_model(model: str | None) -> Chosen:
 
 def say_model(chosen: Chosen, fingerprint: str) -> None:
     """Says which model is used, if nobody named it, and that everything begins anew if it is not what it was."""
-    from lapclip.search.index import all_abouts
+    from lapclip.search.index import list_indexes
 
     if chosen.why:
         say(f"with the model `{chosen.name}`, {chosen.why}; `--model` takes another")
-    earlier = [about for about in all_abouts() if about.model == chosen.path]
-    if earlier and not any(about.path.name == fingerprint for about in earlier):
+    earlier = [info for info in list_indexes() if info.model == chosen.path]
+    if earlier and not any(info.path.name == fingerprint for info in earlier):
         say(
             f"`{chosen.name}` has been trained on since it was indexed: everything is embedded anew, "
             "and until that is done the old index is searched"
@@ -145,15 +144,15 @@ def follow(work: "Generator[Progress, None, Summary]", requests: Sequence[int]) 
                 done = f" {now.done:,} of {now.total:,} images are done" if now.total else ""
                 raise Stopped(f"stopped while indexing;{done}", "the same command goes on from there")
             if not now.total:
-                bar.update(task, description=f"looking through the folders: {plural(now.done, 'picture')}")
+                bar.update(task, description=f"looking through the folders: {plural(now.done, 'image')}")
                 continue
             if not now.done:
                 started = time.monotonic()
-                say(f"{plural(now.total, 'new or changed picture')} to look at")
+                say(f"{plural(now.total, 'new or changed image')} to look at")
                 bar.reset(task)
             rate = now.done / max(time.monotonic() - started, 1e-3)
             bad = f", {now.num_unreadable:,} unreadable" if now.num_unreadable else ""
-            shown = f"embedding, {rate:,.0f} pictures/s{bad}" if now.done else "embedding"
+            shown = f"embedding, {rate:,.0f} images/s{bad}" if now.done else "embedding"
             bar.update(task, description=shown, total=now.total, completed=now.done)
 
 
@@ -162,7 +161,7 @@ def as_record(summary: "Summary", chosen: Chosen) -> dict[str, Any]:
     return {
         **counts,
         "unreadable": [{"path": path, "why": why} for path, why in summary.unreadable],
-        "unreachable": [*summary.away, *summary.unopened],
+        "unreachable": [*summary.unreachable, *summary.unopened],
         "model": chosen.path,
         "folders": summary.folders,
         "path": str(summary.path),
@@ -184,7 +183,7 @@ def say_summary(summary: "Summary") -> None:
         if count
     ]
     say(
-        f"{plural(summary.num_indexed, 'picture')} of {plural(len(summary.folders), 'folder')} in the index: "
+        f"{plural(summary.num_indexed, 'image')} of {plural(len(summary.folders), 'folder')} in the index: "
         f"{', '.join(parts) or 'nothing new'}; {duration(summary.seconds)}"
     )
     for path, why in summary.unreadable:
@@ -193,7 +192,7 @@ def say_summary(summary: "Summary") -> None:
         say(
             f"{plural(summary.num_unreadable, 'file')} could not be read; such files are tried again when they change"
         )
-    for folder, why in summary.away.items():
+    for folder, why in summary.unreachable.items():
         say(
             f"`{shortened(folder)}` cannot be looked into: {why}; its images stay in the index "
             f"(to drop them: `{own_name()} index --forget '{shortened(folder)}'`)"
@@ -210,64 +209,55 @@ def say_summary(summary: "Summary") -> None:
 
 def drop(folder: str, model: str | None) -> dict[str, Any]:
     """Drops a folder from every index of a model."""
-    from lapclip.search.store import abouts_of, find_index
+    from lapclip.search.index import find_index, indexes_of
     from lapclip.search.update import forget
 
     path = os.path.realpath(os.path.expanduser(folder))
-    known = abouts_of(model)
+    known = indexes_of(model)
     if not known:
         find_index(model)  # which says so
-    having = [about for about in known if path in about.folders or path in disks_of(about)]
+    having = [info for info in known if path in info.folders]
     if not having:
-        names = ", ".join(f"`{name}`" for about in known[:1] for name in about.folders) or "none"
+        names = ", ".join(f"`{name}`" for info in known[:1] for name in info.folders) or "none"
         raise UserError(
             f"`{folder}` is not a folder of the index; it has {names}",
             hint="name one of these after `--forget`",
         )
-    num_removed = max([forget(about, path) for about in having])
-    say(f"dropped {plural(num_removed, 'picture')} of `{path}`")
+    num_removed = max([forget(info, path) for info in having])
+    say(f"dropped {plural(num_removed, 'image')} of `{path}`")
     return {"num_removed": num_removed, "folder": path, "model": having[0].model}
 
 
-def disks_of(about: "About") -> list[str]:
-    """Where disks are mounted within the folders of an index."""
-    from lapclip.search.store import Index
-
-    with Index(about) as opened:
-        return opened.disks
-
-
 def show_all(json: bool) -> int:
-    from lapclip.search.index import all_abouts
-    from lapclip.search.store import Index
+    from lapclip.search.index import Index, list_indexes
 
     records, out = [], Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("model", "pictures", "folders", "size", "updated"):
-        is_text = heading not in ("pictures", "size")
+    for heading in ("model", "images", "folders", "size", "updated"):
+        is_text = heading not in ("images", "size")
         out.add_column(heading, justify="left" if is_text else "right", overflow="fold")
-    for about in all_abouts():
+    for info in list_indexes():
         num_pictures: int | None = None
         try:
-            with Index(about) as opened:
-                num_pictures = opened.num_pictures
+            with Index(info) as opened:
+                num_pictures = opened.num_images
         except UserError as problem:
             say(f"{problem.message}; {problem.hint}")
-        num_bytes = folder_bytes(about)
+        num_bytes = folder_bytes(info)
         records.append(
             {
-                "name": about.name,
-                "model": about.model,
-                "path": str(about.path),
-                "folders": about.folders,
+                "name": info.name,
+                "model": info.model,
+                "path": str(info.path),
+                "folders": info.folders,
                 "num_pictures": num_pictures,
-                "is_complete": about.is_complete,
+                "is_complete": info.is_complete,
                 "bytes": num_bytes,
-                "updated": about.updated,
+                "updated": info.updated,
             }
         )
         shown = "damaged" if num_pictures is None else f"{num_pictures:,}"
-        when = age(time.time() - about.updated) + ("" if about.is_complete else ", unfinished")
-        row = (about.name, shown, "\n".join(about.folders), size(num_bytes), when)
+        when = age(time.time() - info.updated) + ("" if info.is_complete else ", unfinished")
+        row = (info.name, shown, "\n".join(info.folders), size(num_bytes), when)
         out.add_row(*map(printable, row))
     if json:
         print_json({"indexes": records})
@@ -275,30 +265,29 @@ def show_all(json: bool) -> int:
         say(f"nothing is indexed yet; `{own_name()} index ~/Pictures` begins")
     else:
         Console(highlight=False, markup=False).print(out)
-        total = size(sum(folder_bytes(about) for about in all_abouts()))
+        total = size(sum(folder_bytes(info) for info in list_indexes()))
         say(f"{total} in all; to remove one: `{own_name()} index --remove MODEL`")
     return 0
 
 
-def folder_bytes(about: "About") -> int:
-    return sum(file.stat().st_size for file in about.path.rglob("*") if file.is_file())
+def folder_bytes(info: "IndexInfo") -> int:
+    return sum(file.stat().st_size for file in info.path.rglob("*") if file.is_file())
 
 
 def remove_one(model: str, json: bool) -> int:
-    from lapclip.search.index import all_abouts
-    from lapclip.search.store import abouts_of
+    from lapclip.search.index import indexes_of, list_indexes
     from lapclip.search.update import remove
 
-    chosen = abouts_of(model)
+    chosen = indexes_of(model)
     if not chosen:
-        like = suggest(model, [about.name for about in all_abouts()])
+        like = suggest(model, [info.name for info in list_indexes()])
         raise UserError(
             f"there is no index of a model `{model}`{like}", hint="`lapclip index --list` shows them"
         )
     num_bytes = sum(map(folder_bytes, chosen))
-    for about in chosen:
-        remove(about)
+    for info in chosen:
+        remove(info)
     say(f"removed the index of `{chosen[0].name}`, {size(num_bytes)}; the model and the images stay")
     if json:
-        print_json({"removed": [str(about.path) for about in chosen], "bytes": num_bytes})
+        print_json({"removed": [str(info.path) for info in chosen], "bytes": num_bytes})
     return 0

@@ -19,9 +19,8 @@ from lapclip.errors import UserError, suggest
 from lapclip.units import milliseconds, plural
 
 if TYPE_CHECKING:
-    from lapclip.search.query import Term
-    from lapclip.search.searcher import Answer, Found, Searcher
-    from lapclip.search.store import Index
+    from lapclip.search.index import Index
+    from lapclip.search.searcher import Match, Results, Searcher, Term
 
 MOST = 10_000  # results
 # A cosine that nearly all that are scaled or saved anew reach, and few others (Flickr8k, `nano`).
@@ -86,9 +85,8 @@ def search(
             "`--duplicates` compares images with each other, and looks for nothing",
             hint="leave out what to look for",
         )
-    from lapclip.search.query import in_words
-    from lapclip.search.searcher import refuse_unknown
-    from lapclip.search.store import find_index
+    from lapclip.search.index import find_index
+    from lapclip.search.searcher import describe_query, refuse_unknown
 
     terms = read_terms(asked, like or (), unlike or ()) if not duplicates else []
     index = find_index(model)
@@ -103,22 +101,22 @@ def search(
         searcher = Searcher(index, load(index.model_folder))
     mind_the_graph(searcher)
     started = time.perf_counter()
-    answer = searcher.ask(searcher.vector(terms), top=top or 10, min_score=min_score, folder=folder)
+    answer = searcher.search(searcher.vector(terms), top=top or 10, min_score=min_score, folder=folder)
     seconds = time.perf_counter() - started
-    question = in_words(terms, like or (), unlike or ())
+    question = describe_query(terms, like or (), unlike or ())
     if sheet is not None:
         from lapclip.cli.found import write_sheet
 
-        write_sheet(sheet.expanduser(), answer.found)
+        write_sheet(sheet.expanduser(), answer.matches)
 
     def show() -> None:
         if json:
             print_json(as_record(question, seconds, answer, index))
         elif paths or null:
-            write_paths([[found.entry.path for found in answer.found]], null)
+            write_paths([[found.entry.path for found in answer.matches]], null)
         else:
-            show_found(answer.found, thumbnails)
-            count = f"{len(answer.found):,} of {plural(index.num_pictures, 'picture')}"
+            show_found(answer.matches, thumbnails)
+            count = f"{len(answer.matches):,} of {plural(index.num_images, 'image')}"
             say(f"{count} for `{shortened(question)}`, {milliseconds(seconds)}")
 
     code = unless_nobody_reads(show)
@@ -155,11 +153,11 @@ def refuse_nonsense(
 
 
 def read_terms(words: str, likes: Sequence[str], unlikes: Sequence[str]) -> "list[Term]":
-    from lapclip.search.query import Term, parse_words
+    from lapclip.search.searcher import Term, parse_query
 
-    terms = parse_words(words)
-    terms += [Term(1, picture=image_bytes(name)) for name in likes]
-    terms += [Term(-1, picture=image_bytes(name)) for name in unlikes]
+    terms = parse_query(words)
+    terms += [Term(1, image=image_bytes(name)) for name in likes]
+    terms += [Term(-1, image=image_bytes(name)) for name in unlikes]
     if not terms:
         raise UserError("nothing is asked", hint=f"say what to look for: `{own_name()} search red bicycle`")
     return terms
@@ -186,19 +184,19 @@ def image_bytes(name: str) -> bytes:
 
 def mind_the_graph(searcher: "Searcher") -> None:
     """Makes the graph of a very large index, once, if that is possible; interrupted, all images are looked at."""
-    from lapclip.search.approximate import is_installed
+    from lapclip.search.nearest import has_usearch
 
     if searcher.needs_graph:
         say(
-            f"preparing {plural(len(searcher.rows_N), 'picture')} for faster search, once; Ctrl-C goes on without"
+            f"preparing {plural(len(searcher.rows_N), 'image')} for faster search, once; Ctrl-C goes on without"
         )
         try:
             follow(searcher.build_graph(), "preparing")
         except KeyboardInterrupt:
             say("going on without")
-        except OSError as error:
-            say(f"going on without: {(error.strerror or str(error)).lower()}")
-    elif searcher.wants_graph and not is_installed():
+        except UserError as problem:
+            say(f"going on without: {problem.message}")
+    elif searcher.is_large and not has_usearch():
         say("so many images are searched faster with `pip install 'lapclip[ann]'`")
 
 
@@ -241,23 +239,12 @@ def unless_nobody_reads(show: Callable[[], Any]) -> int:
     return 0
 
 
-def as_record(question: str, seconds: float, answer: "Answer", index: "Index") -> dict[str, Any]:
-    results = [
-        {
-            "id": found.entry.id,
-            "path": found.entry.path,
-            "score": found.score,
-            "width": found.entry.width,
-            "height": found.entry.height,
-            "copies": [copy.path for copy in found.copies],
-        }
-        for found in answer.found
-    ]
+def as_record(question: str, seconds: float, answer: "Results", index: "Index") -> dict[str, Any]:
     return {
         "query": question,
         "milliseconds": seconds * 1000,
-        "results": results,
-        "num_pictures": index.num_pictures,
+        "results": [match.record() for match in answer.matches],
+        "num_pictures": index.num_images,
         "num_gone": answer.num_gone,
         "model": index.model,
     }
@@ -279,7 +266,7 @@ def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
     out.flush()
 
 
-def show_found(found: "Sequence[Found]", thumbnails: bool | None) -> None:
+def show_found(found: "Sequence[Match]", thumbnails: bool | None) -> None:
     from lapclip.cli.found import images_of, shown_name, table_of
     from lapclip.cli.thumbnails import grid, way_to_show
 
@@ -295,15 +282,13 @@ def show_found(found: "Sequence[Found]", thumbnails: bool | None) -> None:
         out.print(table_of(found, out.width))
 
 
-def say_what_is_missing(answer: "Answer", min_score: float | None) -> None:
-    if not answer.found:
+def say_what_is_missing(answer: "Results", min_score: float | None) -> None:
+    if not answer.matches:
         say("nothing is found" if min_score is None else f"no image scores {min_score} or more")
     if answer.num_gone:
         are = "is" if answer.num_gone == 1 else "are"
-        say(
-            f"{plural(answer.num_gone, 'picture')} {are} gone since: `{own_name()} index` brings it up to date"
-        )
-    for folder in answer.away:
+        say(f"{plural(answer.num_gone, 'image')} {are} gone since: `{own_name()} index` brings it up to date")
+    for folder in answer.unreachable:
         say(f"`{folder}` cannot be looked into now; its images are left out")
 
 
@@ -330,7 +315,7 @@ def show_duplicates(
             for group in groups
         ]
         facts = {"min_score": least, "milliseconds": seconds * 1000}
-        print_json({**facts, "groups": records, "num_pictures": index.num_pictures, "model": index.model})
+        print_json({**facts, "groups": records, "num_pictures": index.num_images, "model": index.model})
         return
     if paths or null:
         write_paths([[one.entry.path for one in group] for group in groups], null)

@@ -14,7 +14,7 @@ from lapclip.errors import UserError
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
-    from lapclip.search.store import Index
+    from lapclip.search.index import Index
     from lapclip.serve.limits import Limits
 
 RATE_ELSEWHERE = 20.0  # requests a second of one client
@@ -154,11 +154,11 @@ def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
     """The model and its index; without an index the model alone, by name or the newest run's."""
     from lapclip.embedder import load
     from lapclip.runs.status import newest_run
-    from lapclip.search.store import abouts_of, find_index
+    from lapclip.search.index import find_index, indexes_of
 
     newest = newest_run() if model is None else None
     chosen = model or (newest.path if newest else None)
-    if chosen is not None and not abouts_of(model):
+    if chosen is not None and not indexes_of(model):
         return load(chosen), None
     index = find_index(model)
     return load(index.model_folder), index
@@ -167,7 +167,7 @@ def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
 def images_in(index: "Index | None") -> str:
     if index is None:
         return "no images indexed yet: `lapclip index ~/Pictures`"
-    return f"{index.num_pictures:,} images in {', '.join(f'`{folder}`' for folder in index.folders)}"
+    return f"{index.num_images:,} images in {', '.join(f'`{folder}`' for folder in index.folders)}"
 
 
 def allow_many_files() -> None:

@@ -1,5 +1,11 @@
-"""Which indexes there are, and in words what can go wrong with one. What stands in `about.json` is enough to find an
-index, and to make it anew when its other files are damaged.
+"""The index of a model: the embeddings of the images on this machine, and which files have them.
+
+    files.db    the files, with size and time, and the row of each one's content; SQLite
+    vectors     float32 rows, append-only; `files.db` says how many are valid, and the name of the file
+    model/      a copy of the model, so that the index can be searched whatever becomes of the run
+    about.json  which model and folders: enough to find an index, and to rebuild it when its other files are damaged
+
+Nothing here needs torch.
 """
 
 import errno
@@ -8,22 +14,40 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lapclip.errors import UserError
+import numpy as np
+
+from lapclip.errors import UserError, suggest
 from lapclip.files import cache_folder, write_atomically
+from lapclip.runs.run import RUNS, find_run
 
 VERSION = 1
-FILES, VECTORS, MODEL, ABOUT, LOCK = "files.db", "vectors", "model", "about.json", "lock"
+FILES, VECTORS, MODEL, INFO, LOCK = "files.db", "vectors", "model", "about.json", "lock"
+# `picture` and `about` are names on disk: indexes of earlier versions have them.
+SCHEMA = """
+CREATE TABLE about (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE folder (path BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE picture (row INTEGER PRIMARY KEY, content BLOB NOT NULL UNIQUE, width INTEGER, height INTEGER);
+CREATE TABLE file (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, path BLOB NOT NULL UNIQUE, size INTEGER, mtime_ns INTEGER,
+    row INTEGER, why TEXT);
+CREATE INDEX file_row ON file (row);
+"""
+ENTRIES = "SELECT file.id, path, file.row, width, height FROM file JOIN picture ON picture.row = file.row"
+MAX_OPEN_TRIES = 5  # a compaction may replace the vectors between reading their name and opening them
 
 
 @dataclass(frozen=True)
-class About:
-    """Whose index a folder is."""
+class IndexInfo:
+    """The content of `about.json`."""
 
     path: Path
     name: str
@@ -31,50 +55,205 @@ class About:
     width: int
     folders: tuple[str, ...]
     updated: float
-    is_complete: bool  # once everything was embedded; until then an older index of the same model is searched
+    is_complete: bool  # everything was embedded once; until then an older index of the same model is searched
 
     def write(self) -> None:
         content = {**asdict(self), "version": VERSION}
         del content["path"]
-        write_atomically(self.path / ABOUT, json.dumps(content))  # ASCII, which any name can be written in
+        write_atomically(self.path / INFO, json.dumps(content))  # ASCII, so any file name can be stored
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An image file of the index."""
+
+    id: int  # stays the same when the file is moved or changed
+    path: str  # absolute, links resolved, decoded by `os.fsdecode`
+    row: int
+    width: int  # of the original, upright
+    height: int
+
+
+class Index:
+    """A read-only snapshot of an index, consistent while another process updates it. Threads may share it."""
+
+    def __init__(self, info: IndexInfo):
+        self.path, self.name, self.model = info.path, info.name, info.model
+        self.model_folder = info.path / MODEL
+        self.lock = threading.Lock()
+        for tries_left in reversed(range(MAX_OPEN_TRIES)):
+            with index_errors(self.path):
+                self.db = connect_read_only(self.path)
+                self.identity = os.stat(self.path / FILES).st_ino
+                self.facts = read_facts(self.db)  # from here on this connection sees one state
+                self.width = int(self.facts["width"])
+                num_rows = count_rows(self.db)
+            try:
+                self.vectors = map_vectors(self.path / str(self.facts["vectors"]), num_rows, self.width)
+                break
+            except FileNotFoundError:
+                self.db.close()
+                if not tries_left:
+                    raise damaged(self.path, "its embeddings are missing") from None
+
+    def close(self) -> None:
+        """Releases the snapshot; while it is open, SQLite cannot shrink the write-ahead log."""
+        with self.lock:
+            self.db.close()
+
+    def __enter__(self) -> "Index":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def rows(self, query: str, *values: object) -> list[tuple]:
+        with self.lock, index_errors(self.path):
+            return self.db.execute(query, values).fetchall()
+
+    @cached_property
+    def folders(self) -> list[str]:
+        return [os.fsdecode(path) for (path,) in self.rows("SELECT path FROM folder ORDER BY path")]
+
+    @cached_property
+    def num_images(self) -> int:
+        """Files with an embedding; equal ones count each."""
+        return int(self.rows("SELECT count(row) FROM file")[0][0])
+
+    def has_under(self, folder: str) -> bool:
+        """Whether any image of the index lies under a folder."""
+        query = "SELECT 1 FROM file WHERE row IS NOT NULL AND path >= ? AND path < ? LIMIT 1"
+        return bool(self.rows(query, *path_range(folder)))
+
+    def live_rows(self, folder: str | None = None, without: Sequence[str] = ()) -> np.ndarray:
+        """The rows that some file has, under a folder and not under some others; ascending, unique."""
+        # One concatenated text: a million tuples would take most of the time.
+        query = "SELECT group_concat(CAST(row AS INTEGER)) FROM file WHERE row IS NOT NULL"
+        bounds: list[bytes] = []
+        if folder is not None:
+            query += " AND path >= ? AND path < ?"
+            bounds += path_range(folder)
+        for other in without:
+            query += " AND NOT (path >= ? AND path < ?)"
+            bounds += path_range(other)
+        text = self.rows(query, *bounds)[0][0]
+        rows = np.unique(np.fromstring(text or "", dtype=np.int64, sep=","))
+        if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self.vectors):
+            raise damaged(self.path, "it refers to embeddings that do not exist")
+        return rows
+
+    def entries_at(self, row: int, folder: str | None = None) -> list[Entry]:
+        """The files whose content has this row, by path; several are copies of one another."""
+        if folder is None:
+            return self.entries("WHERE file.row = ? ORDER BY path", row)
+        condition = "WHERE file.row = ? AND path >= ? AND path < ? ORDER BY path"
+        return self.entries(condition, row, *path_range(folder))
+
+    def entry(self, id: int) -> Entry | None:
+        """The readable file with this id, if there is one."""
+        found = self.entries("WHERE file.id = ?", id) if -(2**63) <= id < 2**63 else []
+        return found[0] if found else None
+
+    def entries(self, condition: str, *values: object) -> list[Entry]:
+        found = self.rows(f"{ENTRIES} {condition}", *values)
+        with index_errors(self.path):
+            return [
+                Entry(int(id), os.fsdecode(path), int(row), int(width), int(height))
+                for id, path, row, width, height in found
+            ]
+
+    def has_changed(self) -> bool:
+        """Whether the index was updated, rebuilt or removed since it was opened."""
+        try:
+            if os.stat(self.path / FILES).st_ino != self.identity:
+                return True
+            with closing(connect_read_only(self.path)) as db:
+                return read_facts(db) != self.facts
+        except (OSError, sqlite3.Error, ValueError):
+            return True
+
+
+def path_range(folder: str) -> tuple[bytes, bytes]:
+    """The half-open range that contains exactly the paths under a folder."""
+    start = os.fsencode(os.path.realpath(folder)).rstrip(b"/")
+    return start + b"/", start + b"0"  # "0" is the character after "/"
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that sees one state from its first query on."""
+    name = f"file:{urllib.parse.quote(os.fsencode((path / FILES).absolute()))}?mode=ro"
+    if not os.access(path, os.W_OK) and not (path / f"{FILES}-wal").exists():
+        name += "&immutable=1"  # SQLite cannot create its shared-memory file there, and nobody can write
+    db = sqlite3.connect(name, uri=True, check_same_thread=False, isolation_level=None, timeout=10)
+    try:
+        db.execute("BEGIN")
+        db.execute("SELECT count(*) FROM about").fetchone()
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def read_facts(db: sqlite3.Connection) -> dict[str, Any]:
+    """The table `about` of the database; ValueError for another version's."""
+    facts = dict(db.execute("SELECT key, value FROM about").fetchall())
+    if facts.get("version") != VERSION:
+        raise ValueError(f"it has version {facts.get('version')}, and this lapclip reads version {VERSION}")
+    name = str(facts.get("vectors"))
+    if not re.fullmatch(rf"{VECTORS}(-\d+)?", name) or not 0 < int(facts.get("width", 0)) < 2**20:
+        raise ValueError("it does not say where its embeddings are")
+    return facts
+
+
+def count_rows(db: sqlite3.Connection) -> int:
+    """How many rows of the vectors are valid; later ones were never committed."""
+    return int(db.execute("SELECT coalesce(max(row) + 1, 0) FROM picture").fetchone()[0])
+
+
+def map_vectors(path: Path, num_rows: int, width: int) -> np.ndarray:
+    if num_rows == 0:
+        return np.empty((0, width), dtype=np.float32)
+    if path.stat().st_size < num_rows * width * 4:
+        raise damaged(path.parent, "some of its embeddings are missing")
+    return np.memmap(path, dtype="<f4", mode="r", shape=(num_rows, width))
 
 
 @contextmanager
-def speaking(path: Path) -> Iterator[None]:
-    """Says in words what SQLite or the system refuses to do for the index in this folder."""
+def index_errors(path: Path) -> Iterator[None]:
+    """Turns errors of SQLite and the system about the index in this folder into a `UserError`."""
     try:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code == sqlite3.SQLITE_FULL:
-            raise cannot_index(path, OSError(errno.ENOSPC, "no space left")) from None
-        is_barred = code == sqlite3.SQLITE_CANTOPEN and not os.access(path, os.W_OK)
-        if is_barred or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
-            raise cannot_index(path, OSError(errno.EACCES, str(error))) from None
+            raise cannot_store(path, OSError(errno.ENOSPC, "no space left")) from None
+        is_forbidden = code == sqlite3.SQLITE_CANTOPEN and not os.access(path, os.W_OK)
+        if is_forbidden or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
+            raise cannot_store(path, OSError(errno.EACCES, str(error))) from None
         if code == sqlite3.SQLITE_BUSY:
             raise UserError(
                 f"another program is using `{path / FILES}`", hint="wait until it is done, then try again"
             ) from None
         raise damaged(path, str(error)) from None
     except OSError as error:
-        raise cannot_index(path, error) from None
+        raise cannot_store(path, error) from None
     except (ValueError, TypeError, OverflowError, KeyError) as error:
         raise damaged(path, str(error)) from None
 
 
 def damaged(path: Path, why: str) -> UserError:
-    is_default = [about.path for about in all_abouts()][:1] == [path]
+    is_default = [info.path for info in list_indexes()][:1] == [path]
     which = "" if is_default else f" --model {path.name}"
     return UserError(
-        f"the index in `{path}` cannot be used: {why}", hint=f"make it anew: `lapclip index --fresh{which}`"
+        f"the index in `{path}` cannot be used: {why}", hint=f"rebuild it: `lapclip index --fresh{which}`"
     )
 
 
-def cannot_index(path: Path, error: OSError) -> UserError:
+def cannot_store(path: Path, error: OSError) -> UserError:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return UserError(
-        f"cannot keep the index in `{path}`: {(error.strerror or str(error)).lower()}",
-        hint="make room; what is indexed already is kept"
+        f"cannot write the index in `{path}`: {(error.strerror or str(error)).lower()}",
+        hint="free some disk space; what is indexed already is kept"
         if is_full
         else "set LAPCLIP_CACHE to a folder you may write to",
     )
@@ -84,34 +263,67 @@ def indexes_folder() -> Path:
     return cache_folder() / "index"
 
 
-def all_abouts() -> list[About]:
-    """Every index there is, also those whose files are damaged; the one updated last first."""
+def list_indexes() -> list[IndexInfo]:
+    """Every index, also those whose files are damaged; the one updated last first."""
     try:
         folders = [path for path in indexes_folder().iterdir() if re.fullmatch("[0-9a-f]{16}", path.name)]
     except OSError:
         return []
-    return sorted(filter(None, map(read_about, folders)), key=lambda about: -about.updated)
+    return sorted(filter(None, map(read_info, folders)), key=lambda info: -info.updated)
 
 
-def read_about(path: Path) -> About | None:
-    """Whose index a folder is; with nothing but its name where `about.json` is damaged, None where there is none."""
+def read_info(path: Path) -> IndexInfo | None:
+    """The index in a folder, with default values where `about.json` is damaged; None where there is none."""
     try:
-        said = json.loads((path / ABOUT).read_text("utf-8"))
+        content = json.loads((path / INFO).read_text("utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError):
-        said = None
-    said = said if isinstance(said, dict) else {}
-    about = About(path, path.name, str(path / MODEL), 0, (), 0.0, False)
+        content = {}
+    content = content if isinstance(content, dict) else {}
     kinds: dict[str, Any] = {"name": str, "model": str, "width": int, "updated": float, "is_complete": bool}
-    fitting = {key: said[key] for key, kind in kinds.items() if isinstance(said.get(key), kind)}
-    folders = said.get("folders")
+    valid = {key: content[key] for key, kind in kinds.items() if isinstance(content.get(key), kind)}
+    folders = content.get("folders")
     names = [name for name in folders if isinstance(name, str)] if isinstance(folders, list) else []
-    return replace(about, **fitting, folders=tuple(names))
+    default = IndexInfo(path, path.name, str(path / MODEL), 0, tuple(names), 0.0, is_complete=False)
+    return replace(default, **valid)
 
 
 def remove_files(path: Path) -> None:
-    """Removes an index; `about.json` first, so that half of one is none."""
-    with speaking(path):
-        (path / ABOUT).unlink(missing_ok=True)
+    """Removes an index; `about.json` first, so that a partly removed index is none."""
+    with index_errors(path):
+        (path / INFO).unlink(missing_ok=True)
         shutil.rmtree(path)
+
+
+def find_index(model: str | None = None) -> Index:
+    """The index of a model, by its run's name or path, its folder or the index's own name; or the one updated last."""
+    if found := indexes_of(model):
+        return Index(next((info for info in found if info.is_complete), found[0]))
+    if model is not None:
+        raise UserError(
+            f"there is no index of a model `{model}`{suggest(model, [info.name for info in list_indexes()])}",
+            hint=f"index a folder with it: `lapclip index ~/Pictures --model {model}`",
+        )
+    if any(RUNS.glob("*/checkpoints/step-*")):
+        raise UserError("nothing is indexed yet", hint="index a folder: `lapclip index ~/Pictures`")
+    raise UserError("there is no model and no index yet", hint="train a model: `lapclip train photos/`")
+
+
+def indexes_of(model: str | None) -> list[IndexInfo]:
+    """The indexes of a model, the one updated last first; two when it was trained since. None: of the last model."""
+    known = list_indexes()
+    if model is None:
+        return [info for info in known if info.model == known[0].model]
+    path = path_of_model(model)
+    return [info for info in known if info.model == path or info.path.name == model] or [
+        info for info in known if path is None and info.name == model
+    ]
+
+
+def path_of_model(model: str) -> str | None:
+    """The folder that a name or path of a model means, links resolved; None when there is none."""
+    try:
+        return os.path.realpath(find_run(model).path)
+    except UserError:
+        return os.path.realpath(model) if os.path.isdir(model) else None

@@ -1,11 +1,15 @@
-"""An index with the model it was made with: terms in, images out, best first."""
+"""The one place where a query becomes results: words and images in, matching images of an index out.
+
+Shapes: T terms of a query, N rows, E numbers in an embedding, B rows of a block.
+"""
 
 import os
+import re
 import shlex
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,86 +17,153 @@ from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.images import decode_as_trained
 from lapclip.errors import UserError
-from lapclip.search import approximate
-from lapclip.search.alike import groups_of
-from lapclip.search.nearest import Hits, exactly, nearest
-from lapclip.search.query import Term, combined
-from lapclip.search.scan import is_under, why_away
-from lapclip.search.store import Entry, Index
+from lapclip.search import nearest
+from lapclip.search.index import Entry, Index
+from lapclip.search.nearest import NOISE, Graph, Hits
+from lapclip.search.scan import is_under, why_unreachable
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
 
-MOST_EXACT = 1_000_000  # rows that are all looked at; more only where `usearch` is not installed
-MOST_LOOKED_UP = 10_000  # results whose files are gone, before the search ends with fewer
-NUM_FOLDERS_KEPT = 16  # whose rows are remembered
+# A sign between spaces; the hyphen of `red-haired` and the signs of `C++` belong to their words.
+SIGN = re.compile(r"(?:^|(?<=\s))([+-])(?=\s|$)")
+MAX_EXACT = 1_000_000  # rows that are all compared; more only where `usearch` is not installed
+MAX_LOOKED_UP = 10_000  # rows whose files are looked up before a search returns fewer results
+NUM_FOLDERS_CACHED = 16
+BLOCK = 2048  # rows of each side compared at a time for duplicates: 16 MB of cosines
+
+
+class NotIndexed(UserError):
+    """An image or folder that the index does not have."""
 
 
 @dataclass(frozen=True)
-class Found:
+class Term:
+    """One thing to look for (sign 1) or to avoid (-1): words, the bytes of an image, or the id of an indexed image."""
+
+    sign: int
+    words: str = ""
+    image: bytes = b""
+    entry: int | None = None
+
+
+@dataclass(frozen=True)
+class Match:
     """An image that was found."""
 
     entry: Entry
-    score: float  # cosine of its embedding with what was asked
+    score: float  # cosine of its embedding with the query
     copies: tuple[Entry, ...] = ()  # other files with equal bytes
+
+    def record(self) -> dict[str, Any]:
+        """A result as `search --json` and the HTTP API return it."""
+        return {
+            "id": self.entry.id,
+            "path": self.entry.path,
+            "name": os.path.basename(self.entry.path),
+            "score": self.score,
+            "width": self.entry.width,
+            "height": self.entry.height,
+            "copies": [copy.path for copy in self.copies],
+        }
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What was found, and what would have been."""
+class Results:
+    """The matches of a query, and what could not be searched."""
 
-    found: list[Found]
-    num_gone: int = 0  # files on the way that are no longer where they were
-    away: tuple[str, ...] = ()  # indexed folders that cannot be looked into now, as on an unplugged disk
+    matches: list[Match]
+    num_gone: int = 0  # better matches whose files no longer exist
+    unreachable: tuple[str, ...] = ()  # indexed folders that cannot be opened now, as on an unplugged disk
+
+
+def parse_query(text: str) -> list[Term]:
+    """The terms of `beach - people + sunset`; a sign with nothing after it is ignored."""
+    first, *rest = SIGN.split(text)
+    pieces = [("+", first), *zip(rest[::2], rest[1::2], strict=True)]
+    return [
+        Term(1 if sign == "+" else -1, words=" ".join(words.split()))
+        for sign, words in pieces
+        if words.strip()
+    ]
+
+
+def describe_query(terms: Iterable[Term], likes: Iterable[str] = (), unlikes: Iterable[str] = ()) -> str:
+    """The query as a person would write it: `beach - people + like cat.jpg`."""
+    parts = [(term.sign, term.words) for term in terms if term.words]
+    parts += [(1, f"like {name}") for name in likes] + [(-1, f"like {name}") for name in unlikes]
+    text = " ".join(f"{'+' if sign > 0 else '-'} {what}" for sign, what in parts)
+    return text.removeprefix("+ ")
 
 
 class Searcher:
-    """Searches an index. All but `vector`, which uses the model, may be called from several threads at a time."""
+    """Searches an index. All methods but `vector`, which uses the model, may be called from several threads."""
 
-    def __init__(self, index: Index, embedder: "Embedder", *, most_exact: int = MOST_EXACT):
-        self.index, self.embedder, self.most_exact = index, embedder, most_exact
-        self.rows_of = lru_cache(NUM_FOLDERS_KEPT)(index.live_rows)
+    def __init__(self, index: Index, embedder: "Embedder", *, max_exact: int = MAX_EXACT):
+        self.index, self.embedder, self.max_exact = index, embedder, max_exact
+        self.rows_of = lru_cache(NUM_FOLDERS_CACHED)(index.live_rows)
         self.rows_N = self.rows_of()
-        self.wants_graph = len(self.rows_N) > most_exact
-        self.graph: approximate.Graph | None = None
-        if self.wants_graph and approximate.is_installed():
-            self.graph = approximate.open_graph(index.path, index.vectors)
+        self.is_large = len(self.rows_N) > max_exact
+        self.graph: Graph | None = None
+        if self.is_large and nearest.has_usearch():
+            self.graph = nearest.open_graph(index.path, index.vectors)
 
     @property
     def needs_graph(self) -> bool:
-        """Whether there are so many images that making a graph of them, once, pays."""
-        is_there = self.graph is not None and not self.graph.is_worn(self.rows_N)
-        return self.wants_graph and not is_there and approximate.is_installed()
+        """Whether building a graph, once, would make searching this index faster."""
+        is_usable = self.graph is not None and not self.graph.is_stale(self.rows_N)
+        return self.is_large and not is_usable and nearest.has_usearch()
 
     def build_graph(self) -> Generator[tuple[int, int], None, None]:
-        """Makes the graph of a very large index, and says how far it is; not a must: without it all rows are read."""
-        for done in approximate.build_graph(self.index.path, self.index.vectors, self.rows_N):
+        """Builds the graph of a very large index; yields how far it is. Without it all rows are compared."""
+        for done in nearest.build_graph(self.index.path, self.index.vectors, self.rows_N):
             yield done, len(self.rows_N)
-        self.graph = approximate.open_graph(self.index.path, self.index.vectors)
+        self.graph = nearest.open_graph(self.index.path, self.index.vectors)
 
     def vector(self, terms: Sequence[Term]) -> np.ndarray:
-        """What terms ask for, as one unit row: what is wanted added, what is not taken away."""
-        if not terms:
-            raise UserError("nothing is asked", hint="say what to look for, as `red bicycle`")
+        """The unit row that a query asks for."""
         words = [term.words for term in terms if term.words]
-        pictures = [image_pixels(term.picture, self.embedder.image_size) for term in terms if term.picture]
-        word_rows = iter(self.embedder.texts(words, progress=False) if words else ())
-        image_rows = iter(self.embedder.pixels(np.stack(pictures)) if pictures else ())
-        rows = [
-            next(word_rows)
-            if term.words
-            else next(image_rows)
-            if term.picture
-            else self.entry_row(term.entry)
-            for term in terms
-        ]
-        return combined(np.stack(rows), [term.sign for term in terms])
+        images = [decode_query_image(term.image, self.embedder.image_size) for term in terms if term.image]
+        text_rows = self.embedder.texts(words, progress=False) if words else ()
+        image_rows = self.embedder.pixels(np.stack(images)) if images else ()
+        return self.combine(terms, text_rows, image_rows)
 
-    def entry_row(self, id: int) -> np.ndarray:
+    def combine(
+        self, terms: Sequence[Term], text_rows: Iterable[np.ndarray], image_rows: Iterable[np.ndarray]
+    ) -> np.ndarray:
+        """The unit row of a query whose words and images are embedded already: terms added and subtracted."""
+        if not terms:
+            raise UserError("the query is empty", hint="say what to look for, as `red bicycle`")
+        texts, images = iter(text_rows), iter(image_rows)
+        rows_TE = np.stack(
+            [
+                next(texts)
+                if term.words
+                else next(images)
+                if term.image
+                else self.index.vectors[self.entry(term.entry or 0).row]
+                for term in terms
+            ]
+        )
+        total_E = np.array([term.sign for term in terms], dtype=np.float64) @ rows_TE.astype(np.float64)
+        length = float(np.linalg.norm(total_E))
+        if not np.isfinite(length):
+            raise UserError(
+                "the model returns embeddings that are not finite",
+                hint="index with another run: `lapclip index --model RUN`",
+            )
+        if length < 1e-4:
+            raise UserError(
+                "the terms of the query cancel out", hint="omit what is both added and subtracted"
+            )
+        return (total_E / length).astype(np.float32)
+
+    def entry(self, id: int) -> Entry:
+        """The file with this id; NotIndexed when the index does not have it."""
         entry = self.index.entry(id)
         if entry is None:
-            raise UserError(f"the index has no image `{id}`", hint="search again, for images it has")
-        return self.index.vectors[entry.row]
+            raise NotIndexed(f"the index has no image {id}", hint="search again: it may have been removed")
+        return entry
 
     def search(
         self,
@@ -102,116 +173,127 @@ class Searcher:
         min_score: float | None = None,
         folder: str | None = None,
         without: Sequence[int] = (),
-    ) -> list[Found]:
-        """The images nearest to a unit vector, best first; see `ask`."""
-        return self.ask(vector_E, top=top, min_score=min_score, folder=folder, without=without).found
-
-    def ask(
-        self,
-        vector_E: np.ndarray,
-        *,
-        top: int = 10,
-        min_score: float | None = None,
-        folder: str | None = None,
-        without: Sequence[int] = (),
-    ) -> Answer:
-        """The nearest images that are still there, and what is missing; never those of the ids `without`."""
-        places = [*self.index.folders, *self.index.disks]
-        away = tuple(path for path in places if why_away(path, 1) and self.index.has_under(path))
-        rows_N = self.rows_that_count(folder, away)
-        left_out = [entry.row for entry in map(self.index.entry, without) if entry is not None]
-        if left_out:
-            rows_N = rows_N[~np.isin(rows_N, left_out)]
-        asked = top
+    ) -> Results:
+        """The images nearest to a unit vector whose files exist, best first; never those of the ids `without`."""
+        unreachable = tuple(
+            path for path in self.index.folders if why_unreachable(path, 1) and self.index.has_under(path)
+        )
+        rows_N = self.searched_rows(folder, unreachable)
+        omitted = [entry.row for entry in map(self.index.entry, without) if entry is not None]
+        if omitted:
+            rows_N = rows_N[~np.isin(rows_N, omitted)]
+        count = top
         while True:
-            hits = self.nearest(vector_E, rows_N, asked)
-            is_complete = len(hits.rows) < asked
+            hits = self.nearest(vector_E, rows_N, count)
+            is_complete = len(hits.rows) < count
             if min_score is not None:
                 kept = int(np.count_nonzero(hits.scores >= min_score))
                 is_complete = is_complete or kept < len(hits.rows)
                 hits = Hits(hits.rows[:kept], hits.scores[:kept])
-            found, num_gone = self.look_up(hits, top, folder, away)
-            if len(found) == top or is_complete or asked > MOST_LOOKED_UP:
-                return Answer(found, num_gone, away)
-            asked *= 4
+            matches, num_gone = self.look_up(hits, top, folder, unreachable)
+            if len(matches) == top or is_complete or count > MAX_LOOKED_UP:
+                return Results(matches, num_gone, unreachable)
+            count *= 4
 
-    def rows_that_count(self, folder: str | None, away: tuple[str, ...]) -> np.ndarray:
-        """The rows of a folder, or of all that can be looked into now."""
+    def searched_rows(self, folder: str | None, unreachable: tuple[str, ...]) -> np.ndarray:
+        """The rows of a folder, or of all folders that can be opened now."""
         if folder is not None:
             refuse_unknown(self.index, folder)
             return self.rows_of(os.path.realpath(os.path.expanduser(folder)))
-        return self.rows_of(None, away) if away else self.rows_N
+        return self.rows_of(None, unreachable) if unreachable else self.rows_N
 
     def nearest(self, vector_E: np.ndarray, rows_N: np.ndarray, top: int) -> Hits:
-        if self.graph is not None and len(rows_N) > self.most_exact:
-            return approximate.nearly_nearest(self.graph, self.index.vectors, vector_E, rows_N, top)
-        return nearest(self.index.vectors, vector_E, rows_N, top)
+        if self.graph is not None and len(rows_N) > self.max_exact:
+            return nearest.nearest_by_graph(self.graph, self.index.vectors, vector_E, rows_N, top)
+        return nearest.nearest(self.index.vectors, vector_E, rows_N, top)
 
     def look_up(
-        self, hits: Hits, top: int, folder: str | None, away: tuple[str, ...]
-    ) -> tuple[list[Found], int]:
-        """The first files of some rows that are there, and how many on the way are not."""
-        found: list[Found] = []
+        self, hits: Hits, top: int, folder: str | None, unreachable: tuple[str, ...]
+    ) -> tuple[list[Match], int]:
+        """The first matches whose files exist, and how many files before the last of them do not."""
+        matches: list[Match] = []
         num_gone = 0
         within = None if folder is None else os.path.expanduser(folder)
         for row, score in zip(hits.rows.tolist(), hits.scores.tolist(), strict=True):
-            entries = [
-                entry for entry in self.index.entries_at(row, within) if not is_under(entry.path, away)
-            ]
-            there = [entry for entry in entries if os.path.isfile(entry.path)]
-            num_gone += len(entries) - len(there)
-            if there:
-                found.append(Found(there[0], score, tuple(there[1:])))
-            if len(found) == top:
+            entries = self.index.entries_at(row, within)
+            entries = [entry for entry in entries if not is_under(entry.path, unreachable)]
+            existing = [entry for entry in entries if os.path.isfile(entry.path)]
+            num_gone += len(entries) - len(existing)
+            if existing:
+                matches.append(Match(existing[0], score, tuple(existing[1:])))
+            if len(matches) == top:
                 break
-        return found, num_gone
+        return matches, num_gone
 
-    def duplicates(self, min_score: float) -> list[list[Found]]:
-        """Groups of images that are equal or nearly; see the function of this name."""
-        work = duplicates(self.index, min_score)
-        while True:
-            try:
-                next(work)
-            except StopIteration as end:
-                return end.value
+
+def decode_query_image(data: bytes, image_size: int) -> np.ndarray:
+    try:
+        return decode_as_trained(data, image_size).pixels
+    except Unreadable as problem:
+        raise UserError(f"the query image {problem}", hint="pass a JPEG or PNG image") from None
+
+
+def refuse_unknown(index: Index, folder: str) -> None:
+    """Refuses a folder that has no image in the index."""
+    if not index.has_under(os.path.expanduser(folder)):
+        raise NotIndexed(
+            f"no image under `{shortened(folder)}` is indexed",
+            hint=f"index it: `lapclip index {shlex.quote(shortened(folder))}`",
+        )
 
 
 def duplicates(
     index: Index, min_score: float, folder: str | None = None
-) -> Generator[tuple[int, int], None, list[list[Found]]]:
-    """Groups of images that are equal or nearly: the one indexed first, then those like it, by path; needs no model.
+) -> Generator[tuple[int, int], None, list[list[Match]]]:
+    """Groups of equal or similar images: the one indexed first, then those similar to it, by path; needs no model.
 
-    Each has its cosine with the first. Yields how far it is. The work grows with the square of the number of images.
+    Each match has its cosine with the first. Yields how far it is. Time grows with the square of the number of images.
     """
     rows_N = index.live_rows(folder)
-    groups = yield from groups_of(index.vectors, rows_N, min_score)
-    if index.num_pictures > len(rows_N):  # some may be copies of each other, and like no other image
-        joined = np.concatenate([np.empty(0, np.int64), *groups])
-        groups += [np.array([row]) for row in rows_N[~np.isin(rows_N, joined)].tolist()]
+    groups = yield from similar_rows(index.vectors, rows_N, min_score)
+    if index.num_images > len(rows_N):  # some may be copies of each other, and similar to no other image
+        grouped = np.concatenate([np.empty(0, np.int64), *groups])
+        groups += [np.array([row]) for row in rows_N[~np.isin(rows_N, grouped)].tolist()]
     found = []
     for group in groups:
         entries = [entry for row in group for entry in index.entries_at(int(row), folder)]
-        there = [entry for entry in entries if os.path.isfile(entry.path)]
-        there[1:] = sorted(there[1:], key=lambda entry: entry.path)
-        if len(there) > 1:
-            first_E = np.asarray(index.vectors[there[0].row])
-            hits = exactly(index.vectors, first_E, np.unique([e.row for e in there]), len(there))
+        existing = [entry for entry in entries if os.path.isfile(entry.path)]
+        existing[1:] = sorted(existing[1:], key=lambda entry: entry.path)
+        if len(existing) > 1:
+            first_E = np.asarray(index.vectors[existing[0].row])
+            rows = np.unique([entry.row for entry in existing])
+            hits = nearest.rescore(index.vectors, first_E, rows, len(rows))
             scores = dict(zip(hits.rows.tolist(), hits.scores.tolist(), strict=True))
-            found.append([Found(entry, scores.get(entry.row, 0.0)) for entry in there])
+            found.append([Match(entry, scores.get(entry.row, 0.0)) for entry in existing])
     return sorted(found, key=lambda group: group[0].entry.path)
 
 
-def image_pixels(data: bytes, image_size: int) -> np.ndarray:
-    try:
-        return decode_as_trained(data, image_size).pixels
-    except Unreadable as problem:
-        raise UserError(f"what was given as an image {problem}", hint="give a JPEG or PNG image") from None
+def similar_rows(
+    vectors_RE: np.ndarray, rows_N: np.ndarray, min_score: float, block: int = BLOCK
+) -> Generator[tuple[int, int], None, list[np.ndarray]]:
+    """Groups of several rows, each ascending; yields how many blocks are done. Memory does not grow with the rows.
 
-
-def refuse_unknown(index: Index, folder: str) -> None:
-    """Refuses a folder of which the index has no image."""
-    if not index.has_under(os.path.expanduser(folder)):
-        raise UserError(
-            f"no image under `{shortened(folder)}` is indexed",
-            hint=f"index it: `lapclip index {shlex.quote(shortened(folder))}`",
-        )
+    Every row of a group has a cosine of at least `min_score` with the group's first row. Not single linkage, which
+    would chain half of all images together at a low score.
+    """
+    matrix_RE = np.asarray(vectors_RE)
+    first_N = np.arange(len(rows_N))  # position of the first row of each row's group
+    starts = range(0, len(rows_N), block)
+    total, done = len(starts) * (len(starts) + 1) // 2, 0
+    for start in starts:
+        one_BE = matrix_RE[rows_N[start : start + block]]
+        for other in range(start, len(rows_N), block):
+            other_BE = one_BE if other == start else matrix_RE[rows_N[other : other + block]]
+            with np.errstate(invalid="ignore", over="ignore"):
+                is_similar_BB = one_BE @ other_BE.T >= min_score - NOISE
+            places = np.arange(other, other + len(other_BE))
+            for row in np.flatnonzero(is_similar_BB.any(axis=1)).tolist():
+                # Earlier blocks are done, so it is known whether this row is the first of a group.
+                if first_N[start + row] == start + row:
+                    is_free = (first_N[places] == places) & (places > start + row)
+                    first_N[places[is_similar_BB[row] & is_free]] = start + row
+            done += 1
+            yield done, total
+    order = np.argsort(first_N, kind="stable")
+    edges = np.flatnonzero(np.diff(first_N[order])) + 1
+    return [group for group in np.split(rows_N[order], edges) if len(group) > 1]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lapclip import __version__
 from lapclip.errors import UserError
-from lapclip.search.searcher import Found
+from lapclip.search.searcher import Match
 from lapclip.serve.door import Door
 from lapclip.serve.http import HEADERS, Guard, send_static
 from lapclip.serve.limits import Gone, Held, Limits, Rates, Upload, send_and_close
@@ -148,7 +148,7 @@ class Api:
         num_pictures, folders = 0, []
         with suppress(Refused, UserError):
             async with self.service.current() as searcher:
-                num_pictures, folders = searcher.index.num_pictures, searcher.index.folders
+                num_pictures, folders = searcher.index.num_images, searcher.index.folders
         return json_answer(
             {
                 "status": "ok",
@@ -174,7 +174,7 @@ class Api:
                 folder=folder,
                 without=[id for _, id in likes],
             )
-            num_pictures = searcher.index.num_pictures
+            num_pictures = searcher.index.num_images
         return json_answer(
             {
                 "query": asked["q"] or "",
@@ -284,17 +284,8 @@ def inside(folder: str | None, folders: list[str]) -> str | None:
     return plain
 
 
-def result_of(found: Found) -> dict[str, Any]:
-    entry = found.entry
-    return {
-        "id": entry.id,
-        "path": entry.path,
-        "name": os.path.basename(entry.path),
-        "score": round(float(found.score), 6),
-        "width": entry.width,
-        "height": entry.height,
-        "copies": [copy.path for copy in found.copies],
-    }
+def result_of(match: Match) -> dict[str, Any]:
+    return match.record() | {"score": round(match.score, 6)}
 
 
 def as_image(jpeg: bytes) -> Answer:

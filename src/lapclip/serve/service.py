@@ -13,12 +13,10 @@ import numpy as np
 
 from lapclip.data.decode import Unreadable
 from lapclip.data.images import decode_as_trained
-from lapclip.embedder import TEMPLATES, Embedder
+from lapclip.embedder import TEMPLATES, Embedder, label_prompts, mean_of_prompts
 from lapclip.errors import UserError
-from lapclip.search.index import all_abouts
-from lapclip.search.query import combined, parse_words
-from lapclip.search.searcher import Found, Searcher
-from lapclip.search.store import Entry, Index
+from lapclip.search.index import Entry, Index, list_indexes
+from lapclip.search.searcher import Match, NotIndexed, Searcher, Term, parse_query
 from lapclip.serve.batching import NUM_KNOWN, Batcher, Embedding
 from lapclip.serve.images import Missing, Thumbnails, image_of
 from lapclip.serve.operations import MOST_TEXTS
@@ -82,7 +80,7 @@ class Service:
         if self.searcher is not None and not self.searcher.index.has_changed():
             return self.searcher
         # An index is in a folder of its model's fingerprint; another one's rows would mean something else.
-        own = [about for about in all_abouts() if about.path.name == self.embedder.fingerprint]
+        own = [info for info in list_indexes() if info.path.name == self.embedder.fingerprint]
         return Searcher(Index(own[0]), self.embedder) if own else None
 
     async def text_rows(self, texts: Sequence[str]) -> np.ndarray:
@@ -109,37 +107,35 @@ class Service:
 
     async def vector(self, searcher: Searcher, words: str, likes: Signed, image: bytes) -> np.ndarray:
         """What is asked for, as one unit row: words, images of the index and an image sent, added and taken away."""
-        terms = parse_words(words)
+        terms = parse_query(words)
         if len(terms) > MOST_TEXTS:
             raise Refused(400, f"{len(terms):,} terms; {MOST_TEXTS} are answered at a time", "ask for less")
-        signs = [term.sign for term in terms]
-        rows = list(await self.text_rows([term.words for term in terms])) if terms else []
-        for sign, id in likes:
-            signs.append(sign)
-            rows.append(searcher.index.vectors[self.entry_of(searcher.index, id).row])
-        if image:
-            signs.append(1)
-            rows.append(await self.image_row(image))
-        if not rows:
+        text_rows = await self.text_rows([term.words for term in terms]) if terms else ()
+        terms += [Term(sign, entry=id) for sign, id in likes]
+        image_rows = [await self.image_row(image)] if image else ()
+        terms += [Term(1, image=image)] if image else []
+        if not terms:
             raise Refused(400, "nothing is asked", "give words as `q`, or an image's id as `like`")
         try:
-            return combined(np.stack(rows), signs)
+            return searcher.combine(terms, text_rows, image_rows)
+        except NotIndexed as problem:
+            raise Refused(404, problem.message, problem.hint) from None
         except UserError as problem:
             raise Refused(400, problem.message, problem.hint) from None
 
-    def entry_of(self, index: Index, id: int) -> Entry:
-        entry = index.entry(id)
-        if entry is None:
-            raise Refused(404, f"the index has no image {id}", "search again: it may have been removed")
-        return entry
+    def entry_of(self, searcher: Searcher, id: int) -> Entry:
+        try:
+            return searcher.entry(id)
+        except NotIndexed as problem:
+            raise Refused(404, problem.message, problem.hint) from None
 
-    async def search(self, searcher: Searcher, vector_E: np.ndarray, **limits: Any) -> list[Found]:
-        return await self.in_thread(self.searchers, lambda: searcher.search(vector_E, **limits))
+    async def search(self, searcher: Searcher, vector_E: np.ndarray, **limits: Any) -> list[Match]:
+        return await self.in_thread(self.searchers, lambda: searcher.search(vector_E, **limits).matches)
 
     async def show(self, id: int, is_large: bool) -> bytes:
         """A JPEG of an image of the index."""
         async with self.current() as searcher:
-            path, folders = self.entry_of(searcher.index, id).path, searcher.index.folders
+            path, folders = self.entry_of(searcher, id).path, searcher.index.folders
         draw = image_of if is_large else self.thumbnails.of
         try:
             return await self.in_thread(self.decoders, draw, path, folders)
@@ -148,7 +144,7 @@ class Service:
 
     async def row_of(self, id: int) -> np.ndarray:
         async with self.current() as searcher:
-            return searcher.index.vectors[self.entry_of(searcher.index, id).row]
+            return searcher.index.vectors[self.entry_of(searcher, id).row]
 
     async def classify(
         self, row_E: np.ndarray, labels: Sequence[str], templates: Sequence[str]
@@ -158,13 +154,10 @@ class Service:
         num_letters = sum(map(len, labels))
         if sum(len(labels) * len(one) + one.count("{}") * num_letters for one in templates) > MOST_LETTERS:
             raise Refused(400, "all labels in all templates are too much text", "ask for fewer at a time")
-        sentences = [template.replace("{}", label) for label in labels for template in templates]
-        rows = await self.text_rows(sentences)
-        mean_LE = rows.reshape(len(labels), len(templates), -1).mean(axis=1)
-        label_LE = mean_LE / np.maximum(np.linalg.norm(mean_LE, axis=1, keepdims=True), 1e-12)
-        logits_L = self.embedder.scale * (label_LE @ row_E).astype(np.float64)
-        weights_L = np.exp(logits_L - logits_L.max())
-        found = zip(labels, (weights_L / weights_L.sum()).tolist(), strict=True)
+        rows = await self.text_rows(label_prompts(labels, templates))
+        label_LE = mean_of_prompts(rows, len(labels))
+        (share_L,) = self.embedder.probabilities(row_E[None] @ label_LE.T)
+        found = zip(labels, share_L.tolist(), strict=True)
         return sorted(found, key=lambda one: -one[1])
 
     def close(self, seconds: float) -> bool:
