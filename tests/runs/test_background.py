@@ -48,7 +48,7 @@ def started(call):
 
 
 def wait_for_step(run: Run, step: int) -> None:
-    wait_for(lambda: status_of(run).step >= step or status_of(run).state != "running")
+    wait_for(lambda: status_of(run).history.num_steps >= step or status_of(run).state != "running")
     assert status_of(run).state == "running", log_of(run)
 
 
@@ -81,7 +81,7 @@ def test_a_background_run_survives_its_session_stops_goes_on_is_killed_and_goes_
         assert said["run"] == "runs/synthetic-200-nano-1"
         assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5, "without torch"
         now = status_of(run)
-        assert (now.state, now.pid, now.step) == ("running", pid, 0), "while it is being set up"
+        assert (now.state, now.pid, now.history.num_steps) == ("running", pid, 0), "while it is being set up"
         assert call("train", "--run", run.name, *ENDLESS).returncode == 1, "the name is taken"
         assert os.getsid(pid) == pid != os.getsid(0), "no terminal's end reaches it"
         wait_for_step(run, 5)
@@ -92,18 +92,18 @@ def test_a_background_run_survives_its_session_stops_goes_on_is_killed_and_goes_
             os.kill(pid, signal.SIGKILL)
     now = status_of(run)
     assert (now.state, now.pid, now.seconds_left) == ("stopped", None, None)
-    assert newest_checkpoint(run) == now.step > 0
+    assert newest_checkpoint(run) == now.history.num_steps > 0
     again = call("runs", "stop", run.name)
     assert again.returncode == 0 and "it is stopped, at step" in again.stderr
 
     _, pid = started("runs", "resume", run.name)
-    wait_for_step(run, now.step + 25)
+    wait_for_step(run, now.history.num_steps + 25)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: run.owner() is None)
     dead = status_of(run)
     assert (dead.state, dead.pid, dead.seconds_left) == ("crashed", None, None)
-    assert dead.step >= now.step + 25
-    last = str(dead.step + 5)
+    assert dead.history.num_steps >= now.history.num_steps + 25
+    last = str(dead.history.num_steps + 5)
     done = call("train", "--resume", run.name, "--steps", last, "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["steps"] == int(last)
     assert status_of(run).state == "finished"
@@ -117,12 +117,12 @@ def test_killed_or_stopped_while_it_is_set_up_it_is_not_running_and_blocks_nothi
     run, pid = started("train", "--background", "--run", "early", *ENDLESS)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: run.owner() is None)
-    assert (status_of(run).state, status_of(run).step) == ("crashed", 0)
+    assert (status_of(run).state, status_of(run).history.num_steps) == ("crashed", 0)
     assert call("train", "--resume", "early").returncode == 1
     run, pid = started("train", "--background", "--run", "early", *ENDLESS)  # the name is free again
     done = call("runs", "stop", "early")  # it has not begun to listen yet
     assert done.returncode == 0 and re.search("being set up|before its first step", done.stderr), done.stderr
-    assert (status_of(run).state, status_of(run).step) == ("stopped", 0)
+    assert (status_of(run).state, status_of(run).history.num_steps) == ("stopped", 0)
     assert call("runs", "remove", "early", "--yes").returncode == 0 and not run.path.exists()
 
 
@@ -132,7 +132,11 @@ def test_what_fails_while_it_is_set_up_is_said(started, call):
     run, _ = started("train", "--background", "--run", "bad", *uncut)
     wait_for(lambda: run.owner() is None)
     status = status_of(run)
-    assert status.state == "failed" and "cannot be cut into patches" in status.message and status.hint
+    assert (
+        status.state == "failed"
+        and "cannot be cut into patches" in status.failed.message
+        and status.failed.hint
+    )
     wait_for(lambda: "\nhint: " in log_of(run))
     assert "error: " in log_of(run) and "Traceback" not in log_of(run)
     assert log_of(run).startswith("lapclip train ")
@@ -171,7 +175,7 @@ def test_a_closed_terminal_saves_and_stops(call):
     run = Run(Path("runs/hung-up"))
     deadline = time.monotonic() + 60
     try:
-        while status_of(run).step < 5:
+        while status_of(run).history.num_steps < 5:
             if select.select([master], [], [], 0.05)[0]:
                 os.read(master, 1 << 16)  # or it would wait for the terminal
             assert time.monotonic() < deadline and process.poll() is None
@@ -182,8 +186,8 @@ def test_a_closed_terminal_saves_and_stops(call):
         process.wait()
     wait_for(lambda: run.owner() is None)
     status = status_of(run)
-    assert status.state == "stopped" and newest_checkpoint(run) == status.step
-    assert call("train", "--resume", "hung-up", "--steps", str(status.step + 2)).returncode == 0
+    assert status.state == "stopped" and newest_checkpoint(run) == status.history.num_steps
+    assert call("train", "--resume", "hung-up", "--steps", str(status.history.num_steps + 2)).returncode == 0
 
 
 @pytest.fixture
@@ -209,13 +213,13 @@ def test_a_full_disk_is_told_and_with_room_the_run_goes_on(small_disk, monkeypat
             filler.write(bytes(1024))
     wait_for(lambda: run.owner() is None)
     status = status_of(run)
-    assert status.state == "failed" and "no space left on device" in status.message, status
-    assert "make room" in status.hint and "no space left" in call("runs").stdout
-    refused = call("train", "--resume", "full", "--steps", str(status.step + 3))
+    assert status.state == "failed" and "no space left on device" in status.failed.message, status
+    assert "free some disk space" in status.failed.hint and "no space left" in call("runs").stdout
+    refused = call("train", "--resume", "full", "--steps", str(status.history.num_steps + 3))
     assert refused.returncode == 1 and "Traceback" not in refused.stderr
     assert status_of(run).state == "failed", "still"
     subprocess.run(["mount", "-o", "remount,size=160m", small_disk], check=True)
-    done = call("train", "--resume", "full", "--steps", str(status.step + 3))
+    done = call("train", "--resume", "full", "--steps", str(status.history.num_steps + 3))
     assert done.returncode == 0, done.stderr
     assert status_of(run).state == "finished"
 

@@ -8,12 +8,12 @@ from test_events import ONE_OF_EACH, RECALL
 
 from lapclip.runs.events import Continued, Evaluated, Failed, Finished, Paused, Started, Step, Warned
 from lapclip.runs.history import (
-    LONGEST_GAP,
-    MOST_EPOCHS,
-    MOST_EVALUATIONS,
-    MOST_INSPECTIONS,
-    MOST_STEPS,
-    MOST_WARNINGS,
+    MAX_EPOCHS,
+    MAX_EVALUATIONS,
+    MAX_GAP,
+    MAX_INSPECTIONS,
+    MAX_STEPS,
+    MAX_WARNINGS,
     History,
     Thinned,
 )
@@ -80,9 +80,9 @@ def test_of_many_steps_a_bounded_number_is_held():
             history.add(replace(look, step=number))
             history.add(replace(ONE_OF_EACH[3], step=number, is_best=False))
             history.add(Warned(number, f"warning {number}", "do"))
-    assert len(history.steps) <= MOST_STEPS and len(history.inspections) <= MOST_INSPECTIONS
-    assert len(history.evaluations) <= MOST_EVALUATIONS and len(history.warnings) == MOST_WARNINGS
-    assert len(history.epochs) <= MOST_EPOCHS and min(history.epochs) == 1
+    assert len(history.steps) <= MAX_STEPS and len(history.inspections) <= MAX_INSPECTIONS
+    assert len(history.evaluations) <= MAX_EVALUATIONS and len(history.warnings) == MAX_WARNINGS
+    assert len(history.epochs) <= MAX_EPOCHS and min(history.epochs) == 1
     assert history.warnings[-1].step == 200_000 and history.evaluated.step == 200_000
 
 
@@ -112,7 +112,7 @@ def test_what_a_killed_process_lost_is_taken_back(kept_step):
     kept = [event for event in before if event.step <= kept_step]
     after = [started(kept_step), *steps(kept_step + 1, 30), evaluated(30)]
     history, never = History().extend([*before, *after]), History().extend([*kept, *after])
-    assert history.num_starts == 2
+    assert len(history.starts) == 2
     for name in ("steps", "evaluations", "warnings"):
         assert list(getattr(history, name)) == list(getattr(never, name)), name
     assert history.epochs == never.epochs and history.best == never.best
@@ -162,7 +162,7 @@ def test_where_power_cannot_be_read_nothing_is_said_of_energy():
 
 
 def test_over_a_gap_nobody_knows_the_energy():
-    history = History().extend([step(1), inspected(1, 0, 10.0), inspected(2, LONGEST_GAP + 1, 10.0)])
+    history = History().extend([step(1), inspected(1, 0, 10.0), inspected(2, MAX_GAP + 1, 10.0)])
     assert history.joules is None
     history.extend([inspected(3, 20, 10.0), inspected(4, 25, None), inspected(5, 30, 10.0)])
     assert history.joules is None, "neither backwards in time nor over a missing reading"
@@ -189,8 +189,8 @@ def test_what_a_person_reads_is_the_mean_of_the_last_steps_however_many_there_we
     assert history.recently("loss") is None
     history.extend([started(0), *steps(1, 3)])
     assert history.recently("loss") == 2.0
-    history.extend(steps(4, 3 * MOST_STEPS + 7))
-    last = 3 * MOST_STEPS + 7
+    history.extend(steps(4, 3 * MAX_STEPS + 7))
+    last = 3 * MAX_STEPS + 7
     assert history.recently("loss") == last - 4.5 and len(history.recent) == 10
     history.add(started(last))
     assert history.recently("loss") == list(history.steps)[-1].loss, "until this process has made a step"

@@ -114,10 +114,15 @@ def held():
 )
 def test_the_last_events_tell_the_state(events, state, at_step, progress):
     status = status_of(made("a", *events))
-    assert (status.state, status.step, status.pid, status.seconds_left) == (state, at_step, None, None)
+    assert (status.state, status.history.num_steps, status.pid, status.seconds_left) == (
+        state,
+        at_step,
+        None,
+        None,
+    )
     assert status.progress == pytest.approx(progress)
     if state == "failed":
-        assert (status.message, status.hint) == ("oh", "try")
+        assert (status.failed.message, status.failed.hint) == ("oh", "try")
 
 
 def test_a_held_lock_is_a_run_that_lives(held):
@@ -134,7 +139,11 @@ def test_a_held_lock_is_a_run_that_lives(held):
     ):
         run.write(event)
         assert status_of(run).state == state, event
-    assert (status_of(run).seconds_left, status_of(run).steps, status_of(run).recall_1) == (9.0, 100, 0.25)
+    assert (status_of(run).seconds_left, status_of(run).history.total_steps, status_of(run).recall_1) == (
+        9.0,
+        100,
+        0.25,
+    )
     psutil.Process(pid).kill()
     psutil.wait_procs([psutil.Process(pid)], timeout=5)
     while run.owner():
@@ -187,8 +196,8 @@ def test_a_failure_that_no_event_could_tell_stands_in_the_lock():
     (run.path / "events.jsonl").rmdir()
     (run.path / "kept").rename(run.path / "events.jsonl")
     status = status_of(run)
-    assert status.state == "failed" and status.message.startswith("the disk is full of \u732b")
-    assert status.hint == "make room" and (run.path / "lock").stat().st_size == 4096
+    assert status.state == "failed" and status.failed.message.startswith("the disk is full of \u732b")
+    assert status.failed.hint == "make room" and (run.path / "lock").stat().st_size == 4096
     with run.owned():
         assert status_of(run).state == "running"
     assert status_of(run).state == "crashed", "what was said then is said no more"
@@ -200,14 +209,18 @@ def test_a_failure_that_no_event_could_tell_stands_in_the_lock():
     ids=["half a line", "no text", "unknown", "empty lines"],
 )
 def test_a_torn_end_does_not_hide_what_was_before(torn):
-    assert status_of(made("a", begun(), step(40), torn=torn)).step == 40
+    assert status_of(made("a", begun(), step(40), torn=torn)).history.num_steps == 40
 
 
 def test_what_lies_far_back_is_found():
     """The best recall may be hours old; it is read backwards until it is there."""
     many = [step(n, of=10_000) for n in range(1, 3000)]
     run = made("a", begun(10_000), seen(1, 0.4), *many[:2000], seen(2000, 0.3, best=False), *many[2000:])
-    assert (status_of(run).recall_1, status_of(run).step, status_of(run).steps) == (0.4, 2999, 10_000)
+    assert (
+        status_of(run).recall_1,
+        status_of(run).history.num_steps,
+        status_of(run).history.total_steps,
+    ) == (0.4, 2999, 10_000)
 
 
 def test_a_hundred_long_runs_are_listed_quickly_by_their_ends():

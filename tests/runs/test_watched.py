@@ -12,9 +12,9 @@ import pytest
 
 from lapclip.errors import UserError
 from lapclip.runs.events import Finished, Inspected, Paused, Started, Step, Warned, to_line
-from lapclip.runs.intake import bench_speed
+from lapclip.runs.history import Summary
 from lapclip.runs.run import Run, find_run, refuse_name
-from lapclip.runs.watched import Watched, run_to_watch
+from lapclip.runs.status import run_to_watch
 from lapclip.serve import watch as server
 from lapclip.view import terminal_lines
 from lapclip.view.live import now_of
@@ -22,11 +22,11 @@ from lapclip.view.panels import view
 from lapclip.view.panels_text import text_of, width_of
 
 
-def written(path: Path, *events: object) -> Watched:
+def written(path: Path, *events: object) -> Summary:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.toml").touch()
     append(path, *events)
-    watched = Watched(Run(path))
+    watched = Summary(Run(path))
     watched.read()
     return watched
 
@@ -141,7 +141,7 @@ def test_the_large_numbers_of_a_long_run_are_those_of_its_last_steps(tmp_path):
     losses = [replace(step(number), loss=9.0 if number <= 20_000 else 1.0) for number in range(1, 20_011)]
     watched = written(tmp_path / "a", started(), *losses)
     assert watched.document()["loss"] == 1.0 and "loss 1.000" in text_of(view(watched, 79, 24))
-    page = now_of(watched.run, watched.history, watched.standing, watched.machine)
+    page = now_of(watched)
     assert page["figures"][0]["value"] == "1.000"
     append(tmp_path / "a", replace(started(), step=20_010), replace(step(20_011), loss=3.0))
     watched.read()
@@ -162,8 +162,8 @@ def test_a_machine_that_was_written_by_somebody_else_breaks_no_view(tmp_path, fa
     (tmp_path / "a" / "machine.json").write_text(json.dumps(facts))
     watched = written(tmp_path / "a", started(), step(1))
     assert watched.bench_share is None and "of bench" not in text_of(view(watched, 79, 24))
-    assert bench_speed(watched.machine) is None
-    page = now_of(watched.run, watched.history, watched.standing, watched.machine)
+    assert watched.bench_speed is None
+    page = now_of(watched)
     assert page["lines"]["pairs_per_second"] is None
 
 
@@ -176,7 +176,7 @@ def test_the_speed_is_compared_with_what_bench_measured(tmp_path):
 
 def test_it_stays_on_the_run_it_watches(tmp_path):
     written(tmp_path / "runs" / "first", started(), step(1))
-    watched = Watched(run_to_watch(None))
+    watched = Summary(run_to_watch(None))
     time.sleep(0.02)
     written(tmp_path / "runs" / "second", started(), step(9))
     watched.read()

@@ -29,9 +29,8 @@ from lapclip.runs.events import (
     Warned,
     to_line,
 )
-from lapclip.runs.history import History
+from lapclip.runs.history import History, Summary
 from lapclip.runs.run import Run
-from lapclip.runs.watched import Standing, standing_of
 from lapclip.serve.http import FIRST_PORT, HEADERS, address_of, listen, require_web
 from lapclip.serve.watch import MOST_STREAMS
 from lapclip.view.live import columns_of, now_of
@@ -496,20 +495,27 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
 
 
 def now(*events, state="running", **machine):
-    return now_of(Run(Path("runs/a")), History().extend(events), Standing(state), machine)
+    summary = Summary(Run(Path("runs/a")))
+    summary.history.extend(events)
+    summary.state, summary.is_preparing, summary.machine = state, False, machine
+    return now_of(summary)
 
 
 def test_a_run_stands_as_its_lock_and_its_last_words_say():
+    def standing(history, lock):
+        summary = Summary(Run(Path("runs/a")))
+        summary.update(lock, history)
+        return summary
+
     begun = History().extend([started(time=START), step(1)])
     held = Held(pid=7, taken=START - 1, is_held=True)
-    assert standing_of(History(), held).words == "being set up"
-    assert standing_of(begun, held).words == "running"
-    assert standing_of(begun, Held(pid=7, taken=START + 100, is_held=True)).words == "being set up", (
-        "once more"
-    )
-    assert standing_of(begun, Held()).words == "crashed"
-    failed = standing_of(begun.extend([Failed("no room", "make some")]), Held())
-    assert (failed.words, failed.failed.message) == ("failed", "no room")
+    assert standing(History(), held).state_words == "being set up"
+    assert standing(begun, held).state_words == "running"
+    later = Held(pid=7, taken=START + 100, is_held=True)
+    assert standing(begun, later).state_words == "being set up", "once more"
+    assert standing(begun, Held()).state_words == "crashed"
+    failed = standing(begun.extend([Failed("no room", "make some")]), Held())
+    assert (failed.state, failed.failed.message) == ("failed", "no room")
 
 
 def test_what_cannot_be_read_is_said_to_be_not_measured():

@@ -30,9 +30,10 @@ from lapclip.runs.events import (
     Warned,
     to_line,
 )
-from lapclip.runs.record import read_record
+from lapclip.runs.history import summarize
 from lapclip.runs.run import Run
 from lapclip.units import share
+from lapclip.view.found import read_queries
 from lapclip.view.report import sections_for, to_markdown, write_page, write_report
 from lapclip.view.sections import sections_of
 from lapclip.view.stretches import phases_of, stretches_of
@@ -152,7 +153,7 @@ def finished(number, reason="budget", at_1=0.5) -> Finished:
 
 
 def summary(run) -> str:
-    return " ".join(sections_of(read_record(run))[0].words)
+    return " ".join(sections_of(summarize(run))[0].words)
 
 
 def embedded(html) -> list[dict]:
@@ -200,7 +201,7 @@ def test_it_says_the_recall_that_the_run_ended_with(run):
     found = end.recall["text_to_image"]
     said = f"first in {share(found['recall@1'])} of cases (chance {share(found['chance@1'])})"
     assert said in Looked(write_report(run).read_text()).text.__str__()
-    assert said in to_markdown([read_record(run)])
+    assert said in to_markdown([summarize(run)])
 
 
 def test_the_command_prints_the_path_and_costs_no_torch(run):
@@ -270,7 +271,7 @@ def test_recall_over_different_pools_names_no_winner():
         runs.append(
             told([started(), step(10), Finished(**(vars(end) | {"recall": recall(0.5, num=num)}))], name)
         )
-    text = to_markdown([read_record(run) for run in runs])
+    text = to_markdown([summarize(run) for run in runs])
     assert "cannot be compared" in text and "finds best" not in text
 
 
@@ -290,7 +291,7 @@ def test_recall_over_different_pools_names_no_winner():
 def test_the_end_is_said_as_it_was(end, said, next_step):
     run = told([started(), *(step(n) for n in range(1, 61)), *end], source="synthetic")
     assert said in summary(run)
-    assert next_step in " ".join(sections_of(read_record(run))[1].points)
+    assert next_step in " ".join(sections_of(summarize(run))[1].points)
 
 
 def test_a_crashed_run_is_not_given_results_it_never_had():
@@ -334,7 +335,7 @@ def test_energy_is_power_times_time_in_its_epoch():
     events = [started()]
     for n in range(1, 61):
         events += [step(n, total=60), inspected(n, power_watts=10.0, power_of="processor package")]
-    record = read_record(told([*events, finished(60)]))
+    record = summarize(told([*events, finished(60)]))
     assert [row.joules for row in stretches_of(record).rows] == [190.0, 200.0, 200.0]
     text = to_markdown([record])
     assert "590 J" in text and "processor package" in text and "per watt-hour" in text
@@ -344,7 +345,7 @@ def test_energy_in_tenths_adds_up():
     events = [started(num_train=10_000)]
     for n in range(1, 61):
         events += [step(n, epoch=n / 1000, total=60), inspected(n, power_watts=10.0)]
-    record = read_record(told(events))
+    record = summarize(told(events))
     stretches = stretches_of(record)
     assert stretches.kind == "tenth" and len(stretches.rows) == 10
     assert sum(row.joules for row in stretches.rows) == pytest.approx(590.0)
@@ -352,20 +353,20 @@ def test_energy_in_tenths_adds_up():
 
 def test_energy_that_was_not_read_is_not_guessed():
     events = [started(), *(e for n in range(1, 61) for e in (step(n), inspected(n)))]
-    text = to_markdown([read_record(told(events))])
+    text = to_markdown([summarize(told(events))])
     assert "Energy: not measured" in text and " J" not in text
 
 
 def test_fewer_than_two_epochs_are_shown_in_tenths_and_said_so():
-    short = to_markdown([read_record(told([started(), *(step(n, total=30) for n in range(1, 31))], "short"))])
+    short = to_markdown([summarize(told([started(), *(step(n, total=30) for n in range(1, 31))], "short"))])
     assert "fewer than two epochs" in short and "| 10/10 |" in short
-    long = to_markdown([read_record(told([started(), *(step(n) for n in range(1, 101))], "long"))])
+    long = to_markdown([summarize(told([started(), *(step(n) for n in range(1, 101))], "long"))])
     assert "fewer than two epochs" not in long and re.search(r"^\| 5 \|", long, re.MULTILINE)
 
 
 def test_a_thousand_times_over_the_data_is_said_in_plain_digits():
     records = [
-        read_record(told([started(), step(n), finished(n)], name))
+        summarize(told([started(), step(n), finished(n)], name))
         for n, name in ((30_000, "long"), (3, "short"))
     ]
     assert "or 1,500 times over the data" in to_markdown(records[:1])
@@ -375,7 +376,7 @@ def test_a_thousand_times_over_the_data_is_said_in_plain_digits():
 
 def test_the_speed_of_an_epoch_holds_when_others_were_let_go():
     """Of 2,200 epochs fewer are kept; each took 20 s for its 200 pairs."""
-    record = read_record(told([started(), *(step(n, total=44_000) for n in range(10, 44_001, 10))]))
+    record = summarize(told([started(), *(step(n, total=44_000) for n in range(10, 44_001, 10))]))
     rows = stretches_of(record).rows
     assert len(rows) < 1100
     assert {row.pairs_per_second for row in rows} == {10.0}
@@ -397,7 +398,7 @@ def test_a_run_of_one_step_shows_its_points():
 
 def test_lines_are_told_apart_without_colour():
     runs = [told([started(), step(1), step(2), evaluated(2, 0.3, 1.0)], f"run-{n}") for n in range(12)]
-    records = [read_record(run) for run in runs]
+    records = [summarize(run) for run in runs]
     for chart in embedded(write_page(records, sections_for(records), Path("all.html")).read_text()):
         dashes = [tuple(line["dash"]) for line in chart["lines"]]
         assert len(set(dashes[:6])) == 6
@@ -419,7 +420,7 @@ def test_a_chart_that_can_be_looked_into_is_also_heard(run):
 
 def test_cores_are_counted_from_one_and_the_peak_is_known_before_the_end():
     events = [started(), step(1), inspected(1, cores=[0.5, 0.25])]
-    records = [read_record(told(events, name)) for name in ("one", "two")]
+    records = [summarize(told(events, name)) for name in ("one", "two")]
     text = to_markdown(records[:1])
     assert "| core 1 | 50.0% |" in text and "| core 2 | 25.0% |" in text and "core 0" not in text
     both = to_markdown(records)
@@ -429,11 +430,11 @@ def test_cores_are_counted_from_one_and_the_peak_is_known_before_the_end():
 def test_the_phases_of_the_loss_are_where_it_bends():
     """Steep for two epochs, then flat for three."""
     losses = [4 - 3 * min(1.0, n / 40) for n in range(1, 101)]
-    record = read_record(told([started(), *(step(n, loss) for n, loss in enumerate(losses, 1))]))
+    record = summarize(told([started(), *(step(n, loss) for n, loss in enumerate(losses, 1))]))
     phases = phases_of(record, "epoch")
     assert [phase.name for phase in phases] == ["steep", "plateau"]
     assert phases[0].end == pytest.approx(2.0, abs=0.25) and phases[0].slope == pytest.approx(-1.5, rel=0.1)
-    straight = read_record(told([started(), *(step(n, 4 - n / 50) for n in range(1, 101))], "straight"))
+    straight = summarize(told([started(), *(step(n, 4 - n / 50) for n in range(1, 101))], "straight"))
     assert [phase.name for phase in phases_of(straight, "epoch")] == ["gradual"]
 
 
@@ -441,11 +442,11 @@ def test_resumes_and_pauses_are_marked():
     events = [started(), *(step(n) for n in range(1, 41)), Paused(40, "on battery"), Continued(40, 90.0)]
     events += [step(41), started(step=30), *(step(n) for n in range(31, 101)), finished(100)]
     run = told(events)
-    assert "taken up again once and it paused once, 1 min 30 s in all" in summary(run)
-    charts = next(s.charts for s in sections_of(read_record(run)) if s.charts)
+    assert "taken up again once and it paused once, 1m30s in all" in summary(run)
+    charts = next(s.charts for s in sections_of(summarize(run)) if s.charts)
     assert [(m.at, m.label) for m in charts[0].marks] == [
         (30, "resumed"),
-        (40, "paused 1 min 30 s"),
+        (40, "paused 1m30s"),
         (100, "end"),
     ]
 
@@ -511,7 +512,7 @@ def test_settings_that_lie_elsewhere_are_not_shown():
 def test_a_snapshot_that_is_no_small_file_of_the_run_is_left_out(made):
     run = hostile_run()
     snapshots, path = run.path / "snapshots", run.path / "snapshots" / "step-000030.json"
-    assert read_record(run).queries
+    assert read_queries(run.path, summarize(run).history)[1]
     match made:
         case "too large":
             path.write_text(path.read_text() + " " * (9 * MEGABYTE))
@@ -525,14 +526,16 @@ def test_a_snapshot_that_is_no_small_file_of_the_run_is_left_out(made):
             path.unlink()
             path.symlink_to(path.name)
     read: list = []
-    reading = threading.Thread(target=lambda: read.append(read_record(run)), daemon=True)
+    reading = threading.Thread(
+        target=lambda: read.append(read_queries(run.path, summarize(run).history)), daemon=True
+    )
     reading.start()
     reading.join(timeout=30)
-    assert read and read[0].queries == []
+    assert read == [(None, [])]
 
 
 def test_two_hostile_runs_compare_as_harmlessly():
-    runs = [read_record(hostile_run()), read_record(told([started(), step(1)], "plain"))]
+    runs = [summarize(hostile_run()), summarize(told([started(), step(1)], "plain"))]
     page = Looked(write_page(runs, sections_for(runs), Path("both.html")).read_text())
     assert page.scripts <= 3 and page.handlers == [] and page.loads == []
 
@@ -541,7 +544,7 @@ def test_two_hostile_runs_compare_as_harmlessly():
     "make", [hostile_run, lambda: told([started(), *(step(n) for n in range(1, 101)), finished(100)])]
 )
 def test_markdown_tables_have_as_many_cells_in_every_row(make):
-    text = to_markdown([read_record(make())])
+    text = to_markdown([summarize(make())])
     lines = text[: text.index("```toml")].splitlines()
     num_tables = 0
     for before, line in itertools.pairwise(lines):
@@ -619,7 +622,7 @@ def test_a_broken_run_gives_a_shorter_report_and_no_traceback(what, machine, cal
 def test_what_bench_cannot_have_measured_is_not_compared_with(speed):
     run = told([started(), *(step(n) for n in range(1, 31))])
     (run.path / "machine.json").write_text(json.dumps({"bench": {"pairs_per_second": speed}}))
-    assert "bench" not in to_markdown([read_record(run)]).split("## Settings")[0]
+    assert "bench" not in to_markdown([summarize(run)]).split("## Settings")[0]
 
 
 def test_a_run_of_settings_we_do_not_know_is_reported_all_the_same(run, call):
@@ -649,8 +652,8 @@ def test_the_page_of_many_hours_is_hardly_larger_than_that_of_one():
         run = told([], f"long-{count}")
         with (run.path / "events.jsonl").open("w") as file:
             file.writelines(events(count))
-        record = read_record(run)
-        assert max(len(record.history.steps), len(record.energy), len(record.history.epochs)) <= 2001
+        record = summarize(run)
+        assert max(len(record.history.steps), len(record.history.energy), len(record.history.epochs)) <= 2001
         charts = embedded(write_page([record], sections_for([record]), Path("long.html")).read_text())
         assert all(len(line["x"]) <= 601 for chart in charts for line in chart["lines"])
         sizes.append(Path("long.html").stat().st_size)
@@ -670,14 +673,14 @@ def at_chance(number) -> Evaluated:
 def test_what_was_warned_of_is_what_to_try_next():
     warned = Warned(9, "nothing is learned", "start again with a lower one: `--lr 0.001`", kind="collapsed")
     run = told([started(), step(5), step(9), warned, at_chance(10)], lr=1.0)
-    said = to_markdown([read_record(run)])
+    said = to_markdown([summarize(run)])
     assert "Start again with a lower one: `--lr 0.001`" in said
     assert "higher learning rate" not in said and "more time" not in said
 
 
 def test_a_high_rate_that_learned_nothing_is_not_advised_to_be_higher():
-    low = to_markdown([read_record(told([started(), step(5), at_chance(5)], "low", lr=1e-3))])
-    high = to_markdown([read_record(told([started(), step(5), at_chance(5)], "high", lr=1.0))])
+    low = to_markdown([summarize(told([started(), step(5), at_chance(5)], "low", lr=1e-3))])
+    high = to_markdown([summarize(told([started(), step(5), at_chance(5)], "high", lr=1.0))])
     assert "Give it more time" in low and "lower learning rate" not in low
     assert "Try a lower learning rate" in high and "Give it more time" not in high
 
@@ -687,22 +690,22 @@ def test_a_pool_in_which_guessing_is_right_says_nothing():
     for way in ("text_to_image", "image_to_text"):
         found[way] = found[way] | {f"chance@{k}": 1.0 for k in (1, 5, 10)}
     event = Evaluated(5, found, is_best=True, elapsed_seconds=0.1)
-    said = to_markdown([read_record(told([started(), step(5), event]))])
+    said = to_markdown([summarize(told([started(), step(5), event]))])
     assert "Where guessing is right so often, that says nothing" in said
 
 
 def test_a_loss_that_falls_by_half_is_on_no_plateau():
     falling = [step(n, loss=8.0 - 0.3 * n if n < 20 else 2.0 - 0.0125 * (n - 20)) for n in range(1, 101)]
-    names = [phase.name for phase in phases_of(read_record(told([started(), *falling])), "tenth")]
+    names = [phase.name for phase in phases_of(summarize(told([started(), *falling])), "tenth")]
     assert names[0] == "steep" and "plateau" not in names
     flat = [step(n, loss=8.0 - 0.3 * n if n < 20 else 2.0) for n in range(1, 101)]
-    names = [phase.name for phase in phases_of(read_record(told([started(), *flat], "flat")), "tenth")]
+    names = [phase.name for phase in phases_of(summarize(told([started(), *flat], "flat")), "tenth")]
     assert names[-1] == "plateau"
 
 
 def test_every_run_that_is_compared_is_named():
     records = [
-        read_record(told([started(), step(5), evaluated(5, share_found)], name))
+        summarize(told([started(), step(5), evaluated(5, share_found)], name))
         for name, share_found in (("one", 0.1), ("two", 0.3), ("three", 0.2))
     ]
     said = sections_for(records)[0].words[0]
@@ -713,6 +716,6 @@ def test_every_run_that_is_compared_is_named():
     ("place", "said"), [("/dev/null", "is not a file"), ("none/x.html", "there is no folder `none`")]
 )
 def test_a_page_goes_only_where_a_file_can_be(run, place, said):
-    record = read_record(run)
+    record = summarize(run)
     with pytest.raises(UserError, match=said):
         write_page([record], sections_for([record]), Path(place))

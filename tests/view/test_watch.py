@@ -18,8 +18,9 @@ from glass import Terminal
 from test_watched import inspected, started, step, written
 
 from lapclip.runs.events import Finished, read_events
+from lapclip.runs.history import Summary
 from lapclip.runs.run import Run
-from lapclip.runs.watched import Watched, run_to_watch
+from lapclip.runs.status import run_to_watch
 
 ESSENTIAL = (
     "running", "left", "loss", "in-batch accuracy", "recall@1", "recall@10", "chance", "tau", "gradient norm",
@@ -76,8 +77,8 @@ def step_now() -> int:
     return now.step
 
 
-def watched_now() -> Watched:
-    watched = Watched(run_to_watch("live"))
+def watched_now() -> Summary:
+    watched = Summary(run_to_watch("live"))
     watched.read()
     return watched
 

@@ -31,14 +31,14 @@ def report(
     Works on finished runs and on those that were stopped, failed, or are still running. Prints the file's path.
     """
     refuse_contradictions(len(runs), output, markdown=markdown, json=json)
-    from lapclip.runs.record import read_record
+    from lapclip.runs.history import summarize
     from lapclip.runs.run import open_run
     from lapclip.view.numbers import as_numbers
     from lapclip.view.report import sections_for, to_markdown, write_page
 
     opened = list({run.path.resolve(): run for run in map(open_run, runs)}.values())
     with working("reading"):
-        records = [read_record(run) for run in opened]
+        records = [summarize(run) for run in opened]
     if json:
         print_json(as_numbers(records))
     elif markdown:

@@ -15,8 +15,8 @@ from lapclip.errors import UserError, printable, suggest
 from lapclip.units import age, duration, size
 
 if TYPE_CHECKING:
+    from lapclip.runs.history import Summary
     from lapclip.runs.run import Run
-    from lapclip.runs.status import Status
 
 runs = App(name="runs", help="List the runs in this folder; stop, resume, compare or remove them.")
 Name = Annotated[str, Parameter(help="a run, by name or path")]
@@ -57,38 +57,40 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
     out = Console(highlight=False, markup=False)
     out.print(table)
     for status in found:
-        if status.state == "failed":
-            out.print(printable(f"{status.name}: {status.message}"), soft_wrap=True)
+        if status.failed:
+            out.print(printable(f"{status.run.name}: {status.failed.message}"), soft_wrap=True)
     return 0
 
 
-def row_of(status: "Status", now: float) -> list[str]:
+def row_of(status: "Summary", now: float) -> list[str]:
     return [
-        printable(status.name),
-        "being set up" if status.is_preparing else status.state,
+        printable(status.run.name),
+        status.state_words,
         f"{status.progress:.0%}",
-        f"{status.step:,}",
+        f"{status.history.num_steps:,}",
         "" if status.recall_1 is None else f"{status.recall_1:.1%}",
         "" if status.seconds_left is None else duration(status.seconds_left),
         "" if status.updated is None else age(now - status.updated),
     ]
 
 
-def as_record(status: "Status") -> dict[str, Any]:
+def as_record(status: "Summary") -> dict[str, Any]:
+    from lapclip.runs.status import first_time
+
     return {
-        "name": status.name,
+        "name": status.run.name,
         "state": status.state,
         "pid": status.pid,
-        "step": status.step,
-        "steps": status.steps,
+        "step": status.history.num_steps,
+        "steps": status.history.total_steps,
         "recall@1": status.recall_1,
         "seconds_left": status.seconds_left,
-        "path": str(status.path),
+        "path": str(status.run.path),
         "progress": status.progress,
-        "message": status.message or None,
-        "hint": status.hint or None,
+        "message": status.failed.message if status.failed else None,
+        "hint": status.failed.hint if status.failed else None,
         "updated": status.updated,
-        "started": status.started,
+        "started": first_time(status.run.path / "events.jsonl"),
     }
 
 
@@ -103,7 +105,9 @@ def stop(name: Name, /, *, json: AsJson = False) -> int:
     pid = ask_to_stop(run)
     if pid is None:
         if not json:
-            say(f"run `{run.name}` is not being trained: it is {before.state}, at step {before.step:,}")
+            say(
+                f"run `{run.name}` is not being trained: it is {before.state}, at step {before.history.num_steps:,}"
+            )
     else:
         try:
             wait_until_free(run, pid)
@@ -134,21 +138,21 @@ def wait_until_free(run: "Run", pid: int) -> None:
                 )
 
 
-def say_how_it_ended(run: "Run", status: "Status") -> None:
+def say_how_it_ended(run: "Run", status: "Summary") -> None:
     if status.state in ("failed", "crashed"):
+        why = f": {status.failed.message}" if status.failed else ""
         complain(
-            f"run `{run.name}` ended without saving its last steps{f': {status.message}' if status.message else ''}",
+            f"run `{run.name}` ended without saving its last steps{why}",
             f"`{own_name()} runs resume {run.reference}` goes on from its last checkpoint",
         )
         return
     if not (run.path / "config.toml").exists():
         what = "stopped while it was being set up; nothing was trained yet"
     elif status.state == "finished":
-        what = f"had just finished: {status.step:,} steps"
+        what = f"had just finished: {status.history.num_steps:,} steps"
     else:
-        what = (
-            f"stopped and saved at step {status.step:,}" if status.step else "stopped before its first step"
-        )
+        num_steps = status.history.num_steps
+        what = f"stopped and saved at step {num_steps:,}" if num_steps else "stopped before its first step"
     say(f"run `{run.name}` {what}")
     if status.state == "stopped" and (run.path / "config.toml").exists():
         say(f"next:\n  {own_name()} runs resume {run.reference}")
@@ -166,8 +170,8 @@ def resume(name: Name, *, json: AsJson = False, flags: dict[str, Any]) -> int:
 @runs.command
 def compare(first: Name, second: Name, /, *, json: AsJson = False) -> int:
     """Show two runs side by side: the settings and machines that differ, and the results."""
-    from lapclip.runs.comparison import compare
     from lapclip.runs.run import find_run
+    from lapclip.runs.status import compare
 
     found = compare(find_run(first), find_run(second))
     if json:
@@ -250,7 +254,7 @@ def remove(
     for run in chosen:
         status, held = status_of(run), num_bytes(run)
         recall = "" if status.recall_1 is None else f", recall@1 {status.recall_1:.1%}"
-        what = f"{run.path}: {status.state}, step {status.step:,}{recall}, {size(held)}"
+        what = f"{run.path}: {status.state}, step {status.history.num_steps:,}{recall}, {size(held)}"
         if not yes and not agrees(what):
             say(f"kept {run.path}")
             continue

@@ -11,7 +11,7 @@ from lapclip.cli.screen import own_name, print_json, say
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
-    from lapclip.runs.watched import Watched
+    from lapclip.runs.history import Summary
 
 
 def watch(
@@ -40,9 +40,10 @@ def watch(
 
         serve_page(run, port, open)
         return 0
-    from lapclip.runs.watched import Watched, run_to_watch
+    from lapclip.runs.history import Summary
+    from lapclip.runs.status import run_to_watch
 
-    watched = Watched(run_to_watch(run))
+    watched = Summary(run_to_watch(run))
     if to is not None:
         from lapclip.view.loggers import LOGGERS
 
@@ -64,7 +65,7 @@ def refuse_together(**flags: bool) -> None:
         raise UserError(f"{' and '.join(asked)} do not go together", hint="choose one of them")
 
 
-def show(watched: "Watched", *, once: bool) -> int:
+def show(watched: "Summary", *, once: bool) -> int:
     from lapclip.view.terminal import draw_once, watch_here
     from lapclip.view.terminal_lines import follow_in_lines
 

@@ -215,6 +215,12 @@ def from_line(line: bytes | str) -> Event | None:
         return None
 
 
+def failure_in(said: dict[str, Any] | None) -> Failed | None:
+    """The failure that could only be written into the lock, since the disk was full."""
+    event = from_line(json.dumps({"version": VERSION, "event": "Failed"} | said)) if said else None
+    return event if isinstance(event, Failed) else None
+
+
 TAKES: dict[Any, Callable[[Any], Any]] = {
     str: intake.words,
     "recall": intake.recall,

@@ -1,34 +1,55 @@
-"""What a run's events come to, in bounded memory: the curves, tables and last words that every view shows."""
+"""One account of a run: its events as a `History` in bounded memory, and with its folder as a `Summary`.
+
+Terminal, page, report, `runs`, `compare` and every `--json` read these and derive nothing themselves.
+"""
 
 import math
+import time
+import tomllib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from statistics import fmean
-from typing import Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
+from lapclip.files import Held
 from lapclip.runs.events import (
+    KINDS_OF_MEMORY,
+    PARTS,
     Continued,
     Evaluated,
     Event,
     Failed,
     Finished,
+    Follower,
     Inspected,
     Paused,
     Saved,
     Started,
     Step,
     Warned,
+    failure_in,
 )
+from lapclip.runs.run import Run, read_own
+from lapclip.units import is_number
 
-MOST_STEPS = 2000
-MOST_INSPECTIONS = 500
-MOST_EVALUATIONS = 500
-MOST_EPOCHS = 1000
-MOST_WARNINGS = 200
+State = Literal["running", "paused", "finished", "stopped", "failed", "crashed"]
+OVER = ("finished", "stopped", "failed", "crashed")
+
+MAX_STEPS = 2000
+MAX_INSPECTIONS = 500
+MAX_EVALUATIONS = 500
+MAX_EPOCHS = 1000
+MAX_WARNINGS = 200
+MAX_MARKS = 200  # starts and pauses
+MAX_ENERGY = 2000
+MAX_CONFIG_BYTES = 1 << 20
+MAX_NEW = 2000  # events returned by one `read`; the history has seen them all
 NUM_RECENT = 10  # steps whose mean a person can read
 NUM_RECENT_INSPECTIONS = 5
-LONGEST_GAP = 300  # seconds between two readings of the power that are still taken together
+SETUP_SECONDS = 10  # granted to a folder without a lock and without events
+MAX_GAP = 300  # seconds between two readings of the power that are still taken together
 
 E = TypeVar("E")
 
@@ -92,14 +113,24 @@ class Epoch:
 
 
 @dataclass
+class Pause:
+    """Training that waited; `seconds` is None when nothing recorded its end."""
+
+    step: int
+    reason: str
+    seconds: float | None = None
+
+
+@dataclass
 class History:
-    """A run so far. What a killed process reported beyond its last checkpoint is taken back when the run goes on."""
+    """The events of a run so far. What a killed process reported beyond its last checkpoint is dropped on resume."""
 
     started: Started | None = None  # the last time
-    num_starts: int = 0
-    steps: Thinned[Step] = field(default_factory=lambda: Thinned(MOST_STEPS))
-    inspections: Thinned[Inspected] = field(default_factory=lambda: Thinned(MOST_INSPECTIONS))
-    evaluations: Thinned[Evaluated] = field(default_factory=lambda: Thinned(MOST_EVALUATIONS))
+    starts: list[Started] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
+    steps: Thinned[Step] = field(default_factory=lambda: Thinned(MAX_STEPS))
+    inspections: Thinned[Inspected] = field(default_factory=lambda: Thinned(MAX_INSPECTIONS))
+    evaluations: Thinned[Evaluated] = field(default_factory=lambda: Thinned(MAX_EVALUATIONS))
     recent: deque[Step] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))  # since the last start
     recent_inspections: deque[Inspected] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_INSPECTIONS))
     warnings: list[Warned] = field(default_factory=list)
@@ -110,11 +141,15 @@ class History:
     finished: Finished | None = None  # while it is
     failed: Failed | None = None
     last: Event | None = None
+    num_steps: int = 0  # done, by the last event that has a step
     joules: float | None = None  # in all, where the power could be read
+    power_seconds: float = 0.0  # over which the power is known
+    energy: Thinned[tuple[int, float]] = field(default_factory=lambda: Thinned(MAX_ENERGY))  # step, joules
     last_power: tuple[float, float] | None = None  # when it was last read, and the watts
 
     def add(self, event: Event) -> None:
         self.last = event
+        self.num_steps = getattr(event, "step", self.num_steps)
         match event:
             case Started():
                 self.start(event)
@@ -134,13 +169,16 @@ class History:
                 if self.epochs:
                     self.epochs[max(self.epochs)].evaluated = event
             case Warned():
-                self.warnings = [*self.warnings[-MOST_WARNINGS + 1 :], event]
+                self.warnings = [*self.warnings[-MAX_WARNINGS + 1 :], event]
             case Saved():
                 self.saved = event
             case Paused():
                 self.paused = event
+                self.pauses = [*self.pauses[-MAX_MARKS:], Pause(event.step, event.reason)]
             case Continued():
                 self.paused = None
+                if self.pauses:
+                    self.pauses[-1].seconds = event.paused_seconds
             case Finished():
                 self.finished = event
             case Failed():
@@ -153,20 +191,21 @@ class History:
 
     def start(self, event: Started) -> None:
         self.started = event
-        self.num_starts += 1
+        self.starts = [*self.starts[-MAX_MARKS:], event]
         self.paused = self.finished = self.failed = self.last_power = None
         self.recent.clear()
         self.recent_inspections.clear()
         self.steps.keep(step for step in self.steps if step.step <= event.step)
         self.inspections.keep(i for i in self.inspections if i.step <= event.step)
         self.evaluations.keep(e for e in self.evaluations if e.step <= event.step)
+        self.energy.keep(mark for mark in self.energy if mark[0] <= event.step)
         self.warnings = [w for w in self.warnings if w.step <= event.step]
         if self.best is not None and self.best.step > event.step:
             self.best = max((e for e in self.evaluations if e.is_best), key=lambda e: e.step, default=None)
-        again = (self.taken_back(epoch, event.step) for epoch in self.epochs.values())
-        self.epochs = {epoch.number: epoch for epoch in again if epoch.num_steps}
+        kept = (self.truncated(epoch, event.step) for epoch in self.epochs.values())
+        self.epochs = {epoch.number: epoch for epoch in kept if epoch.num_steps}
 
-    def taken_back(self, epoch: Epoch, step: int) -> Epoch:
+    def truncated(self, epoch: Epoch, step: int) -> Epoch:
         """The epoch as it was at that step, as far as its steps are still known."""
         if epoch.step <= step:
             return epoch
@@ -178,36 +217,29 @@ class History:
         return earlier
 
     def epoch_of(self, epoch: float) -> Epoch:
-        """The epoch that a step belongs to; of very many, every second one is let go."""
+        """The epoch that a step belongs to; of very many, every second one is dropped."""
         number = number_of(epoch)
         if number not in self.epochs:
             before = self.epochs[max(self.epochs)] if self.epochs else Epoch(0)
-            if len(self.epochs) >= MOST_EPOCHS:
+            if len(self.epochs) >= MAX_EPOCHS:
                 self.epochs = dict(list(self.epochs.items())[::2])
             self.epochs[number] = Epoch(number, before.step, seconds_before=before.seconds_at_end)
         return self.epochs[number]
 
     def count_energy(self, event: Inspected) -> None:
-        """Adds the power between two readings to the epoch it fell in; over a longer gap nobody knows."""
+        """Adds the energy between two power readings to the current epoch; a longer gap counts as unknown."""
         watts, before = event.readings.get("power_watts"), self.last_power
         self.last_power = None if watts is None else (event.time, watts)
-        if before is None or watts is None or not self.epochs:
-            return
-        elapsed = event.time - before[0]
-        if not 0 < elapsed <= LONGEST_GAP:
-            return
-        joules = elapsed * (watts + before[1]) / 2
-        here = self.epochs[max(self.epochs)]
-        here.joules = (here.joules or 0.0) + joules
-        self.joules = (self.joules or 0.0) + joules
-
-    @property
-    def chance(self) -> float | None:
-        """Of the accuracy in a batch; equal captions count once, since each of them is right."""
-        if self.started is None:
-            return None
-        known = [step.num_different for step in self.recent if step.num_different]
-        return 1 / (fmean(known) if known else self.started.batch_size)
+        if before is not None and watts is not None and self.epochs:
+            elapsed = event.time - before[0]
+            if 0 < elapsed <= MAX_GAP:
+                joules = elapsed * (watts + before[1]) / 2
+                here = self.epochs[max(self.epochs)]
+                here.joules = (here.joules or 0.0) + joules
+                self.joules = (self.joules or 0.0) + joules
+                self.power_seconds += elapsed
+        if self.joules is not None:
+            self.energy.add((event.step, self.joules))
 
     def recently(self, name: str) -> float | None:
         """The mean of a number over the last few steps; None before the first."""
@@ -226,7 +258,356 @@ class History:
     def evaluated(self) -> Evaluated | None:
         return self.evaluations.last
 
+    @property
+    def newest(self) -> Finished | Step | None:
+        """Counts the pairs, epochs and seconds; not every step is written down, but the end is."""
+        return self.finished or self.step
+
+    @property
+    def seconds(self) -> float:
+        """Of training."""
+        newest = self.newest or self.started
+        return newest.seconds if newest else 0.0
+
+    @property
+    def num_epochs(self) -> float:
+        return self.finished.epochs if self.finished else self.step.epoch if self.step else 0.0
+
+    @property
+    def num_pairs_seen(self) -> int:
+        return self.newest.num_pairs_seen if self.newest else 0
+
+    @property
+    def pairs_per_second(self) -> float | None:
+        """Over the whole run."""
+        return self.num_pairs_seen / self.seconds if self.newest and self.seconds > 0 else None
+
+    @property
+    def progress(self) -> float:
+        """From 0 to 1; after a resume by the budget it has now."""
+        if self.finished and self.finished.reason == "budget":
+            return 1.0
+        if self.recent:
+            return min(1.0, self.recent[-1].progress)
+        started = self.started
+        if started and started.total_steps:
+            return min(1.0, self.num_steps / started.total_steps)
+        return min(1.0, started.seconds / (60 * started.minutes)) if started and started.minutes else 0.0
+
+    @property
+    def total_steps(self) -> int | None:
+        """When its budget is used up; under a budget of minutes an estimate."""
+        if self.finished and self.finished.reason == "budget":
+            return self.num_steps
+        if self.recent and self.recent[-1].progress > 0:
+            return round(self.recent[-1].step / self.recent[-1].progress)
+        return self.started.total_steps if self.started else None
+
+    @property
+    def recall(self) -> dict[str, Any] | None:
+        """Of the best checkpoint."""
+        if self.finished and self.finished.recall:
+            return self.finished.recall
+        best = self.best or self.evaluated
+        return best.recall if best else None
+
+    @property
+    def best_step(self) -> int | None:
+        if self.finished and self.finished.recall:
+            return self.finished.best_step
+        best = self.best or self.evaluated
+        return best.step if best else None
+
+    @property
+    def peak_memory(self) -> int | None:
+        """Bytes of the process; before the end, the maximum that was seen."""
+        if self.finished and self.finished.peak_memory_bytes:
+            return self.finished.peak_memory_bytes
+        return max((i.memory_peak for i in self.inspections), default=None)
+
+    @property
+    def chance(self) -> float | None:
+        """Of the accuracy in a batch; equal captions count once, since each of them is correct."""
+        if self.started is None:
+            return None
+        known = [step.num_different for step in self.recent if step.num_different]
+        return 1 / (fmean(known) if known else self.started.batch_size)
+
+    @property
+    def data_share(self) -> float | None:
+        """The share of training that was spent waiting for batches."""
+        steps = [s for s in self.steps if s.pairs_per_second > 0]
+        whole = sum(self.started.batch_size / s.pairs_per_second for s in steps) if self.started else 0.0
+        return min(1.0, sum(s.data_seconds for s in steps) / whole) if whole > 0 else None
+
+    @property
+    def parts(self) -> dict[str, float] | None:
+        """Seconds of a step by part, the mean of the last few that were profiled."""
+        seen = self.recent_inspections
+        return {part: fmean(look.parts[part] for look in seen) for part in PARTS} if seen else None
+
+    @property
+    def mean_parts(self) -> dict[str, tuple[float, float]]:
+        """By part of a step, its mean share and mean seconds over the run."""
+        wholes = [(i.parts, sum(i.parts.values())) for i in self.inspections]
+        seen = [(parts, whole) for parts, whole in wholes if whole > 0]
+        return {
+            part: (fmean(p[part] / whole for p, whole in seen), fmean(p[part] for p, _ in seen))
+            for part in (PARTS if seen else ())
+        }
+
+    @property
+    def memory_by_kind(self) -> dict[str, int | None]:
+        """The maximum bytes of each kind; None for what was not measured."""
+        kinds: dict[str, int | None] = {}
+        for kind in KINDS_OF_MEMORY if self.inspected else ():
+            known = [held for i in self.inspections if (held := i.memory.get(kind)) is not None]
+            kinds[kind] = max(known, default=None)
+        return kinds
+
+    @property
+    def core_shares(self) -> list[float]:
+        """The mean share of time that each core was busy."""
+        seen = [cores for i in self.inspections if (cores := i.readings.get("cores"))]
+        num_cores = min(map(len, seen), default=0)
+        return [fmean(cores[number] for cores in seen) for number in range(num_cores)]
+
+    @property
+    def power_source(self) -> str | None:
+        """Which part of the machine the power readings are of."""
+        named = {i.readings.get("power_of") for i in self.inspections if "power_watts" in i.readings}
+        return " and ".join(sorted(filter(None, named))) or None
+
+    def readings(self, name: str) -> list[float]:
+        return [i.readings[name] for i in self.inspections if name in i.readings]
+
 
 def number_of(epoch: float) -> int:
     """From 1; a step that ends an epoch exactly is its last."""
     return max(1, math.ceil(epoch))
+
+
+def state_of(lock: Held, history: History) -> State:
+    """The state that a lock and the events amount to."""
+    # What was written before the lock was taken is about an earlier process.
+    last = history.last if history.last and is_since(lock, history.last) else None
+    if lock.owner is None and failure_in(lock.said) is not None:
+        return "failed"
+    if isinstance(
+        last, Finished
+    ):  # also while its process, which may be writing the report, still holds the lock
+        return "finished" if last.reason == "budget" else "stopped"
+    if lock.owner is not None:
+        return "paused" if last and history.paused else "running"
+    if last is None:  # a process that took the run was gone before its first event; or nobody ever took it
+        return "stopped" if lock.pid is None else "crashed"
+    return "failed" if isinstance(last, Failed) else "crashed"
+
+
+def is_since(lock: Held, event: Event) -> bool:
+    return lock.taken is None or event.time >= lock.taken
+
+
+class Summary:
+    """How a run stands, by its lock and its events; `read` brings it up to date, and costs little if nothing is new."""
+
+    def __init__(self, run: Run):
+        self.run = run
+        self.follower = Follower(run.path / "events.jsonl")
+        self.history = History()
+        self.lock = Held()
+        self.state: State = "running"
+        self.is_preparing = True  # running, and not yet training
+        self.machine: dict[str, Any] = {}
+
+    def read(self) -> tuple[list[Event], bool]:
+        """Takes in what is new. Returns the last of it, and whether it does not simply follow what was known before:
+        the run resumed from an earlier step, the file is another one, or more came than is returned.
+        """
+        lock = self.run.read_lock()  # before the events: a process writes its end, then releases the run
+        new: deque[Event] = deque(maxlen=MAX_NEW)
+        num_restarts, is_reset = self.follower.num_restarts, False
+        for count, event in enumerate(self.follower.new(), 1):
+            if self.follower.num_restarts != num_restarts:
+                num_restarts, is_reset, self.history = self.follower.num_restarts, True, History()
+            self.history.add(event)
+            new.append(event)
+            is_reset = is_reset or isinstance(event, Started) or count > MAX_NEW
+        if self.follower.num_restarts != num_restarts:  # it was emptied
+            is_reset, self.history = True, History()
+        if is_reset or not self.machine:
+            self.machine = self.run.load_machine()
+        self.update(lock, self.history)
+        if self.history.last is None and self.state == "stopped" and self.is_new():
+            self.state, self.is_preparing = "running", True
+        return list(new), is_reset
+
+    def update(self, lock: Held, history: History) -> None:
+        """The state by this lock and these events."""
+        self.lock, self.history = lock, history
+        self.state = state_of(lock, history)
+        own = [event for event in (history.started, history.last) if event and is_since(lock, event)]
+        self.is_preparing = self.state == "running" and not own
+
+    def is_new(self) -> bool:
+        """Whether the folder was only just made, and may not have its lock yet."""
+        path = self.run.path
+        changed = max(self.run.last_change(), path.stat().st_mtime if path.exists() else 0.0)
+        return time.time() - changed < SETUP_SECONDS
+
+    @property
+    def state_words(self) -> str:
+        return "being set up" if self.is_preparing else self.state
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def failed(self) -> Failed | None:
+        """Why it failed; on a full disk only the lock could hold it."""
+        return (failure_in(self.lock.said) or self.history.failed) if self.state == "failed" else None
+
+    @property
+    def pid(self) -> int | None:
+        """The process that owns it now."""
+        return self.lock.owner
+
+    @property
+    def progress(self) -> float:
+        return self.history.progress
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of training, while it is being trained."""
+        recent = self.history.recent
+        return recent[-1].seconds_left if recent and not self.is_over and not self.is_preparing else None
+
+    @property
+    def recall_1(self) -> float | None:
+        """Recall@1, text to image, of the best checkpoint so far."""
+        return self.history.recall["text_to_image"]["recall@1"] if self.history.recall else None
+
+    @property
+    def updated(self) -> float | None:
+        """The time of the last event."""
+        return max((e.time for e in (self.history.last, self.failed) if e is not None), default=None)
+
+    @property
+    def chance(self) -> float | None:
+        """Of the in-batch accuracy."""
+        return self.history.chance
+
+    @property
+    def bench_speed(self) -> float | None:
+        """Pairs a second that `lapclip bench` measured for this model here."""
+        bench = self.machine.get("bench")
+        speed = bench.get("pairs_per_second") if isinstance(bench, dict) else None
+        return float(speed) if type(speed) in (int, float) and 1e-6 <= speed <= 1e15 else None
+
+    @property
+    def bench_share(self) -> float | None:
+        """The present speed as a share of what `lapclip bench` measured."""
+        best, speed = self.bench_speed, self.history.recently("pairs_per_second")
+        return speed / best if best is not None and speed is not None else None
+
+    @cached_property
+    def config(self) -> tuple[str, dict[str, Any]]:
+        """The settings file and its settings by name; also of a version that knew other settings."""
+        try:
+            text = read_own(self.run.path / "config.toml", self.run.path, MAX_CONFIG_BYTES).decode("utf-8")
+            tables = tomllib.loads(text)
+        except (OSError, ValueError, RecursionError):
+            return "", {}
+        sections = [table for table in tables.values() if isinstance(table, dict)]
+        return text, {name: value for section in sections for name, value in section.items()}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self.config[1]
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Why each automatic choice was made."""
+        reasons = self.machine.get("reasons")
+        return reasons if isinstance(reasons, dict) else {}
+
+    @property
+    def parts(self) -> dict[str, float] | None:
+        return self.history.parts
+
+    def some_steps(self, most: int) -> list[Step]:
+        """At most about so many of the steps that are kept, evenly spread, the last one with them."""
+        kept = self.history.steps.kept
+        some = kept[:: max(1, len(kept) // most)]
+        last = self.history.step
+        return [*some, last] if last is not None and (not some or some[-1] is not last) else some
+
+    def document(self) -> dict[str, Any]:
+        """Everything the live view shows, for programs."""
+        history, step, seen = self.history, self.history.step, self.history.inspected
+        readings = seen.readings if seen else {}
+        return {
+            "run": str(self.run.path),
+            "state": self.state,
+            "step": step.step if step else history.num_steps,
+            "steps": history.started.total_steps if history.started else None,
+            "progress": self.progress,
+            "seconds": history.seconds,
+            "seconds_left": 0.0 if self.state == "finished" else self.seconds_left,
+            "loss": history.recently("loss"),
+            "accuracy": history.recently("accuracy"),
+            "chance": history.chance,
+            "temperature": step.temperature if step else None,
+            "lr": step.lr if step else None,
+            "grad_norm": history.recently("grad_norm"),
+            "pairs_per_second": history.recently("pairs_per_second"),
+            "bench_share": self.bench_share,
+            "parts": history.parts,
+            "memory": memory_of(seen) if seen else None,
+            "cores": readings.get("cores"),
+            "readings": readings,
+            "recall": history.evaluated.recall if history.evaluated else None,
+            "recall_step": history.evaluated.step if history.evaluated else None,
+            "warnings": [asdict(warning) for warning in history.warnings],
+        }
+
+    def results(self) -> dict[str, Any]:
+        """What a run came to so far, as `runs compare` shows it; None for what is not known."""
+        history, recall = self.history, self.history.recall or {}
+        found, back = recall.get("text_to_image", {}), recall.get("image_to_text", {})
+        return {
+            "state": self.state,
+            "recall@1": found.get("recall@1"),
+            "recall@5": found.get("recall@5"),
+            "recall@10": found.get("recall@10"),
+            "recall@1, image -> words": back.get("recall@1"),
+            "held-out loss": history.best.loss if history.best else None,
+            "training loss": history.recently("loss"),
+            "steps": history.num_steps,
+            "epochs": history.num_epochs,
+            "seconds": history.seconds,
+            "pairs_per_second": history.pairs_per_second,
+            "peak_memory_bytes": history.peak_memory,
+            "num_parameters": history.started.num_parameters if history.started else None,
+            "joules": history.joules,
+        }
+
+
+def memory_of(seen: Inspected) -> dict[str, int | None]:
+    kinds = {kind: seen.memory.get(kind) for kind in KINDS_OF_MEMORY}
+    return kinds | {"used": seen.memory_used, "peak": seen.memory_peak, "limit": seen.memory_limit}
+
+
+def summarize(run: Run) -> Summary:
+    """A run as it stands now, read whole."""
+    summary = Summary(run)
+    summary.read()
+    return summary
+
+
+def find(tree: Any, *names: str) -> float | None:
+    """A number in dictionaries of dictionaries, or None."""
+    for name in names:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree if is_number(tree) else None

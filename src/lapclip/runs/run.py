@@ -67,6 +67,14 @@ class Run:
     def tokenizer_file(self) -> Path:
         return self.path / "tokenizer.json"
 
+    def last_change(self) -> float:
+        """When something last happened to it."""
+        times = [0.0]
+        for name in ("events.jsonl", "config.toml", "lock"):
+            with contextlib.suppress(OSError):
+                times.append(os.stat(self.path / name).st_mtime)
+        return max(times)
+
     def make_folders(self) -> None:
         try:
             self.checkpoints.mkdir()
@@ -217,6 +225,18 @@ def last_byte(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read()
+
+
+def read_own(path: Path, folder: Path, max_bytes: int) -> bytes:
+    """A file of the run's own, however it is linked: a page that is passed on must not carry any other file."""
+    try:
+        real = path.resolve(strict=True)
+        is_own = real.is_relative_to(folder.resolve())
+    except RuntimeError as error:  # a circle of links
+        raise OSError(str(error)) from None
+    if not is_own or not real.is_file() or real.stat().st_size > max_bytes:
+        raise OSError(f"`{path}` is no file of the run, or too large")
+    return real.read_bytes()
 
 
 def refuse_name(name: str) -> None:

@@ -3,63 +3,29 @@
 How a run stands follows from its lock, which the system keeps, and from the end of its events.
 """
 
-import json
+import math
 import os
 import shutil
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import psutil
 
+from lapclip.config import SETTINGS
 from lapclip.errors import UserError
-from lapclip.files import Held
-from lapclip.runs.events import (
-    LONGEST_LINE,
-    VERSION,
-    Continued,
-    Evaluated,
-    Event,
-    Failed,
-    Finished,
-    Paused,
-    Started,
-    Step,
-    from_line,
-)
-from lapclip.runs.run import RUNS, Run, is_leftover, is_run
+from lapclip.runs.events import LONGEST_LINE, Evaluated, Event, Finished, Started, Step, from_line
+from lapclip.runs.history import History, Summary, summarize
+from lapclip.runs.run import RUNS, Run, find_run, is_leftover, is_run
 
-State = Literal["running", "paused", "finished", "stopped", "failed", "crashed"]
 PORTION = 1 << 16  # bytes read from the end of the events; more only while something is missing
 HEAD = 1 << 13
-MOST_CLOCK_SHIFT = 10  # seconds that a clock may be set, and a process still is the same
-
-
-@dataclass(frozen=True)
-class Status:
-    """How a run stands."""
-
-    name: str
-    path: Path
-    state: State
-    pid: int | None  # of the process that owns it now
-    step: int
-    steps: int | None  # in all; under a budget of minutes an estimate
-    progress: float  # 0 to 1
-    recall_1: float | None  # words -> image, of the best checkpoint so far
-    seconds_left: float | None  # while it runs
-    message: str  # of a failure
-    hint: str
-    updated: float | None  # time of its last event
-    started: float | None  # time of its first event
-    seconds: float  # of training
-    is_preparing: bool  # running, and not yet training
-
-    @property
-    def is_alive(self) -> bool:
-        return self.state in ("running", "paused")
+MAX_CLOCK_SHIFT = 10  # seconds that a clock may be set while a process is still taken for the same
+Pair = list[Any]  # of the first run and of the second
+MACHINE = (
+    "chip", "num_cores", "memory_bytes", "system", "python", "torch", "lapclip", "commit", "data",
+)  # fmt: skip
 
 
 def all_runs(folder: Path = RUNS) -> list[Run]:
@@ -70,21 +36,10 @@ def all_runs(folder: Path = RUNS) -> list[Run]:
             for entry in entries:
                 path = folder / entry.name
                 if entry.is_dir() and not entry.name.startswith(".") and is_run(path):
-                    found.append((last_change(path), entry.name, Run(path)))
+                    found.append((Run(path).last_change(), entry.name, Run(path)))
     except OSError:
         return []
     return [run for _, _, run in sorted(found, key=lambda row: row[:2], reverse=True)]
-
-
-def last_change(path: Path) -> float:
-    """When something last happened to a run."""
-    times = [0.0]
-    for name in ("events.jsonl", "config.toml", "lock"):
-        try:
-            times.append(os.stat(path / name).st_mtime)
-        except OSError:
-            continue
-    return max(times)
 
 
 def newest_run(folder: Path = RUNS) -> Run | None:
@@ -93,91 +48,47 @@ def newest_run(folder: Path = RUNS) -> Run | None:
     return next((run for run in runs if run.owner() is not None), runs[0] if runs else None)
 
 
-def status_of(run: Run) -> Status:
-    """How a run stands now."""
+def run_to_watch(name: str | None) -> Run:
+    """The run of that name or path, also one that is being set up; without a name, the newest here."""
+    if name is not None:
+        return find_run(name)
+    newest = newest_run()
+    if newest is None:
+        raise UserError(
+            f"there is no run to watch: `{RUNS.absolute()}` holds none",
+            hint="begin one with `lapclip train`, or name the path of a run's folder",
+        )
+    return newest
+
+
+def status_of(run: Run) -> Summary:
+    """How a run stands now, by the end of its events: no curves, but quick for a long run."""
+    summary = Summary(run)
     lock = run.read_lock()  # first: what is written while we read makes it newer, never older
-    end = read_end(run.path / "events.jsonl")
-    state = state_of(lock, end)
-    failed = None
-    if state == "failed":
-        failed = said_in(lock) or end.failed
-    step, steps, progress = how_far(end, state)
-    return Status(
-        name=run.name,
-        path=run.path,
-        state=state,
-        pid=lock.owner,
-        step=step,
-        steps=steps,
-        progress=progress,
-        recall_1=best_recall(end),
-        seconds_left=seconds_left(lock, end, state),
-        message=failed.message if failed else "",
-        hint=failed.hint if failed else "",
-        updated=max((e.time for e in (end.last, said_in(lock)) if e is not None), default=None),
-        started=first_time(run.path / "events.jsonl"),
-        seconds=end.seconds,
-        is_preparing=state == "running" and not has_begun(lock, end),
-    )
+    summary.update(lock, read_end(run.path / "events.jsonl"))
+    return summary
 
 
-def has_begun(lock: Held, end: "End") -> bool:
-    """Whether the process that holds a run has said a word yet."""
-    return end.last is not None and (lock.taken is None or end.last.time >= lock.taken)
-
-
-@dataclass
-class End:
-    """The last event of each kind that counts, as far as the end of the file shows them."""
-
-    last: Event | None = None
-    last_with_step: int | None = None
-    started: Started | None = None
-    step: Step | None = None  # since the last start
-    best: Evaluated | None = None
-    waiting: Event | None = None  # `Paused`, unless something came after it
-    finished: Finished | None = None  # if that was last
-    failed: Failed | None = None  # if that was last
-
-    @property
-    def seconds(self) -> float:
-        newest = self.finished or self.step or self.started
-        return newest.seconds if newest else 0.0
-
-    @property
-    def is_enough(self) -> bool:
-        """Whether what lies further back would change nothing."""
-        if self.finished is not None and self.finished.reason == "budget":
-            return True
-        has_recall = self.best is not None or (self.finished is not None and self.finished.recall is not None)
-        return has_recall and (self.step is not None or self.started is not None)
-
-
-def read_end(path: Path) -> End:
-    """Reads backwards until nothing is missing; a torn last line is passed over."""
-    end = End()
+def read_end(path: Path) -> History:
+    """Reads backwards until the state, the step and the best recall are known; a torn last line is skipped."""
+    events: list[Event] = []
+    has_step, has_recall, resumed_from = False, False, math.inf
     for event in backwards(path):
-        end.last = end.last or event
-        if isinstance(event, (Paused, Continued, Step, Started)):
-            end.waiting = end.waiting or event
-        if end.last_with_step is None and hasattr(event, "step"):
-            end.last_with_step = event.step
+        events.append(event)
         match event:
-            case Finished() if event is end.last:
-                end.finished = event
-            case Failed() if event is end.last:
-                end.failed = event
+            case Finished() if len(events) == 1:
+                has_step, has_recall = event.reason == "budget", event.recall is not None
+                if event.reason == "budget":
+                    break
             case Started():
-                end.started = end.started or event
-            case Step() if end.started is None:
-                end.step = end.step or event
-            case Evaluated() if event.is_best:
-                end.best = end.best or event
-            case _:
-                pass
-        if end.is_enough:
+                has_step, resumed_from = True, min(event.step, resumed_from)
+            case Step():
+                has_step = True
+            case Evaluated():
+                has_recall = has_recall or (event.is_best and event.step <= resumed_from)
+        if has_step and has_recall:
             break
-    return end
+    return History().extend(reversed(events))
 
 
 NEEDED = tuple(f'"event":"{kind}"'.encode() for kind in ("Started", "Evaluated"))
@@ -208,65 +119,6 @@ def backwards(path: Path) -> Iterator[Event]:
                         yield event
             is_near = is_near and not has_step
             portion = min(2 * portion, 1 << 22)
-
-
-def said_in(lock: Held) -> Failed | None:
-    """The failure that could only be written into the lock: the disk was full."""
-    event = from_line(json.dumps({"version": VERSION, "event": "Failed"} | lock.said)) if lock.said else None
-    return event if isinstance(event, Failed) else None
-
-
-def state_of(lock: Held, end: End) -> State:
-    """The state that a lock and the last events amount to."""
-    # What was written before the lock was taken is about an earlier process.
-    last = end.last if end.last and (lock.taken is None or end.last.time >= lock.taken) else None
-    if lock.owner is not None:
-        return "paused" if last and isinstance(end.waiting, Paused) else "running"
-    if said_in(lock) is not None:
-        return "failed"
-    if lock.pid is not None and last is None:
-        return "crashed"  # it took the run, and was gone before it could say a word
-    match last:
-        case None:
-            return "stopped"  # set up, or not even that, and let go
-        case Finished(reason="budget"):
-            return "finished"
-        case Finished():
-            return "stopped"
-        case Failed():
-            return "failed"
-    return "crashed"
-
-
-def how_far(end: End, state: State) -> tuple[int, int | None, float]:
-    """Step, steps in all, and share done."""
-    step = end.last_with_step or 0
-    if state == "finished":
-        return step, step, 1.0
-    steps, progress = None, 0.0
-    if end.step is not None and end.step.progress > 0:
-        steps, progress = round(end.step.step / end.step.progress), end.step.progress
-    elif end.started is not None:
-        steps = end.started.total_steps
-        if steps:
-            progress = min(1.0, step / steps)
-        elif end.started.minutes:
-            progress = min(1.0, end.started.seconds / (60 * end.started.minutes))
-    return step, steps, progress
-
-
-def best_recall(end: End) -> float | None:
-    recall = end.finished.recall if end.finished else end.best.recall if end.best else None
-    try:
-        return float(recall["text_to_image"]["recall@1"]) if recall else None
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def seconds_left(lock: Held, end: End, state: State) -> float | None:
-    if state not in ("running", "paused") or end.step is None:
-        return None
-    return end.step.seconds_left if lock.taken is None or end.step.time >= lock.taken else None
 
 
 def first_time(path: Path) -> float | None:
@@ -305,12 +157,39 @@ def ask_to_stop(run: Run) -> int | None:
 
 
 def is_same_process(process: psutil.Process, started: float | None) -> bool:
-    return abs(process.create_time() - (started or 0)) <= MOST_CLOCK_SHIFT
+    return abs(process.create_time() - (started or 0)) <= MAX_CLOCK_SHIFT
 
 
 def has_open(process: psutil.Process, path: Path) -> bool:
     """Whether a process has a file open; it may have begun before the clock was set."""
     return any(Path(file.path) == path.resolve() for file in process.open_files())
+
+
+def compare(first: Run, second: Run) -> dict[str, Any]:
+    """What differs in `settings` and `machine`, and all `results`, each as the two values."""
+    summaries = [summarize(run) for run in (first, second)]
+    return {
+        "runs": [summary.run.name for summary in summaries],
+        "settings": differing(settings_of(first), settings_of(second)),
+        "machine": differing(*({name: s.machine.get(name) for name in MACHINE} for s in summaries)),
+        "results": side_by_side(*(summary.results() for summary in summaries)),
+    }
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    try:
+        config = run.load_config()
+    except UserError:  # never set up, or of another version
+        return dict.fromkeys(SETTINGS)
+    return {name: getattr(getattr(config, setting.section), name) for name, setting in SETTINGS.items()}
+
+
+def side_by_side(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Pair]:
+    return {name: [first[name], second[name]] for name in first}
+
+
+def differing(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Pair]:
+    return {name: pair for name, pair in side_by_side(first, second).items() if pair[0] != pair[1]}
 
 
 def remove(run: Run) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from lapclip.errors import UserError, suggest
 from lapclip.runs.events import Event, Follower, Started
+from lapclip.runs.history import MAX_NEW, Summary
 from lapclip.runs.run import RUNS, Run, find_run, is_run
 from lapclip.runs.status import all_runs, newest_run, status_of
-from lapclip.runs.watched import MOST_NEW, Watched
 from lapclip.serve.http import (
     address_of,
     build_app,
@@ -158,10 +158,10 @@ def is_here(name: str) -> bool:
 def row_of(run: Run) -> dict[str, str]:
     now = status_of(run)
     recall = "" if now.recall_1 is None else f", recall@1 {now.recall_1:.1%}"
-    return {"name": now.name, "words": f"{now.state}, step {now.step:,}{recall}"}
+    return {"name": now.run.name, "words": f"{now.state}, step {now.history.num_steps:,}{recall}"}
 
 
-class Told(Watched):
+class Told(Summary):
     """One run, read once for all pages that show it; `version` counts what there was to tell."""
 
     def __init__(self, run: Run):
@@ -184,9 +184,9 @@ class Told(Watched):
             self.last_look = time.monotonic()
 
     def read_on(self) -> None:
-        before = self.standing
+        before = self.state_words
         events, is_anew = self.read()
-        if is_anew or events or self.standing != before or not self.version:
+        if is_anew or events or self.state_words != before or not self.version:
             self.version += 1
             self.news = self.tell_all() if is_anew else self.tell("more", columns_of(events))
 
@@ -201,7 +201,7 @@ class Told(Watched):
         for event in again.new() if gap else ():
             if again.offset > self.follower.offset:
                 break  # written since we looked: the next message has it
-            if isinstance(event, Started) or again.num_restarts or len(events) > MOST_NEW:
+            if isinstance(event, Started) or again.num_restarts or len(events) > MAX_NEW:
                 return self.tell_all()
             events.append(event)
         return self.tell("more", columns_of(events))
@@ -214,7 +214,7 @@ class Told(Watched):
         return self.tell("history", points)
 
     def tell(self, kind: str, points: dict[str, Any]) -> bytes:
-        now = now_of(self.run, self.history, self.standing, self.machine)
+        now = now_of(self)
         data = json.dumps({**points, "now": now}, separators=(",", ":"))
         return f"id: {self.follower.place}\nevent: {kind}\ndata: {data}\n\n".encode()
 

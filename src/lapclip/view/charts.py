@@ -6,7 +6,7 @@ from typing import Literal
 
 from lapclip.errors import one_line, shortened
 from lapclip.runs.events import Evaluated, Step
-from lapclip.runs.record import Record, find
+from lapclip.runs.history import Summary, find
 from lapclip.units import duration, is_number
 
 MOST_POINTS = 600  # of a line, in a page of one run
@@ -77,7 +77,7 @@ class Chart:
     span: tuple[float, float] = (0.0, 1.0)  # of the axis, the same for all charts of a page
 
 
-def charts_of(record: Record) -> list[Chart]:
+def charts_of(record: Summary) -> list[Chart]:
     """Every curve of one run; those without data are left out."""
     steps, evaluations = list(record.history.steps), list(record.history.evaluations)
     bands, marks = phases(record), marks_of(record)
@@ -126,7 +126,10 @@ def charts_of(record: Record) -> list[Chart]:
         Chart(
             "Pairs a second",
             "evaluation and saving apart",
-            [*both("mean", lambda s: s.pairs_per_second), level("measured by bench", record.bench, span)],
+            [
+                *both("mean", lambda s: s.pairs_per_second),
+                level("measured by bench", record.bench_speed, span),
+            ],
             from_zero=True,
         ),
     ]
@@ -134,10 +137,10 @@ def charts_of(record: Record) -> list[Chart]:
     return [Chart(**{**vars(chart), **shared}) for chart in map(without_empty, charts) if chart.lines]
 
 
-def span_of(record: Record) -> tuple[float, float]:
+def span_of(record: Summary) -> tuple[float, float]:
     """From the first step to the last; also a single one needs an axis."""
     first = next(iter(record.history.steps), None)
-    last = float(record.steps)
+    last = float(record.history.num_steps)
     return (min(float(first.step), last - 1), last) if first else (0.0, 1.0)
 
 
@@ -188,7 +191,7 @@ def thin(points: Points, most: int = MOST_POINTS) -> Points:
     return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def phases(record: Record) -> list[Band]:
+def phases(record: Summary) -> list[Band]:
     """Warm-up, learning, whole images: by how far the run was at each step, which a resumed run may do twice."""
     warmup = find(record.settings, "warmup") or 0.0
     whole_from, keeps = find(record.settings, "whole_from"), find(record.settings, "keep_patches")
@@ -206,7 +209,7 @@ def phases(record: Record) -> list[Band]:
     return bands
 
 
-def phases_in_words(record: Record) -> list[str]:
+def phases_in_words(record: Summary) -> list[str]:
     """What the shaded parts of the charts are."""
     bands = {band.label for band in phases(record)}
     warmup, whole_from = find(record.settings, "warmup"), find(record.settings, "whole_from")
@@ -221,17 +224,19 @@ def phases_in_words(record: Record) -> list[str]:
     return [f"Shaded: {'; '.join(said)}."] if said else []
 
 
-def marks_of(record: Record) -> list[Mark]:
-    marks = [Mark(start.step, "resumed") for start in record.starts[1:] if start.step]
-    for pause in record.pauses:
+def marks_of(record: Summary) -> list[Mark]:
+    marks = [Mark(start.step, "resumed") for start in record.history.starts[1:] if start.step]
+    for pause in record.history.pauses:
         how_long = f" {duration(pause.seconds)}" if pause.seconds is not None else ""
         marks.append(Mark(pause.step, f"paused{how_long}"))
     if record.history.step is not None:
-        marks.append(Mark(record.steps, "now" if record.state in ("running", "paused") else "end"))
+        marks.append(
+            Mark(record.history.num_steps, "now" if record.state in ("running", "paused") else "end")
+        )
     return marks
 
 
-def overlaid(records: Sequence[Record]) -> list[Chart]:
+def overlaid(records: Sequence[Summary]) -> list[Chart]:
     """The curves of several runs over the minutes of training, which is what they all have."""
     most = max(100, 1600 // len(records))
 
@@ -272,16 +277,16 @@ def overlaid(records: Sequence[Record]) -> list[Chart]:
         Chart("Gradient norm", "before it is clipped", lines_of(lambda s: s.grad_norm), is_log=True),
         Chart("Pairs a second", "", lines_of(lambda s: s.pairs_per_second), from_zero=True),
     ]
-    longest = max((record.seconds / 60 for record in records), default=0.0)
+    longest = max((record.history.seconds / 60 for record in records), default=0.0)
     shared = {"axis": "minutes of training", "span": (0.0, longest or 1.0)}
     return [Chart(**{**vars(chart), **shared}) for chart in map(without_empty, charts) if chart.lines]
 
 
-def name_of(record: Record) -> str:
+def name_of(record: Summary) -> str:
     return shortened(one_line(record.run.reference), 40)
 
 
-def minutes_at(record: Record, step: int) -> float:
+def minutes_at(record: Summary, step: int) -> float:
     """Of training, at a step; between two that were written down it goes evenly."""
     before = (0, 0.0)
     for s in record.history.steps:

@@ -9,9 +9,10 @@ from typing import Any
 
 from lapclip.errors import code, shortened
 from lapclip.files import write_atomically
-from lapclip.runs.record import Found, Query, find
+from lapclip.runs.history import find
 from lapclip.units import UNKNOWN, count, listed, percent, plural, share
 from lapclip.view.against import KS, WAYS, comparison, comparison_ranges, comparison_tables
+from lapclip.view.found import Found, Query
 from lapclip.view.html import SIGN, query_html, read, said, section_html, slugs, words
 from lapclip.view.intervals import Range, draw_confusion, draw_ranges
 from lapclip.view.section import Section, Table
@@ -82,7 +83,7 @@ def evaluation_page(result: Mapping[str, Any], images: Mapping[int, bytes]) -> s
 
 def about(result: Mapping[str, Any]) -> str:
     source = [shortened(str(result["source"]), 80)] if result.get("source") else []
-    sizes = [plural(result["num_images"], "picture"), plural(result["num_captions"], "caption")]
+    sizes = [plural(result["num_images"], "image"), plural(result["num_captions"], "caption")]
     return " · ".join(source + sizes)
 
 
@@ -137,7 +138,7 @@ def how_measured(result: Mapping[str, Any]) -> str:
     if num_pools > 1:
         among = f"Each is looked for in one of {num_pools:,} pools of {size:,} images; the figures are means."
     else:
-        among = f"Each is looked for among {plural(size, 'picture')}."
+        among = f"Each is looked for among {plural(size, 'image')}."
     if result.get("protocol") == "published":
         return f"{among} Only the image that a caption was written for is right, as in published tables."
     return f"{among} Equal captions and equal images are one: any of them is right."
@@ -184,7 +185,7 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
     sure = zero_shot.get("interval@1")
     where = f", 95% sure {between(sure)}" if sure else ""
     first = (
-        f"Of {plural(zero_shot['num_images'], 'picture')}, {share(zero_shot['top1'])} get the name of their class "
+        f"Of {plural(zero_shot['num_images'], 'image')}, {share(zero_shot['top1'])} get the name of their class "
         f"among {zero_shot['num_classes']:,} (chance {share(zero_shot['chance'])}{where})"
     )
     if zero_shot["num_classes"] > 5:
@@ -226,7 +227,7 @@ def class_tables(result: Mapping[str, Any]) -> list[Table]:
     left = len(classes) - len(rows)
     note = f"The {len(rows)} that are named worst; {left:,} more are in `--json`." if left else ""
     return [
-        Table("By class, the worst first", ("class", "pictures", "right", "taken for", "times"), rows, note)
+        Table("By class, the worst first", ("class", "images", "right", "taken for", "times"), rows, note)
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from lapclip.config import SETTINGS
 from lapclip.errors import code, one_line, shortened
-from lapclip.runs.record import Record, find
+from lapclip.runs.history import Summary, find
 from lapclip.units import UNKNOWN, count, duration, energy, epochs, listed, number, plural, rate, share, size
 from lapclip.view.charts import name_of
 from lapclip.view.section import Table
@@ -25,14 +25,14 @@ def shown(value: Any) -> str:
     )
 
 
-def settings_table(record: Record) -> list[Table]:
+def settings_table(record: Summary) -> list[Table]:
     rows = [(name, shown(value), reason_of(record, name, value)) for name, value in record.settings.items()]
     if not rows:
         return []
     return [Table("Settings", ("setting", "value", "why"), [tuple(map(one_line, row)) for row in rows])]
 
 
-def reason_of(record: Record, name: str, value: Any) -> str:
+def reason_of(record: Summary, name: str, value: Any) -> str:
     if name in record.reasons:
         return shortened(one_line(record.reasons[name]), 200)
     if name not in SETTINGS:
@@ -40,7 +40,7 @@ def reason_of(record: Record, name: str, value: Any) -> str:
     return "default" if SETTINGS[name].field.default == value else "set"
 
 
-def machine_table(record: Record) -> list[Table]:
+def machine_table(record: Summary) -> list[Table]:
     facts = record.machine
     fast, slow = find(facts, "num_performance_cores"), find(facts, "num_efficiency_cores")
     cores = count(find(facts, "num_cores"))
@@ -63,13 +63,13 @@ def machine_table(record: Record) -> list[Table]:
             "trained on",
             f"{one_line(started.device)}, {plural(started.threads, 'thread')}" if started else UNKNOWN,
         ),
-        ("measured by bench", f"{rate(record.bench)} pairs/s"),
+        ("measured by bench", f"{rate(record.bench_speed)} pairs/s"),
     ]
     rows = [row for row in rows if row[1] not in (UNKNOWN, "", f"{UNKNOWN} pairs/s")]
     return [Table("Machine", ("fact", "value"), [tuple(row) for row in rows])] if rows else []
 
 
-def provenance_table(record: Record) -> list[Table]:
+def provenance_table(record: Summary) -> list[Table]:
     facts = record.machine
     versions = facts.get("versions")
     rows = [
@@ -87,11 +87,11 @@ def provenance_table(record: Record) -> list[Table]:
     return [Table("What it depends on", ("what", "which"), rows)] if rows else []
 
 
-def config_text(record: Record) -> str:
-    return record.toml[:MOST_TEXT]
+def config_text(record: Summary) -> str:
+    return record.config[0][:MOST_TEXT]
 
 
-def differing_table(records: Sequence[Record]) -> list[Table]:
+def differing_table(records: Sequence[Summary]) -> list[Table]:
     """Settings and facts that are not the same in all runs."""
     names = list(dict.fromkeys(name for record in records for name in record.settings))
     rows = [(name, *(shown(record.settings.get(name)) for record in records)) for name in names]
@@ -104,10 +104,10 @@ def differing_table(records: Sequence[Record]) -> list[Table]:
     return [Table("What differs", header, rows)] if rows else []
 
 
-def results_table(records: Sequence[Record]) -> Table:
+def results_table(records: Sequence[Summary]) -> Table:
     rows = []
     for record in records:
-        recall, step, evaluated = record.recall, record.history.step, record.history.evaluated
+        recall, step, evaluated = record.history.recall, record.history.step, record.history.evaluated
         rows.append(
             (
                 code(name_of(record)),
@@ -117,11 +117,11 @@ def results_table(records: Sequence[Record]) -> Table:
                 share(find(recall, "text_to_image", "recall@10")),
                 number(step.loss if step else None),
                 number(evaluated.loss if evaluated else None),
-                count(record.steps),
-                epochs(record.epochs) if step else UNKNOWN,
-                duration(record.seconds),
-                rate(record.pairs_per_second),
-                size(record.peak_memory),
+                count(record.history.num_steps),
+                epochs(record.history.num_epochs) if step else UNKNOWN,
+                duration(record.history.seconds),
+                rate(record.history.pairs_per_second),
+                size(record.history.peak_memory),
                 energy(record.history.joules),
                 str(len(record.history.warnings)),
             )
@@ -133,15 +133,15 @@ def results_table(records: Sequence[Record]) -> Table:
     return Table("Results", header, rows, "recall: words to image, of each run's best checkpoint")
 
 
-def comparison_words(records: Sequence[Record]) -> list[str]:
+def comparison_words(records: Sequence[Summary]) -> list[str]:
     """Who came out best, and whether it is fair to say so."""
     found = [
         (recall, record)
         for record in records
-        if (recall := find(record.recall, "text_to_image", "recall@1")) is not None
+        if (recall := find(record.history.recall, "text_to_image", "recall@1")) is not None
     ]
     words = []
-    pools = {find(record.recall, "num_images") for _, record in found}
+    pools = {find(record.history.recall, "num_images") for _, record in found}
     sources = {one_line(record.machine["data"]) for _, record in found if record.machine.get("data")}
     if len(pools) > 1:
         words.append("They searched among different numbers of images, so their recall cannot be compared.")
@@ -158,7 +158,7 @@ def comparison_words(records: Sequence[Record]) -> list[str]:
             if best > second
             else f"{code(name_of(winner))} and {code(name_of(follower))} find equally well: {share(best)}."
         )
-        captions = find(winner.recall, "num_captions")
+        captions = find(winner.history.recall, "num_captions")
         if captions and 0 < best - second < 2 * (best * (1 - best) * 2 / captions) ** 0.5:
             words.append(f"Over {count(captions)} captions that difference may be chance.")
     for record in records:

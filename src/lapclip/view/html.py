@@ -13,9 +13,9 @@ from html import escape
 from pathlib import Path
 
 from lapclip.errors import one_line
-from lapclip.runs.record import Query
 from lapclip.units import number
 from lapclip.view.charts import Chart
+from lapclip.view.found import Query
 from lapclip.view.section import Section, Table
 from lapclip.view.svg import draw, draw_heat, draw_key, in_words
 

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 
 from lapclip.runs.events import Evaluated, Inspected
-from lapclip.runs.record import Record, find
+from lapclip.runs.history import Summary, find
 from lapclip.units import count, duration, energy, is_number, listed, number, rate, share
+from lapclip.view.found import read_queries
 from lapclip.view.section import Gradients, Section, Table
 from lapclip.view.stretches import FLAT, STEEP, Stretches, phases_of, thinned
 
@@ -15,18 +16,19 @@ EXPLODED = 10.0  # times its usual length
 NUM_COLUMNS = 48  # of the heat map
 
 
-def found_section(record: Record) -> Section:
-    if not record.queries:
+def found_section(record: Summary) -> Section:
+    step, queries = read_queries(record.run.path, record.history)
+    if not queries:
         return Section("What it finds")
-    first = sum(query.rank == 1 for query in record.queries)
+    first = sum(query.rank == 1 for query in queries)
     words = (
         f"Captions kept out of training, and the images it finds for them, best first, at step "
-        f"{count(record.snapshot_step)}. For {first} of these {len(record.queries)} the right one comes first."
+        f"{count(step)}. For {first} of these {len(queries)} the right one comes first."
     )
-    return Section("What it finds", [words], queries=record.queries)
+    return Section("What it finds", [words], queries=queries)
 
 
-def stretches_section(record: Record, stretches: Stretches) -> Section:
+def stretches_section(record: Summary, stretches: Stretches) -> Section:
     if not stretches.rows:
         return Section("By epoch")
     words = []
@@ -37,7 +39,7 @@ def stretches_section(record: Record, stretches: Stretches) -> Section:
         )
     shown = thinned(stretches.rows)
     if len(shown) < len(stretches.rows):
-        words.append(f"{len(shown)} of {math.ceil(record.epochs):,} epochs, evenly spread.")
+        words.append(f"{len(shown)} of {math.ceil(record.history.num_epochs):,} epochs, evenly spread.")
     rows = [
         (
             row.label,
@@ -54,12 +56,12 @@ def stretches_section(record: Record, stretches: Stretches) -> Section:
     header = (stretches.kind, "loss", "accuracy", "tau", "recall@1", "time", "pairs/s", "energy")
     title = "By epoch" if stretches.kind == "epoch" else "By tenth of the run"
     chance = f"chance of accuracy {share(record.history.chance)}" if record.history.chance else ""
-    recall_chance = find(record.recall, "text_to_image", "chance@1")
+    recall_chance = find(record.history.recall, "text_to_image", "chance@1")
     note = f"{chance}, of recall@1 {share(recall_chance)}" if chance and recall_chance is not None else chance
     return Section(title, words, tables=[Table(title, header, rows, note)])
 
 
-def phases_section(record: Record, stretches: Stretches) -> Section:
+def phases_section(record: Summary, stretches: Stretches) -> Section:
     phases = phases_of(record, stretches.kind)
     if not phases:
         return Section("Phases of the loss")
@@ -111,7 +113,7 @@ def temperature_section(stretches: Stretches) -> Section:
     )
 
 
-def gradients_section(record: Record) -> Section:
+def gradients_section(record: Summary) -> Section:
     gradients = gradients_of(list(record.history.inspections))
     if gradients is None:
         return Section("Gradients by layer")
@@ -142,7 +144,7 @@ def gradients_section(record: Record) -> Section:
     return Section("Gradients by layer", words, tables=tables, gradients=gradients)
 
 
-def negatives_section(record: Record) -> Section:
+def negatives_section(record: Summary) -> Section:
     measured = [e for e in record.history.evaluations if isinstance(e.recall.get("negatives"), dict)]
     if not measured:
         return Section("By difficulty")
@@ -214,7 +216,7 @@ def vanishing(gradients: Gradients) -> list[str]:
     return found
 
 
-def exploding(record: Record) -> tuple[int, float, float] | None:
+def exploding(record: Summary) -> tuple[int, float, float] | None:
     """The step with the longest gradient beyond the usual, its length and the usual one; the warm-up apart."""
     warmup = find(record.settings, "warmup") or 0.0
     steps = [s for s in record.history.steps if s.progress > warmup]

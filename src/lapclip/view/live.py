@@ -5,10 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from lapclip.runs.events import Evaluated, Event, Finished, Inspected, Started, Step
-from lapclip.runs.history import History
-from lapclip.runs.intake import bench_speed
-from lapclip.runs.run import Run
-from lapclip.runs.watched import OVER, Standing
+from lapclip.runs.history import History, Summary
 from lapclip.units import duration, milliseconds, percent, plural, size
 
 Columns = dict[str, list[Any]]
@@ -68,21 +65,20 @@ def short(value: Any) -> float | None:
     return float(f"{value:.5g}") if is_number else None
 
 
-def now_of(run: Run, history: History, standing: Standing, machine: dict[str, Any]) -> dict[str, Any]:
+def now_of(summary: Summary) -> dict[str, Any]:
     """All the words and numbers beside the curves."""
-    step, started = history.step, history.started
-    progress = 1.0 if standing.state == "finished" else step.progress if step else 0.0
+    history = summary.history
     return {
-        "name": run.name,
-        "state": standing.state,
-        "state_words": standing.words,
-        "sentence": sentence_of(run.reference, history, standing),
-        "progress": short(progress),
-        "progress_words": f"{int(progress * 100)}%",
-        "is_over": standing.state in OVER,
-        "facts": facts_of(started, machine) if started else "",
-        "figures": figures_of(history, machine),
-        "lines": lines_of(history, machine),
+        "name": summary.run.name,
+        "state": summary.state,
+        "state_words": summary.state_words,
+        "sentence": sentence_of(summary),
+        "progress": short(summary.progress),
+        "progress_words": f"{int(summary.progress * 100)}%",
+        "is_over": summary.is_over,
+        "facts": facts_of(history.started, summary.machine) if history.started else "",
+        "figures": figures_of(summary),
+        "lines": lines_of(summary),
         "warnings": warnings_of(history),
         "parts": parts_of(history.inspected),
         "memory": memory_of(history.inspected),
@@ -92,20 +88,21 @@ def now_of(run: Run, history: History, standing: Standing, machine: dict[str, An
     }
 
 
-def sentence_of(reference: str, history: History, standing: Standing) -> str:
-    if standing.is_preparing:
+def sentence_of(summary: Summary) -> str:
+    if summary.is_preparing:
         return "the data is being read, or the model measured; training begins soon"
+    history = summary.history
     step, done = history.step, how_far(history.step, history.started)
-    goes_on = f"`lapclip train --resume {reference}` goes on from its last checkpoint"
-    match standing.state:
+    goes_on = f"`lapclip train --resume {summary.run.reference}` goes on from its last checkpoint"
+    match summary.state:
         case "running":
             return f"{done}, {duration(step.seconds_left)} left" if step else "the first step is on its way"
         case "paused":
             return f"{done}: {history.paused.reason}" if history.paused else done
         case "finished":
             return all_done(history.finished) if history.finished else done
-        case "failed" if standing.failed:
-            return f"{standing.failed.message}; {standing.failed.hint}"
+        case "failed" if summary.failed:
+            return f"{summary.failed.message}; {summary.failed.hint}"
         case "crashed":
             return f"{done}; its process is gone without a word; {goes_on}"
     return f"{done}; {goes_on}"
@@ -137,9 +134,10 @@ def facts_of(started: Started, machine: dict[str, Any]) -> str:
     return " · ".join(filter(None, words))
 
 
-def figures_of(history: History, machine: dict[str, Any]) -> list[dict[str, str]]:
+def figures_of(summary: Summary) -> list[dict[str, str]]:
     """The few numbers to read first, each with what to hold it against."""
-    lines, evaluated, best = lines_of(history, machine), history.evaluated, history.best
+    history, lines = summary.history, lines_of(summary)
+    evaluated, best = history.evaluated, history.best
     if history.step is None:
         return []
     bench, accuracy = lines["pairs_per_second"], history.recently("accuracy") or 0.0
@@ -173,8 +171,9 @@ def against(chance: float | None) -> str:
     return f"chance {percent(chance)}" if chance is not None else ""
 
 
-def lines_of(history: History, machine: dict[str, Any]) -> dict[str, float | None]:
+def lines_of(summary: Summary) -> dict[str, float | None]:
     """What to hold each curve against: chance, and what the machine was measured to do."""
+    history = summary.history
     recall = history.evaluated.recall if history.evaluated else {}
     there, negatives = recall.get("text_to_image", {}), recall.get("negatives") or {}
     return {
@@ -182,7 +181,7 @@ def lines_of(history: History, machine: dict[str, Any]) -> dict[str, float | Non
         "recall_1": short(there.get("chance@1")),
         "recall_10": short(there.get("chance@10")),
         "negatives": short(negatives.get("chance")),
-        "pairs_per_second": short(bench_speed(machine)),
+        "pairs_per_second": short(summary.bench_speed),
     }
 
 

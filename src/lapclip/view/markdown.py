@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 
 from lapclip.errors import one_line
-from lapclip.runs.record import Query
 from lapclip.view.charts import Chart, Line
+from lapclip.view.found import Query
 from lapclip.view.section import Section, Table
 from lapclip.view.svg import in_words
 

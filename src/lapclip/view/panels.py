@@ -3,7 +3,7 @@
 In 80x24 everything stands in one column; with more room the curves grow, and what the machine does stands beside them.
 """
 
-from lapclip.runs.watched import Watched
+from lapclip.runs.history import Summary
 from lapclip.units import duration
 from lapclip.view.braille import bar
 from lapclip.view.panels_curves import curves, titles
@@ -28,7 +28,7 @@ STATE_STYLES = {"running": "good", "finished": "good", "paused": "warn", "stoppe
 LEAVING = "q leaves this view; training goes on"
 
 
-def view(watched: Watched, width: int, height: int, *, is_live: bool = True) -> list[Line]:
+def view(watched: Summary, width: int, height: int, *, is_live: bool = True) -> list[Line]:
     """The whole view: no line wider, and no more lines, than asked; the last line says how to leave."""
     inside = width - 1  # from the left edge
     top = header(watched, inside)
@@ -45,7 +45,7 @@ def view(watched: Watched, width: int, height: int, *, is_live: bool = True) -> 
     return [cut([(" ", ""), *line], width) for line in [*lines, *footer]]
 
 
-def narrow(watched: Watched, width: int, room: int) -> list[Line]:
+def narrow(watched: Summary, width: int, room: int) -> list[Line]:
     """All in one column; what is left over goes to the curves, then to air and to earlier warnings."""
     below = [numbers(watched, width), *parts(watched, width, 3), *memory(watched, width, 3)]
     below += [cores(watched, width), sensors(watched, width)]
@@ -63,7 +63,7 @@ def narrow(watched: Watched, width: int, room: int) -> list[Line]:
     return [*rows, *air, *below, *said]
 
 
-def wide(watched: Watched, width: int, room: int) -> list[Line]:
+def wide(watched: Summary, width: int, room: int) -> list[Line]:
     """Curves on the left, the machine on the right, the warnings below."""
     right_width = min(76, width * 2 // 5)
     left_width = width - right_width - 3
@@ -82,10 +82,10 @@ def wide(watched: Watched, width: int, room: int) -> list[Line]:
     return [[], *rows, [], *said][: max(room, len(rows))]
 
 
-def header(watched: Watched, width: int) -> list[Line]:
+def header(watched: Summary, width: int) -> list[Line]:
     """The name and how the run is, how far, and what it is."""
     started, step = watched.history.started, watched.history.step
-    state = "being set up" if watched.standing.is_preparing else watched.state
+    state = watched.state_words
     name: Line = [
         (plain(watched.run.name), "bold"), ("  ", ""), (state, STATE_STYLES.get(watched.state, "bad")),
     ]  # fmt: skip
@@ -112,15 +112,15 @@ def header(watched: Watched, width: int) -> list[Line]:
     return [*lines, *what_now(watched, width)]
 
 
-def what_now(watched: Watched, width: int) -> list[Line]:
+def what_now(watched: Summary, width: int) -> list[Line]:
     """What a person should know of a run that is not simply running, and what to type."""
     name, history = watched.run.reference, watched.history
     if watched.state == "paused" and history.paused is not None:
         return wrapped(history.paused.reason, width, 2, "warn", "paused: ")
-    if watched.state == "failed" and watched.standing.failed is not None:
+    if watched.state == "failed" and watched.failed is not None:
         return [
-            *wrapped(watched.standing.failed.message, width, 3, "bad", "failed: "),
-            *wrapped(watched.standing.failed.hint, width, 2, "", "hint: "),
+            *wrapped(watched.failed.message, width, 3, "bad", "failed: "),
+            *wrapped(watched.failed.hint, width, 2, "", "hint: "),
         ]
     if watched.state == "crashed":
         return wrapped(f"its process is gone; go on with `lapclip train --resume {name}`", width, 2, "bad")
@@ -129,6 +129,6 @@ def what_now(watched: Watched, width: int) -> list[Line]:
         return wrapped(f"{what}; go on with `lapclip train --resume {name}`", width, 2)
     if watched.state == "finished":
         return wrapped(f"its budget is used up; look closer with `lapclip eval {name}`", width, 2)
-    if watched.standing.is_preparing:
+    if watched.is_preparing:
         return wrapped("it is being set up; what is shown here is from before, if anything", width, 2)
     return wrapped("no step is done yet", width, 1) if history.step is None else []

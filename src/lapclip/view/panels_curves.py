@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from lapclip.runs.watched import Watched
+from lapclip.runs.history import Summary
 from lapclip.units import percent
 from lapclip.view.braille import Point, bounds, curve
 from lapclip.view.panels_text import Line, beside, cut, spread
@@ -14,7 +14,7 @@ Drawn = tuple[
 ]  # title, points, chance, form of a value
 
 
-def curves(watched: Watched, width: int, height: int, *, with_steps: bool = False) -> list[Line]:
+def curves(watched: Summary, width: int, height: int, *, with_steps: bool = False) -> list[Line]:
     """Loss, accuracy and recall, two beside two."""
     column = (width - 3) // 2
     panels = [
@@ -24,7 +24,7 @@ def curves(watched: Watched, width: int, height: int, *, with_steps: bool = Fals
     return [*beside(panels[:2], [column, column], 3), *gap, *beside(panels[2:], [column, column], 3)]
 
 
-def steps_of(watched: Watched) -> tuple[float, float]:
+def steps_of(watched: Summary) -> tuple[float, float]:
     """From the first step to the last, for all curves alike."""
     last = max(
         (event.step for event in (watched.history.step, watched.history.evaluated) if event), default=1
@@ -32,16 +32,16 @@ def steps_of(watched: Watched) -> tuple[float, float]:
     return 0.0, float(last)
 
 
-def titles(watched: Watched, width: int) -> list[Line]:
+def titles(watched: Summary, width: int) -> list[Line]:
     """The values without their curves, for a window with no room."""
     return [cut(title, width) for title, *_ in all_of(watched)]
 
 
-def all_of(watched: Watched) -> list[Drawn]:
+def all_of(watched: Summary) -> list[Drawn]:
     return [loss(watched), accuracy(watched), recall(watched, 1), recall(watched, 10)]
 
 
-def loss(watched: Watched) -> Drawn:
+def loss(watched: Summary) -> Drawn:
     points = [(float(step.step), step.loss) for step in watched.some_steps(MOST_POINTS)]
     now = watched.history.recently("loss")
     value = f"{now:.3f}" if now is not None else "none yet"
@@ -50,14 +50,14 @@ def loss(watched: Watched) -> Drawn:
     return [("loss ", ""), (value, "bold"), (validation, "dim")], points, None, lambda value: f"{value:.2f}"
 
 
-def accuracy(watched: Watched) -> Drawn:
+def accuracy(watched: Summary) -> Drawn:
     points = [(float(step.step), step.accuracy) for step in watched.some_steps(MOST_POINTS)]
     now = watched.history.recently("accuracy")
     value = percent(now) if now is not None else "none yet"
     return titled("in-batch accuracy", value, watched.chance), points, watched.chance, percent
 
 
-def recall(watched: Watched, k: int) -> Drawn:
+def recall(watched: Summary, k: int) -> Drawn:
     """Words -> image, over the held-out pool."""
     found = [(e.step, e.recall["text_to_image"]) for e in watched.history.evaluations]
     if not found:

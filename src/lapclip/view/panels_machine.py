@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lapclip.runs.events import Inspected
-from lapclip.runs.watched import Watched
+from lapclip.runs.history import Summary
 from lapclip.units import milliseconds, size
 from lapclip.view.braille import bar, bounds, columns, curve
 from lapclip.view.panels_text import Line, beside, cut, padded, width_of, wrapped
@@ -17,20 +17,20 @@ def heading(title: str, width: int) -> Line:
     return [(title, "bold"), (" " + "─" * max(0, width - len(title) - 1), "dim")]
 
 
-def speed_of(watched: Watched) -> str:
+def speed_of(watched: Summary) -> str:
     share = watched.bench_share
     return f"{pairs_of(watched)} pairs/s" + (f", {share:.0%} of bench" if share is not None else "")
 
 
-def pairs_of(watched: Watched) -> str:
+def pairs_of(watched: Summary) -> str:
     return f"{watched.history.recently('pairs_per_second') or 0:,.0f}"
 
 
-def gradient_of(watched: Watched) -> str:
+def gradient_of(watched: Summary) -> str:
     return f"{watched.history.recently('grad_norm') or 0:.3g}"
 
 
-def numbers(watched: Watched, width: int) -> Line:
+def numbers(watched: Summary, width: int) -> Line:
     """Temperature, learning rate, gradient and speed, in one line."""
     step = watched.history.step
     if step is None:
@@ -46,7 +46,7 @@ def numbers(watched: Watched, width: int) -> Line:
     return cut([part for piece in line for part in (piece, (" " * gap, ""))][:-1], width)
 
 
-def numbers_below(watched: Watched, width: int) -> list[Line]:
+def numbers_below(watched: Summary, width: int) -> list[Line]:
     """The same, one a line, each with its course."""
     now = watched.history.step
     if now is None:
@@ -73,7 +73,7 @@ def numbers_below(watched: Watched, width: int) -> list[Line]:
     return lines
 
 
-def parts(watched: Watched, width: int, num_columns: int) -> list[Line]:
+def parts(watched: Summary, width: int, num_columns: int) -> list[Line]:
     """Where a step's time goes, a bar for each part."""
     seconds = watched.parts
     if seconds is None:
@@ -83,7 +83,7 @@ def parts(watched: Watched, width: int, num_columns: int) -> list[Line]:
     return [heading(f"where a step's {milliseconds(total)} go", width), *grid(cells, width, num_columns, 4)]
 
 
-def memory(watched: Watched, width: int, num_columns: int) -> list[Line]:
+def memory(watched: Summary, width: int, num_columns: int) -> list[Line]:
     """What holds the memory; the line of the heading is the peak against the limit."""
     seen = watched.history.inspected
     if seen is None:
@@ -127,7 +127,7 @@ def grid(
     ]
 
 
-def cores(watched: Watched, width: int) -> Line:
+def cores(watched: Summary, width: int) -> Line:
     """Each core's use: a column each, and the figures where there is room for them."""
     seen = watched.history.inspected
     shares = seen.readings.get("cores") if seen else None
@@ -142,13 +142,13 @@ def cores(watched: Watched, width: int) -> Line:
     return cut([*line, (each, ""), (end, "dim")], width)
 
 
-def machine_title(watched: Watched) -> str:
+def machine_title(watched: Summary) -> str:
     seen = watched.history.inspected
     others = seen.readings.get("other_cores") if seen else None
     return "each core" + (f", other programs use {others:.1f}" if others is not None else "")
 
 
-def cores_below(watched: Watched, width: int, most: int) -> list[Line]:
+def cores_below(watched: Summary, width: int, most: int) -> list[Line]:
     """A bar for each core, two beside each other, if they fit into so many lines."""
     seen = watched.history.inspected
     shares = (seen.readings.get("cores") if seen else None) or []
@@ -158,7 +158,7 @@ def cores_below(watched: Watched, width: int, most: int) -> list[Line]:
     return grid(cells, width, min(2, len(shares)), 4)
 
 
-def sensors(watched: Watched, width: int) -> Line:
+def sensors(watched: Summary, width: int) -> Line:
     """Temperature, power and battery as far as this machine tells them."""
     seen = watched.history.inspected
     readings = seen.readings if seen else {}
@@ -184,7 +184,7 @@ def sensors(watched: Watched, width: int) -> Line:
     return cut([("machine ", "bold"), (" · ".join(known), ""), (both + rest, "dim")], width)
 
 
-def warnings(watched: Watched, width: int, most: int) -> list[Line]:
+def warnings(watched: Summary, width: int, most: int) -> list[Line]:
     """The last warnings in words, newest first, as many as fit into so many lines."""
     said = watched.history.warnings
     if not said or most < 3:

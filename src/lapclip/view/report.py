@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lapclip.errors import UserError, code, one_line, shortened
 from lapclip.files import write_atomically
-from lapclip.runs.record import Record, find, read_record
+from lapclip.runs.history import Summary, find, summarize
 from lapclip.runs.run import Run
 from lapclip.units import UNKNOWN, count, duration, number, plural, rate, share
 from lapclip.view.charts import name_of
@@ -19,11 +19,11 @@ NUM_BYTES_READ = 2000  # enough to know a report by
 
 def write_report(run: Run) -> Path:
     """Writes `report.html` into the run folder."""
-    records = [read_record(run)]
+    records = [summarize(run)]
     return write_page(records, sections_for(records), run.path / "report.html")
 
 
-def write_page(records: Sequence[Record], sections: Sequence[Section], path: Path) -> Path:
+def write_page(records: Sequence[Summary], sections: Sequence[Section], path: Path) -> Path:
     """Writes the report of a run, or of several side by side; a file that is no report of ours is left alone."""
     refuse_foreign(path)
     about, tiles = ("", []) if len(records) > 1 else (about_of(records[0]), tiles_of(records[0]))
@@ -31,19 +31,23 @@ def write_page(records: Sequence[Record], sections: Sequence[Section], path: Pat
     return path
 
 
-def to_markdown(records: Sequence[Record]) -> str:
+def to_markdown(records: Sequence[Summary]) -> str:
     return as_markdown(title_of(records), sections_for(records))
 
 
-def sections_for(records: Sequence[Record]) -> list[Section]:
+def sections_for(records: Sequence[Summary]) -> list[Section]:
     return sections_of(records[0]) if len(records) == 1 else compared(records)
 
 
-def title_of(records: Sequence[Record]) -> str:
-    return records[0].name if len(records) == 1 else " | ".join(name_of(record) for record in records)
+def title_of(records: Sequence[Summary]) -> str:
+    return (
+        one_line(records[0].run.name)
+        if len(records) == 1
+        else " | ".join(name_of(record) for record in records)
+    )
 
 
-def about_of(record: Record) -> str:
+def about_of(record: Summary) -> str:
     """One line below the title: size, source, machine, state."""
     parts = [
         record.settings.get("size"),
@@ -54,9 +58,9 @@ def about_of(record: Record) -> str:
     return " · ".join(shortened(one_line(part), 80) for part in parts if part)
 
 
-def tiles_of(record: Record) -> list[tuple[str, str, str]]:
+def tiles_of(record: Summary) -> list[tuple[str, str, str]]:
     """The numbers one asks for first."""
-    recall, step, evaluated = record.recall, record.history.step, record.history.evaluated
+    recall, step, evaluated = record.history.recall, record.history.step, record.history.evaluated
     started = record.history.started
     validation = (
         f"held-out {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else "training"
@@ -71,10 +75,14 @@ def tiles_of(record: Record) -> list[tuple[str, str, str]]:
     ]
     tiles += [
         ("loss", number(record.history.recently("loss")), validation),
-        ("training time", duration(record.seconds) if step else UNKNOWN, plural(record.steps, "step")),
+        (
+            "training time",
+            duration(record.history.seconds) if step else UNKNOWN,
+            plural(record.history.num_steps, "step"),
+        ),
         (
             "pairs a second",
-            rate(record.pairs_per_second),
+            rate(record.history.pairs_per_second),
             f"batches of {count(started.batch_size)}" if started else "",
         ),
     ]

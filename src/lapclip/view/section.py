@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lapclip.runs.record import Query
 from lapclip.view.charts import Chart
+from lapclip.view.found import Query
 
 NUMBER = re.compile(
     r"|-|not measured|[+-]?[\d,.]+(e[+-]?\d+)? ?(%|s|ms|min|h|J|Wh|W|GB|MB|kB)?( \d+ (s|min))?|\d+/10(, \d+% of it)?"

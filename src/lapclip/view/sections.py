@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lapclip.errors import one_line, shortened
-from lapclip.runs.record import Record, find
+from lapclip.runs.history import Summary, find
 from lapclip.units import count
 from lapclip.view import summary
 from lapclip.view.charts import charts_of, name_of, overlaid, phases_in_words
@@ -30,7 +30,7 @@ from lapclip.view.stretches import stretches_of
 from lapclip.view.suggestions import suggestions
 
 
-def sections_of(record: Record) -> list[Section]:
+def sections_of(record: Summary) -> list[Section]:
     """Everything there is to say about one run; what has no data is left out or says so."""
     stretches = stretches_of(record)
     said = [
@@ -60,7 +60,7 @@ def sections_of(record: Record) -> list[Section]:
     return [section for section in said if section.has_content]
 
 
-def compared(records: Sequence[Record]) -> list[Section]:
+def compared(records: Sequence[Summary]) -> list[Section]:
     """Several runs side by side."""
     differing = differing_table(records)
     said = [
@@ -76,7 +76,7 @@ def compared(records: Sequence[Record]) -> list[Section]:
     return [section for section in said if section.has_content]
 
 
-def warnings_section(record: Record) -> Section:
+def warnings_section(record: Summary) -> Section:
     seen: dict[tuple[str, str], list[int]] = {}
     for warned in record.history.warnings:
         seen.setdefault((one_line(warned.message), one_line(warned.hint)), []).append(warned.step)
@@ -85,19 +85,19 @@ def warnings_section(record: Record) -> Section:
         for (message, hint), steps in list(seen.items())[:50]
     ]
     if not rows:
-        return Section("Warnings", ["None."] if record.steps else [])
+        return Section("Warnings", ["None."] if record.history.num_steps else [])
     return Section("Warnings", tables=[Table("Warnings", ("step", "times", "warning", "what to do"), rows)])
 
 
-def provenance_words(record: Record) -> list[str]:
-    if not record.toml:
+def provenance_words(record: Summary) -> list[str]:
+    if not record.config[0]:
         return ["The settings of this run could not be read, so it cannot be repeated from this page."]
     where = f"`lapclip train --config {one_line(record.run.path)}/config.toml`"
     words = [f"{where} repeats it; the file, whole, is below."]
-    if find(record.settings, "minutes") is not None and record.steps:
+    if find(record.settings, "minutes") is not None and record.history.num_steps:
         words.append(
             "Its budget is time, so another machine, or this one on another day, makes more steps or fewer; "
-            f"`--steps {record.steps}` makes as many as here."
+            f"`--steps {record.history.num_steps}` makes as many as here."
         )
     elif record.settings.get("device") == "cpu":
         words.append("On a CPU, with the same versions and threads, the same seed gives the same numbers.")

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 
 from lapclip.runs.events import Step
-from lapclip.runs.record import Record, find
+from lapclip.runs.history import Summary, find
 
 MOST_ROWS = 40
 NUM_POINTS = 40  # the loss is cut into phases at one of these
@@ -40,20 +40,25 @@ class Stretches:
     rows: list[Stretch]
 
 
-def stretches_of(record: Record) -> Stretches:
+def stretches_of(record: Summary) -> Stretches:
     """Epochs; tenths of what was trained when it is less than two epochs."""
     last = record.history.step
     if last is None:
         return Stretches("tenth", [])
-    return Stretches("epoch", epochs(record)) if record.epochs >= 2 else Stretches("tenth", tenths(record))
+    return (
+        Stretches("epoch", epochs(record))
+        if record.history.num_epochs >= 2
+        else Stretches("tenth", tenths(record))
+    )
 
 
-def epochs(record: Record) -> list[Stretch]:
+def epochs(record: Summary) -> list[Stretch]:
     history = record.history
     started = history.started
     rows = []
     for number, epoch in sorted(history.epochs.items()):
-        part = f", {record.epochs - number + 1:.0%} of it" if record.epochs < number - 0.005 else ""
+        rest = history.num_epochs - number + 1
+        part = f", {rest:.0%} of it" if rest < 0.995 else ""
         pairs = (epoch.step - epoch.step_before) * (started.batch_size if started else 0)
         evaluated = epoch.evaluated
         rows.append(
@@ -73,7 +78,7 @@ def epochs(record: Record) -> list[Stretch]:
     return rows
 
 
-def tenths(record: Record) -> list[Stretch]:
+def tenths(record: Summary) -> list[Stretch]:
     steps = list(record.history.steps)
     rows = []
     before: Step | None = None
@@ -88,7 +93,7 @@ def tenths(record: Record) -> list[Stretch]:
     return rows
 
 
-def stretch_of(label: str, own: Sequence[Step], before: Step | None, record: Record) -> Stretch:
+def stretch_of(label: str, own: Sequence[Step], before: Step | None, record: Summary) -> Stretch:
     last, first_step = own[-1], before.step if before else 0
     seconds = last.seconds - (before.seconds if before else 0.0)
     pairs = last.num_pairs_seen - (before.num_pairs_seen if before else 0)
@@ -103,7 +108,7 @@ def stretch_of(label: str, own: Sequence[Step], before: Step | None, record: Rec
         pairs / seconds if seconds > 0 else None,
         find(evaluated[-1].recall, "text_to_image", "recall@1") if evaluated else None,
         evaluated[-1].loss if evaluated else None,
-        joules_between(record.energy, first_step, last.step),
+        joules_between(list(record.history.energy), first_step, last.step),
     )
 
 
@@ -150,7 +155,7 @@ class Phase:
         return (self.loss_after - self.loss_before) / (self.end - self.start)
 
 
-def phases_of(record: Record, kind: str) -> list[Phase]:
+def phases_of(record: Summary, kind: str) -> list[Phase]:
     """At most three lines that follow the loss best, named by how fast it falls beside the run's mean."""
     points = loss_points(list(record.history.steps), kind)
     if len(points) < 2 * LEAST_POINTS or any(b[0] <= a[0] for a, b in pairwise(points)):

@@ -1,23 +1,22 @@
 """What to try next after a run, most useful first."""
 
 from lapclip.errors import code, one_line, shortened
-from lapclip.runs.record import Record, find
-from lapclip.view.resources import data_share
+from lapclip.runs.history import Summary, find
 from lapclip.view.summary import WAITS, is_near_chance, last_quarter, memory_share, validation_rise
 
 HIGH_LR = 5e-3  # above, it may be why nothing is learned
 SPOILS = ("collapsed", "exploding-gradients", "vanishing-gradients", "duplicate-captions")  # a whole run
 
 
-def suggestions(record: Record) -> list[str]:
+def suggestions(record: Summary) -> list[str]:
     """What to try next, most useful first; commands as one would type them."""
     name = one_line(record.run.reference)
     resume, said = f"lapclip train --resume {name}", []
     match record.state:
         case "stopped" | "crashed":
             said.append(f"Go on from where it stands: {code(resume)}.")
-        case "failed" if record.failure_hint:
-            hint = shortened(one_line(record.failure_hint)).rstrip(".")
+        case "failed" if record.failed:
+            hint = shortened(one_line(record.failed.hint)).rstrip(".")
             said.append(f"{hint[:1].upper()}{hint[1:]}.")
     grave = [w for w in record.history.warnings if w.kind in SPOILS]
     for warned in grave[-1:]:
@@ -33,17 +32,17 @@ def suggestions(record: Record) -> list[str]:
             "Use more pairs, or show them more differently (`--crop 0.6 --flip`); "
             "the best checkpoint is from before and is what `lapclip eval` loads."
         )
-    waiting, workers = data_share(record), record.settings.get("workers")
+    waiting, workers = record.history.data_share, record.settings.get("workers")
     if waiting is not None and waiting >= WAITS and isinstance(workers, int):
         said.append(f"Prepare batches ahead with another process: `--workers {workers + 1}`.")
     if memory_share(record) and isinstance(chunk := record.settings.get("chunk"), int) and chunk > 1:
         said.append(f"Hold fewer pairs at once, with the same gradients: `--chunk {chunk // 2}`.")
-    if record.recall is not None and record.state in ("finished", "stopped"):
+    if record.history.recall is not None and record.state in ("finished", "stopped"):
         said.append(f"Measure it on other images: {code(f'lapclip eval {name} FOLDER')}.")
     return said[:4]
 
 
-def advice_near_chance(record: Record) -> str:
+def advice_near_chance(record: Summary) -> str:
     source, lr = one_line(record.settings.get("source", "")), find(record.settings, "lr")
     if lr is not None and lr > HIGH_LR:
         return "Try a lower learning rate: `--lr 0.001`."
@@ -52,7 +51,7 @@ def advice_near_chance(record: Record) -> str:
     return "Give it more time: it has hardly begun to learn."
 
 
-def twice(record: Record) -> str:
+def twice(record: Summary) -> str:
     """The flag that gives a run as much again, in the kind of budget it had."""
     for budget in ("minutes", "epochs", "steps"):
         if (amount := find(record.settings, budget)) is not None:

@@ -10,9 +10,8 @@ from statistics import median
 
 from lapclip.errors import code, one_line, shortened
 from lapclip.runs.events import Evaluated
-from lapclip.runs.record import Record, find
+from lapclip.runs.history import Summary, find
 from lapclip.units import count, duration, epochs, listed, plural, rate, share, size, times
-from lapclip.view.resources import data_share
 
 LEAST_EVALUATIONS = 4
 CLEARLY_RISEN = 0.03  # of the held-out loss, over its lowest
@@ -27,15 +26,15 @@ GRAVEST = (
 )  # fmt: skip
 
 
-def sentences(record: Record) -> list[str]:
+def sentences(record: Summary) -> list[str]:
     """The summary, what matters most first."""
     said = [what_and_how_long(record), how_it_ended(record), result(record), whether_it_improved(record)]
     said += [validation(record), *limits(record), interruptions(record), warnings(record)]
     return [sentence for sentence in said if sentence]
 
 
-def what_and_how_long(record: Record) -> str:
-    settings, started = record.settings, record.history.started
+def what_and_how_long(record: Summary) -> str:
+    settings, history, started = record.settings, record.history, record.history.started
     size_name, source = settings.get("size"), settings.get("source")
     model = f"A {code(size_name)} model" if size_name else "A model"
     parameters = f" of {count(started.num_parameters)} parameters" if started else ""
@@ -50,12 +49,12 @@ def what_and_how_long(record: Record) -> str:
     over = seen / started.num_train if started.num_train else 0.0
     return (
         f"{model}{parameters} was trained{on}{pairs}, in batches of {count(started.batch_size)}: "
-        f"{plural(record.steps, 'step')}, {count(seen)} pairs or {epochs(over)} times over the data, in "
-        f"{duration(record.seconds)} of training on {code(started.device)} ({rate(record.pairs_per_second)} pairs/s)."
+        f"{plural(record.history.num_steps, 'step')}, {count(seen)} pairs or {epochs(over)} times over the data, in "
+        f"{duration(history.seconds)} of training on {code(started.device)} ({rate(history.pairs_per_second)} pairs/s)."
     )
 
 
-def how_it_ended(record: Record) -> str:
+def how_it_ended(record: Summary) -> str:
     history = record.history
     done = f" at {history.step.progress:.0%} of its budget" if history.step else ""
     saved = f"the last checkpoint is of step {count(history.saved.step)}" if history.saved else ""
@@ -63,11 +62,11 @@ def how_it_ended(record: Record) -> str:
         case "finished":
             return "It used up its budget."
         case "stopped":
-            if not record.steps:
+            if not record.history.num_steps:
                 return "It was stopped before its first step." if history.started else ""
             return f"It was stopped{done}; everything until then is saved."
         case "failed":
-            why = shortened(one_line(record.failure).rstrip("."))
+            why = shortened(one_line(record.failed.message if record.failed else "").rstrip("."))
             return f"It failed{done}: {why}" + (f"; {saved}." if saved else "; nothing had been saved.")
         case "crashed":
             kept = f"; {saved}" if saved else "; nothing had been saved"
@@ -82,11 +81,11 @@ def how_it_ended(record: Record) -> str:
     return ""
 
 
-def result(record: Record) -> str:
-    recall = record.recall
+def result(record: Summary) -> str:
+    recall = record.history.recall
     found, chance = find(recall, "text_to_image", "recall@1"), find(recall, "text_to_image", "chance@1")
     if found is None:
-        if not record.steps:
+        if not record.history.num_steps:
             return ""
         return (
             "It was never evaluated, so how well it finds is not known; `lapclip eval` measures a checkpoint."
@@ -101,11 +100,12 @@ def result(record: Record) -> str:
     if back is not None:
         said += f"; images find their words first in {share(back)}"
     if (
-        record.best_step is not None
-        and record.best_step != record.steps
+        record.history.best_step is not None
+        and record.history.best_step != record.history.num_steps
         and len(record.history.evaluations) > 1
     ):
-        said += f". That is step {count(record.best_step)}, the best of {len(record.history.evaluations)} evaluations"
+        num_evaluations = len(record.history.evaluations)
+        said += f". That is step {count(record.history.best_step)}, the best of {num_evaluations} evaluations"
     if is_guessable(record):
         said += ". Where guessing is right so often, that says nothing"
     elif is_near_chance(record):
@@ -113,7 +113,7 @@ def result(record: Record) -> str:
     return said + "."
 
 
-def whether_it_improved(record: Record) -> str:
+def whether_it_improved(record: Summary) -> str:
     change = last_quarter(record)
     if change is None:
         return ""
@@ -129,7 +129,7 @@ def whether_it_improved(record: Record) -> str:
     )
 
 
-def validation(record: Record) -> str:
+def validation(record: Summary) -> str:
     rise = validation_rise(record)
     if rise is not None:
         said = (
@@ -146,9 +146,9 @@ def validation(record: Record) -> str:
     return "The held-out loss did not rise." if len(losses) >= 3 else ""
 
 
-def limits(record: Record) -> list[str]:
+def limits(record: Summary) -> list[str]:
     said = []
-    waiting = data_share(record)
+    waiting = record.history.data_share
     if waiting is not None and len(record.history.steps) > 3:
         if waiting >= WAITS:
             said.append(f"Data limited it: {share(waiting)} of the time it waited for the next batch.")
@@ -161,29 +161,29 @@ def limits(record: Record) -> list[str]:
         said.append(
             f"It became slower: from {rate(slower.before)} to {rate(slower.after)} pairs/s over the same kind of step."
         )
-    if (bench := record.bench) and record.pairs_per_second:
+    if (bench := record.bench_speed) and record.history.pairs_per_second:
         said.append(
             f"`lapclip bench` had measured {rate(bench)} pairs/s; "
-            f"it ran at {record.pairs_per_second / bench:.0%} of that."
+            f"it ran at {record.history.pairs_per_second / bench:.0%} of that."
         )
     if memory := memory_share(record):
         said.append(f"Memory came near its limit: {size(memory[0])} of the {size(memory[1])} it may use.")
     return said
 
 
-def interruptions(record: Record) -> str:
+def interruptions(record: Summary) -> str:
     parts = []
-    resumed = len(record.starts) - 1
+    resumed = len(record.history.starts) - 1
     if resumed > 0:
         parts.append(f"it was taken up again {times(resumed)}")
-    waited = [pause.seconds for pause in record.pauses if pause.seconds is not None]
-    if record.pauses:
+    waited = [pause.seconds for pause in record.history.pauses if pause.seconds is not None]
+    if record.history.pauses:
         seconds = f", {duration(sum(waited))} in all, not counted as training" if waited else ""
-        parts.append(f"it paused {times(len(record.pauses))}{seconds}")
+        parts.append(f"it paused {times(len(record.history.pauses))}{seconds}")
     return f"On the way {listed(parts)}." if parts else ""
 
 
-def warnings(record: Record) -> str:
+def warnings(record: Summary) -> str:
     """How many there were, and the gravest one."""
     seen = record.history.warnings
     if not seen:
@@ -216,7 +216,7 @@ def recall_1(evaluated: Evaluated) -> float | None:
     return find(evaluated.recall, "text_to_image", "recall@1")
 
 
-def last_quarter(record: Record) -> Change | None:
+def last_quarter(record: Summary) -> Change | None:
     """How recall@1 changed over the last quarter of the run; two standard errors count as noise."""
     known = [(e.step, r, e) for e in record.history.evaluations if (r := recall_1(e)) is not None]
     if len(known) < LEAST_EVALUATIONS:
@@ -232,7 +232,7 @@ def last_quarter(record: Record) -> Change | None:
     return Change(step_before, before, step, after, noise)
 
 
-def validation_rise(record: Record) -> Change | None:
+def validation_rise(record: Summary) -> Change | None:
     """From the lowest held-out loss to the last, if it has clearly risen."""
     losses = [
         (e.step, e.loss) for e in record.history.evaluations if e.loss is not None and math.isfinite(e.loss)
@@ -244,7 +244,7 @@ def validation_rise(record: Record) -> Change | None:
     return Change(low_step, low, last_step, last) if last > low + CLEARLY_RISEN * abs(low) else None
 
 
-def has_training_loss_fallen(record: Record, since: Change) -> bool:
+def has_training_loss_fallen(record: Summary, since: Change) -> bool:
     """Whether the training loss is clearly lower at the end than around the earlier step."""
     steps = list(record.history.steps)
     near = max(1, since.step_after // 20)
@@ -253,7 +253,7 @@ def has_training_loss_fallen(record: Record, since: Change) -> bool:
     return bool(then and now) and median(now) < (1 - CLEARLY_RISEN) * median(then)
 
 
-def slowdown(record: Record) -> Change | None:
+def slowdown(record: Summary) -> Change | None:
     """Pairs a second early and late, while it looked at the same share of each image; None when not slower."""
     whole_from = find(record.settings, "whole_from")
     keeps = find(record.settings, "keep_patches")
@@ -267,7 +267,7 @@ def slowdown(record: Record) -> Change | None:
     return Change(early[0].step, before, late[-1].step, after) if after < SLOWER * before else None
 
 
-def memory_share(record: Record) -> tuple[int, int] | None:
+def memory_share(record: Summary) -> tuple[int, int] | None:
     """Most memory used and what it may use, when these came close."""
     last = record.history.inspected
     if last is None or last.memory_limit <= 0 or last.memory_peak < NEAR_LIMIT * last.memory_limit:
@@ -275,14 +275,14 @@ def memory_share(record: Record) -> tuple[int, int] | None:
     return last.memory_peak, last.memory_limit
 
 
-def is_guessable(record: Record) -> bool:
+def is_guessable(record: Summary) -> bool:
     """Whether the pool is so small, or its captions so alike, that guessing is right as often as not."""
-    chance = find(record.recall, "text_to_image", "chance@1")
+    chance = find(record.history.recall, "text_to_image", "chance@1")
     return chance is not None and chance >= 0.5
 
 
-def is_near_chance(record: Record) -> bool:
+def is_near_chance(record: Summary) -> bool:
     """Whether it found hardly more than guessing would."""
-    found = find(record.recall, "text_to_image", "recall@10")
-    chance = find(record.recall, "text_to_image", "chance@10")
+    found = find(record.history.recall, "text_to_image", "recall@10")
+    chance = find(record.history.recall, "text_to_image", "chance@10")
     return found is not None and chance is not None and found < min(0.9, 2 * chance)

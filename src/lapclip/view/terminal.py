@@ -12,7 +12,7 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from lapclip.runs.watched import Watched
+from lapclip.runs.history import Summary
 from lapclip.view.braille import ASCII
 from lapclip.view.panels import view
 from lapclip.view.panels_text import Line, paint
@@ -25,7 +25,7 @@ LEAVING_KEYS = b"qQ\x04"  # and Ctrl-D
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def watch_here(watched: Watched) -> int:
+def watch_here(watched: Summary) -> int:
     """Shows the run until it ends (0), until `q` (0) or until Ctrl-C (130); training never notices."""
     watched.read()
     if watched.is_over:
@@ -48,7 +48,7 @@ def watch_here(watched: Watched) -> int:
     return 0
 
 
-def draw_once(watched: Watched) -> None:
+def draw_once(watched: Summary) -> None:
     """The view as it is now, left in the scrollback."""
     width, height = terminal_size()
     lines = [painted(line) for line in view(watched, width, height - 1, is_live=False)]

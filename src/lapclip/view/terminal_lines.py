@@ -6,7 +6,7 @@ import time
 
 from lapclip.errors import printable
 from lapclip.runs.events import Continued, Evaluated, Event, Paused, Started, Step, Warned
-from lapclip.runs.watched import Watched
+from lapclip.runs.history import Summary
 from lapclip.units import duration, percent
 from lapclip.view.lines import SECONDS_BETWEEN_LINES
 from lapclip.view.panels_machine import speed_of
@@ -15,7 +15,7 @@ from lapclip.view.panels_text import plain
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
-def follow_in_lines(watched: Watched) -> int:
+def follow_in_lines(watched: Summary) -> int:
     """One line to begin with, then lines as things happen; 0 when the run ends."""
     watched.read()
     say(opening(watched))
@@ -41,13 +41,13 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def opening(watched: Watched) -> str:
-    state = "being set up" if watched.standing.is_preparing else watched.state
+def opening(watched: Summary) -> str:
+    state = watched.state_words
     step = watched.history.step
     return f"run {watched.run.reference}: {state}" + (f", {progress(watched, step)}" if step else "")
 
 
-def progress(watched: Watched, step: Step) -> str:
+def progress(watched: Summary, step: Step) -> str:
     chance = f" (chance {percent(watched.chance)})" if watched.chance is not None else ""
     left = f", {duration(step.seconds_left)} left" if not watched.is_over else ""
     return (
@@ -78,14 +78,14 @@ def sentence(event: Event) -> str:
     return ""
 
 
-def ending(watched: Watched) -> str:
+def ending(watched: Summary) -> str:
     """The last line: how the run ended, and how to go on with it."""
     history, name = watched.history, watched.run.reference
     match watched.state:
         case "finished" if history.finished:
             end = history.finished
             return f"finished: {end.step:,} steps, {end.num_pairs_seen:,} pairs in {duration(end.seconds)}"
-        case "failed" if failed := watched.standing.failed:
+        case "failed" if failed := watched.failed:
             return f"failed: {plain(failed.message)}; hint: {plain(failed.hint)}"
         case "crashed":
             return f"crashed: its process is gone; go on with `lapclip train --resume {name}`"
