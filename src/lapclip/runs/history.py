@@ -502,7 +502,7 @@ class Summary:
     def bench_speed(self) -> float | None:
         """Pairs a second that `lapclip bench` measured for this model here."""
         bench = self.machine.get("bench")
-        speed = bench.get("pairs_per_second") if isinstance(bench, dict) else None
+        speed: Any = bench.get("pairs_per_second") if isinstance(bench, dict) else None
         return float(speed) if type(speed) in (int, float) and 1e-6 <= speed <= 1e15 else None
 
     @property
@@ -581,7 +581,7 @@ class Summary:
             "recall@1": found.get("recall@1"),
             "recall@5": found.get("recall@5"),
             "recall@10": found.get("recall@10"),
-            "recall@1, image -> words": back.get("recall@1"),
+            "recall@1, picture -> words": back.get("recall@1"),
             "held-out loss": history.best.loss if history.best else None,
             "training loss": history.recently("loss"),
             "steps": history.num_steps,
