@@ -56,8 +56,8 @@ def main() -> None:
 def compare(size: str, rounds: int) -> dict[str, Any]:
     from lapclip.autotune.measure import Rigs
     from lapclip.bench.steps import bench_steps
-    from lapclip.data.open import finished
     from lapclip.step.step import Plan
+    from lapclip.units import finished
 
     config = load_config(flags={"size": size, "minutes": 60.0})
     found = finished(bench_steps(config, compile=False, fresh=True))

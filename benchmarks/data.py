@@ -168,8 +168,8 @@ def pack_once(folder: Path, image_size: int, workers: int | None) -> tuple[int, 
     """lapclip's own packing into an empty cache, with all it does to be safe and to be found again."""
     from lapclip.data.catalogue import Options
     from lapclip.data.formats.detect import open_catalogue
-    from lapclip.data.open import finished
     from lapclip.data.pack import pack, size_for
+    from lapclip.units import finished
 
     with tempfile.TemporaryDirectory() as cache:
         os.environ["LAPCLIP_CACHE"] = cache
@@ -194,8 +194,9 @@ def packed_batches(folder: Path, image_size: int) -> Iterator[Any]:
     """lapclip's own delivery: bytes, in the size that the pack keeps."""
     from lapclip.config import load_config
     from lapclip.data.batches import load_batches
-    from lapclip.data.open import finished, open_source
+    from lapclip.data.open import open_source
     from lapclip.data.tokenizer import load_tokenizer
+    from lapclip.units import finished
 
     os.environ["LAPCLIP_CACHE"] = str(folder / "cache")
     data = finished(open_source(load_config(flags={"source": str(folder)}).data, image_size))

@@ -57,11 +57,11 @@ def compare(config: Config, rounds: int, steps: int) -> dict[str, Any]:
     """Medians over rounds, and where the middle half of the rounds lies."""
     from lapclip.autotune.resolve import plan_of
     from lapclip.data.batches import load_batches
-    from lapclip.data.open import finished
     from lapclip.machine.device import set_up_process
     from lapclip.model.clip import shape_of
     from lapclip.step.feed import feed, look_at
     from lapclip.train.prepare import draft, open_here, tokenizer_for
+    from lapclip.units import finished
 
     data = finished(open_here(config))
     tokenizer = tokenizer_for(config, data)

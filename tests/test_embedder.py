@@ -15,12 +15,13 @@ from PIL import Image
 
 import lapclip as library
 from lapclip.config import load_config
-from lapclip.data.open import finished, open_source
+from lapclip.data.open import open_source
 from lapclip.embedder import TEMPLATES, Embedder, load
 from lapclip.errors import UserError
 from lapclip.evaluate.retrieval import embed_pool
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
+from lapclip.units import finished
 from lapclip.weights.checkpoint import all_checkpoints
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -39,7 +39,7 @@ T = TypeVar("T")
 Some = TypeVar("Some", np.ndarray, list[str])
 
 # Where a label goes into words that people write under images; the mean over several is steadier than any one.
-TEMPLATES = ("a photo of a {}", "a photo of the {}", "an image of a {}", "a {}", "{}")
+TEMPLATES = ("a photo of a {}", "a photo of the {}", "a picture of a {}", "a {}", "{}")
 MANY = {"pictures": 300, "texts": 3000}  # more than these take long enough for a bar
 
 

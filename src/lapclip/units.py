@@ -1,11 +1,36 @@
-"""Numbers as people write and read them: `500` steps, `5m` of training, 3m05s, 1.25 GB, 3.1%; a dash where unknown."""
+"""Numbers as people write and read them: `500` steps, `5m` of training, 3m05s, 1.25 GB, 3.1%; a dash where unknown.
+And how far long work is: generators yield `Progress`, and return their result.
+"""
 
 import math
-from typing import TypeGuard
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TypeGuard, TypeVar
 
 UNKNOWN = "-"
 NOT_MEASURED = "not measured"
 SECONDS = {"s": 1, "m": 60, "h": 3600}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far long work is; `cli.screen.follow` shows it."""
+
+    what: str  # is being done: `packing images`
+    done: int = 0
+    total: int = 0  # 0 while it is unknown
+    num_unreadable: int = 0  # of those done
+    needed_bytes: int = 0  # of disk space, for all of it
+
+
+def finished(work: Generator[object, None, T]) -> T:
+    """The result of work whose progress is not shown."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value
 
 
 def parse_every(text: str) -> tuple[float, float]:

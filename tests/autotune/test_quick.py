@@ -17,7 +17,6 @@ from lapclip.autotune.resolve import DataSummary, resolve, resolve_workers
 from lapclip.autotune.results import Candidate, Measured
 from lapclip.bench.steps import draft_of
 from lapclip.config import Config, load_config
-from lapclip.data.open import finished
 from lapclip.errors import UserError
 from lapclip.files import cache_folder
 from lapclip.machine.device import DEVICES
@@ -26,6 +25,7 @@ from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run
 from lapclip.step.step import Plan
 from lapclip.train.prepare import open_here, prepare, preparing
+from lapclip.units import finished
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
 DATA = DataSummary(num_train=1000, num_validation=512)

@@ -15,11 +15,11 @@ from lapclip.bench import ops, overview, sections, sizes
 from lapclip.bench.sizes import SizeResult, estimate, predicted_speed_up, speed_up, study_sizes
 from lapclip.bench.tables import sizes_table
 from lapclip.config import load_config
-from lapclip.data.open import finished
 from lapclip.files import cache_folder
 from lapclip.machine.device import DEVICES, present_devices, processor
 from lapclip.machine.hardware import read_machine
 from lapclip.model.clip import count_parameters, shape_of
+from lapclip.units import finished
 
 pytestmark = pytest.mark.slow
 

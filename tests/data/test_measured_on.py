@@ -7,7 +7,8 @@ from conftest import picture_folder
 
 from lapclip.config import DataConfig
 from lapclip.data.measured import to_measure
-from lapclip.data.open import Data, finished, open_source
+from lapclip.data.open import Data, open_source
+from lapclip.units import finished
 
 
 def opened(source: object, **settings) -> Data:

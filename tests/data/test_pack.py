@@ -20,8 +20,9 @@ from lapclip.data import journal
 from lapclip.data import pack as packing
 from lapclip.data.catalogue import Gathering
 from lapclip.data.decode import decode
-from lapclip.data.open import finished, open_source
+from lapclip.data.open import open_source
 from lapclip.errors import UserError
+from lapclip.units import finished
 
 
 def opened(source: object, image_size: int = 16, **settings):

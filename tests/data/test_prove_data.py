@@ -19,7 +19,8 @@ OPEN = """
 import sys, time
 started = time.perf_counter()
 from lapclip.config import DataConfig
-from lapclip.data.open import finished, open_source
+from lapclip.data.open import open_source
+from lapclip.units import finished
 from lapclip.machine.hardware import peak_memory_bytes
 if __name__ == "__main__":
     data = finished(open_source(DataConfig(source="pairs.csv", captions="all"), 16))

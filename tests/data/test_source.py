@@ -11,10 +11,11 @@ from conftest import ROOT, as_flags, picture_folder
 
 from lapclip.config import DataConfig
 from lapclip.data.batches import fetch, load_batches
-from lapclip.data.open import finished, open_source, parse_source
+from lapclip.data.open import open_source, parse_source
 from lapclip.data.source import local_order
 from lapclip.data.tokenizer import train_tokenizer
 from lapclip.errors import UserError
+from lapclip.units import finished
 
 
 def opened(source: object, image_size: int = 16, **settings):

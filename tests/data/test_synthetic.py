@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from lapclip.config import DataConfig
-from lapclip.data.open import finished, open_source
+from lapclip.data.open import open_source
 from lapclip.data.scenes import ALL_KINDS, BACKGROUNDS, COLOURS, KINDS, SIZE_WORDS, UNSEEN_COLOUR, Scene
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError
+from lapclip.units import finished
 
 POOL = ValidationScenes()
 

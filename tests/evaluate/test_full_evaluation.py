@@ -9,11 +9,12 @@ from PIL import Image
 from lapclip.config import DataConfig
 from lapclip.data.decode import Unreadable
 from lapclip.data.measured import Measured, to_measure
-from lapclip.data.open import finished, open_source
+from lapclip.data.open import open_source
 from lapclip.data.source import Source
 from lapclip.errors import UserError
 from lapclip.evaluate.full import appraise, parted
 from lapclip.evaluate.retrieval import embed_pool, retrieval
+from lapclip.units import finished
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
 

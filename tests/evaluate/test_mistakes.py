@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from lapclip.data.open import finished
 from lapclip.evaluate.mistakes import mistakes, worst_of
 from lapclip.evaluate.retrieval import Links, Pool, ranking
+from lapclip.units import finished
 
 
 def a_pool(num_images: int = 30, captions_each: int = 3, noise: float = 1.0, seed: int = 0) -> Pool:

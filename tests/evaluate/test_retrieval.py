@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lapclip.data.open import finished
 from lapclip.evaluate.retrieval import (
     Links,
     Pool,
@@ -17,6 +16,7 @@ from lapclip.evaluate.retrieval import (
     retrieval,
     witnesses,
 )
+from lapclip.units import finished
 
 
 def names(number: int) -> list[str]:

@@ -12,11 +12,12 @@ from conftest import picture_folder
 
 from lapclip.config import load_config
 from lapclip.data.batches import Batch, load_batches
-from lapclip.data.open import Data, finished
+from lapclip.data.open import Data
 from lapclip.errors import UserError
 from lapclip.model.clip import shape_of
 from lapclip.step.feed import ahead, feed, look_at
 from lapclip.train.prepare import open_here, tokenizer_for
+from lapclip.units import finished
 
 PATIENCE_SECONDS = 20  # for a thread that should be quick; nothing here takes as long unless it is broken
 ARRAYS = ("images", "tokens", "ends", "image_ids", "caption_ids")

@@ -12,10 +12,11 @@ from lapclip.autotune.quick import plans_for
 from lapclip.autotune.resolve import Reasons, plan_of
 from lapclip.autotune.results import Candidate, Measured, remark_on
 from lapclip.config import Config
-from lapclip.data.open import Data, finished
+from lapclip.data.open import Data
 from lapclip.machine.device import device_named
 from lapclip.step.step import Plan
 from lapclip.train.prepare import Draft, draft, open_here, tokenizer_for
+from lapclip.units import finished
 
 RACE_SECONDS = 45.0
 PATIENCE = 2.0  # seconds for a step in low precision

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import people, print_json, show_packing, show_stages, stop_requests, working
+from lapclip.cli.screen import OPENING, follow, people, print_json, stop_requests, working
 from lapclip.config import SETTINGS, load_config
 from lapclip.errors import UserError
 
@@ -82,11 +82,11 @@ def bench(
     wanted = [ops_section(config, fresh=fresh)] * ops + [sizes_section(config, fresh=fresh)] * sizes
     with stop_requests("stopping; what is measured to its end is kept") as requests:
         if not wanted:
-            data = show_packing(open_here(config), requests)
+            data = follow(open_here(config), requests, OPENING, is_kept=True)
             command = as_command(flags)
             wanted = [steps_section(config, data, command, compile=compile, fresh=fresh)]
-        overview = show_stages(look_over(fresh=fresh), requests, "measuring")
-        sections = [show_stages(work, requests, "measuring") for work in wanted]
+        overview = follow(look_over(fresh=fresh), requests, "measuring")
+        sections = [follow(work, requests, "measuring") for work in wanted]
     tables = [table for section in sections for table in section.tables]
     if out is not None:
         figures = [section.draw() for section in sections]

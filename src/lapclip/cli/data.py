@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import people, print_json, show_packing, stop_requests, working
+from lapclip.cli.screen import OPENING, follow, people, print_json, stop_requests, working
 from lapclip.config import load_config
 from lapclip.errors import UserError, suggest
 from lapclip.units import size
@@ -36,7 +36,9 @@ def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
         from lapclip.data.open import open_source
         from lapclip.model.clip import shape_of
     with stop_requests("stopping; what is packed already is kept") as requests:
-        opened = show_packing(open_source(config.data, shape_of(config.model).image_size), requests)
+        opened = follow(
+            open_source(config.data, shape_of(config.model).image_size), requests, OPENING, is_kept=True
+        )
     return config, opened
 
 

@@ -1,7 +1,7 @@
 """`lapclip eval`: how well a model finds, beside chance, beside another model, and where it is wrong."""
 
 import shlex
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import Stopped, people, print_json, say, show_packing, stop_requests, working
+from lapclip.cli.screen import OPENING, follow, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, Config, load_config
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
     from lapclip.data.measured import Measured
-    from lapclip.evaluate.full import Progress
 
 NUM_LISTED, NUM_KEPT, MOST_KEPT = 10, 50, 1000  # mistakes in the terminal, in JSON and pages, and at most
 BATCH_SIZE = 12  # for a model whose own is not known
@@ -116,7 +115,7 @@ def evaluate(
             num_mistakes=NUM_KEPT if mistakes is None else mistakes,
             against=other,
         )
-        result = show_progress(work, requests) | about
+        result = follow(work, requests, "evaluating") | about
     from lapclip.cli.evaluated import next_step, show, write_files
 
     if template and "zero_shot" not in result:
@@ -232,7 +231,7 @@ def open_measured(
         # of a larger one, so that the smallest was held out by all.
         share = min(own.data.validation_share for own in runs)
         data = replace(data, pack=runs[0].data.pack, validation_share=share)
-    opened = show_packing(open_source(replace(data, **flags), image_size), requests)
+    opened = follow(open_source(replace(data, **flags), image_size), requests, OPENING, is_kept=True)
     trained_on = set().union(*(names_in(own) for own in runs))
     is_own = source is None or any(part.name in trained_on for part in opened.parts)
     if is_own and source is not None:
@@ -249,28 +248,3 @@ def names_in(config: Config) -> set[str]:
     from lapclip.data.open import parse_source
 
     return {name for name, _ in parse_source(config.data.source)}
-
-
-def show_progress(
-    work: "Generator[Progress, None, dict[str, Any]]", requests: Sequence[int]
-) -> dict[str, Any]:
-    """Follows the measuring, with a bar on a terminal; its result."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=people, transient=True, disable=not people.is_terminal) as bar:
-        task, what = bar.add_task("evaluating", total=None), ""
-        while True:
-            try:
-                now = next(work)
-            except StopIteration as end:
-                return end.value
-            if requests:
-                work.close()
-                raise Stopped(
-                    "stopped while evaluating; nothing was written", "the same command begins again"
-                )
-            if now.what != what:  # a bar of its own, with its own time left
-                what = now.what
-                bar.reset(task, description=what, total=now.total or None)
-            bar.update(task, total=now.total or None, completed=now.done)

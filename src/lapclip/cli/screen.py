@@ -6,17 +6,15 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar, cast
+from typing import IO, Any, TextIO, TypeVar, cast
 
 from rich.console import Console
 
 from lapclip.errors import printable
-from lapclip.units import size
-
-if TYPE_CHECKING:
-    from lapclip.data.pack import Progress as Packing
+from lapclip.units import Progress, size
 
 
 class Stderr(io.TextIOBase):
@@ -49,6 +47,7 @@ class Stderr(io.TextIOBase):
 
 people = Console(file=cast(IO[str], Stderr()))
 T = TypeVar("T")
+OPENING = "opening the source"
 
 
 def complain(message: str, hint: str) -> None:
@@ -117,39 +116,46 @@ class Stopped(KeyboardInterrupt):
         self.message, self.hint = message, hint
 
 
-def show_packing(
-    work: "Generator[Packing, None, T]", requests: Sequence[int], what: str = "packing images"
+def follow(
+    work: Generator[Progress | str, None, T],
+    requests: Sequence[int] = (),
+    what: str = "working",
+    *,
+    is_kept: bool = False,
 ) -> T:
-    """Follows work that says how far it is, with a bar on a terminal; its result."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    """Shows how far some work is, with a bar on a terminal; returns its result.
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=people, transient=True, disable=not people.is_terminal) as bar:
-        task = bar.add_task("reading the source", total=None)
+    A request to stop closes the work. `is_kept` says that the same command then goes on from where it was.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    text = TextColumn("{task.description}")
+    spinner, counted = (
+        (SpinnerColumn(), text),
+        (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
+    )
+    stage, started = ("", False), time.monotonic()
+    with Bar(*spinner, console=people, transient=True, disable=not people.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
         while True:
             try:
                 now = next(work)
             except StopIteration as end:
                 return end.value
-            if now.total and now.done == 0:
-                people.print(f"{what}: {now.total:,}, {size(now.needed_bytes)} on the disk", highlight=False)
+            now = Progress(now) if isinstance(now, str) else now
             if requests:
                 work.close()
-                raise Stopped("stopped while packing images", "the same command goes on from there")
+                done = f"; {now.done:,} of {now.total:,} are done" if is_kept and now.total else ""
+                again = "goes on from there" if is_kept else "begins again"
+                raise Stopped(f"stopped while {what}{done}", f"the same command {again}")
+            if now.total and now.done == 0 and now.needed_bytes:
+                say(f"{now.what}: {now.total:,}, {size(now.needed_bytes)} of disk space")
+            if (now.what, now.total > 0) != stage:  # a bar of its own, with its own time left
+                stage, started = (now.what, now.total > 0), time.monotonic()
+                bar.columns = counted if now.total else spinner
+                bar.reset(task, total=now.total or None)
+            rate = now.done / max(time.monotonic() - started, 1e-3)
+            speed = f", {rate:,.0f}/s" if rate >= 1 and now.total else f": {now.done:,}" if now.done else ""
             bad = f", {now.num_unreadable:,} unreadable" if now.num_unreadable else ""
-            bar.update(task, description=what + bad, total=now.total or None, completed=now.done)
-
-
-def show_stages(work: Generator[str, None, T], requests: Sequence[int], what: str) -> T:
-    """Follows work that says what it is doing, with a spinner on a terminal; its result."""
-    with working(what) as spinner:
-        while True:
-            try:
-                stage = next(work)
-            except StopIteration as end:
-                return end.value
-            if spinner is not None:
-                spinner.update(stage)
-            if requests:
-                work.close()
-                raise Stopped(f"stopped while {what}", "the same command begins again")
+            bar.update(task, description=now.what + speed + bad, total=now.total or None, completed=now.done)

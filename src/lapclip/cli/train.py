@@ -10,12 +10,12 @@ from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, with_settings
 from lapclip.cli.screen import (
+    OPENING,
     complain,
+    follow,
     own_name,
     people,
     print_json,
-    show_packing,
-    show_stages,
     stop_requests,
     working,
 )
@@ -77,7 +77,7 @@ def train(
                 "stopped before training began", f"`lapclip train --resume {folder.reference}` begins it"
             )
             return 130
-        return follow(settings, folder, data, requests, as_json=json)
+        return show_training(settings, folder, data, requests, as_json=json)
 
 
 def start(
@@ -140,8 +140,8 @@ def begin(
         refuse_name(name)
     with working("setting up"):
         from lapclip.train.prepare import open_here, preparing
-    data = show_packing(open_here(settings), requests)
-    run = show_stages(preparing(settings, name, data, reserved), requests, "setting up")
+    data = follow(open_here(settings), requests, OPENING, is_kept=True)
+    run = follow(preparing(settings, name, data, reserved), requests, "setting up")
     return run, run.load_config(), data
 
 
@@ -158,10 +158,12 @@ def go_on(
         from lapclip.train.prepare import open_here, refuse_if_finished, refuse_if_other, revising
     where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}
     config = run.load_config()
-    data = show_packing(open_here(replace(config, data=replace(config.data, **where))), requests)
+    data = follow(
+        open_here(replace(config, data=replace(config.data, **where))), requests, OPENING, is_kept=True
+    )
     if "source" in flags:
         refuse_if_other(run, data)
-    settings = show_stages(revising(run, flags, data), requests, "setting up")
+    settings = follow(revising(run, flags, data), requests, "setting up")
     refuse_if_finished(run, settings, data.training.num_pairs)
     return run, settings, data
 
@@ -183,7 +185,7 @@ def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
         )
 
 
-def follow(config: "Config", run: "Run", data: "Data", requests: list[int], *, as_json: bool) -> int:
+def show_training(config: "Config", run: "Run", data: "Data", requests: list[int], *, as_json: bool) -> int:
     """Trains and shows it, until the budget is used up or somebody asks to stop."""
     with working("starting"):
         from lapclip.machine.power import keep_awake

@@ -5,7 +5,6 @@ import re
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from lapclip.data.formats.detect import open_catalogue
 from lapclip.data.journal import cannot_pack, content_keys, locked
 from lapclip.data.pack import (
     Pack,
-    Progress,
     describe_folder,
     folder_bytes,
     folder_for,
@@ -30,6 +28,7 @@ from lapclip.data.source import Mixed, Packed, Source, Streamed
 from lapclip.data.split import content_groups, side_of_groups
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError, suggest
+from lapclip.units import Progress
 
 MOST_SCENES = 100_000_000  # their order is held in memory
 LEAST_IMAGES = 4
@@ -37,7 +36,6 @@ LEAST_ON_A_SIDE = 2
 MOST_WEIGHT = 1000
 WEIGHT = re.compile(r"(\d+(\.\d*)?|\.\d+)(e-?\d+)?")
 PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")  # that name no dataset
-T = TypeVar("T")
 
 
 @dataclass
@@ -211,15 +209,6 @@ def write_files(part: Found, packed: Pack, groups: np.ndarray, sides: np.ndarray
 def fingerprint_of(parts: list[Part]) -> str:
     own = [f"{p.files.view.fingerprint if p.files else p.name}@{p.weight}" for p in parts]
     return digest(*(o.encode() for o in own)).hex()
-
-
-def finished(work: Generator[object, None, T]) -> T:
-    """The result of work whose progress nobody wants to see."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value
 
 
 def parse_source(text: str) -> list[tuple[str, float]]:

@@ -25,21 +25,13 @@ from lapclip.data.workers import held, worker_pool
 from lapclip.errors import UserError
 from lapclip.files import cache_folder, write_atomically
 from lapclip.machine.hardware import num_usable_cores
+from lapclip.units import Progress
 
 VERSION = 1
+PACKING = "packing images"
 PIECE = 32  # images a process decodes at once
 FEW = 200  # images that are decoded here, sooner than processes start
 SPARE_BYTES = 2**30  # of the disk, never taken
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far packing is."""
-
-    done: int
-    total: int
-    num_unreadable: int
-    needed_bytes: int  # of the disk, for all that is to be done
 
 
 @dataclass(frozen=True)
@@ -91,7 +83,7 @@ def pack(
             check_disk(needed)
             passing: dict[int, str] = {}
             num_unreadable = 0
-            yield Progress(0, len(missing), 0, needed)
+            yield Progress(PACKING, 0, len(missing), 0, needed)
             decoder = Decoder(catalogue.reader, size, journal.contents)
             for done, numbers, outcomes in decode_all(decoder, missing, workers):
                 for number, outcome in zip(numbers.tolist(), outcomes, strict=True):
@@ -100,7 +92,7 @@ def pack(
                         passing[number] = outcome.why  # tried again the next time
                     else:
                         found[number] = journal.add(int(stamps[number]), outcome)
-                yield Progress(done, len(missing), num_unreadable, needed)
+                yield Progress(PACKING, done, len(missing), num_unreadable, needed)
             records = journal.chosen(found)
         whys = read_whys(path)
         broken = np.flatnonzero(records["row"] < 0).tolist()

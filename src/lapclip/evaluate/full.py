@@ -18,7 +18,6 @@ from lapclip.evaluate.retrieval import (
     KS,
     Links,
     Pool,
-    Progress,
     Ranks,
     batches_of,
     belong_together,
@@ -30,6 +29,7 @@ from lapclip.evaluate.retrieval import (
 )
 from lapclip.evaluate.statistics import intervals, resampled_intervals, sign_flip_p_values
 from lapclip.evaluate.zero_shot import Guesses, guess, zero_shot
+from lapclip.units import Progress
 
 WAYS = ("text_to_image", "image_to_text")
 
@@ -224,7 +224,7 @@ def guessing(
     some = max(1, embedder.chunk // len(templates))
     rows = []
     for start in range(0, len(classes), some):
-        yield Progress(start, len(classes), "embedding labels")
+        yield Progress("embedding labels", start, len(classes))
         rows.append(embedder.label_rows(classes[start : start + some], templates))
     return guess(pool.image_NE[has_label], np.concatenate(rows), true_N, classes)
 

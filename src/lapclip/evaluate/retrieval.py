@@ -15,25 +15,16 @@ from torch import Tensor
 
 from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
-from lapclip.data.open import finished
 from lapclip.data.source import Source
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
 from lapclip.evaluate.statistics import wilson_interval
 from lapclip.step.loss import Loss
+from lapclip.units import Progress, finished
 
 KS = (1, 5, 10)
 MOST_CELLS = 16_000_000  # cosines in memory at once; with all that is made of them about 200 MB
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far an evaluation is."""
-
-    done: int
-    total: int
-    what: str
 
 
 @dataclass(frozen=True)
@@ -79,7 +70,7 @@ def embedding(
     rows: list[list[np.ndarray]] = [[] for _ in embedders]
     kept, lost, faults = [], [], []
     for start in range(0, len(asked), chunk):
-        yield Progress(start, len(asked), "embedding images")
+        yield Progress("embedding images", start, len(asked))
         seen = []
         for index in asked[start : start + chunk].tolist():
             try:
@@ -116,7 +107,7 @@ def embedding_texts(embedder: Embedder, captions: list[str]) -> Generator[Progre
     number_of = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
     different, rows, chunk = list(number_of), [], embedder.chunk
     for start in range(0, len(different), chunk):
-        yield Progress(start, len(different), "embedding captions")
+        yield Progress("embedding captions", start, len(different))
         rows.append(embedder.texts(different[start : start + chunk]))
     return np.concatenate(rows)[[number_of[caption] for caption in captions]]
 
@@ -241,7 +232,7 @@ def ranking(
     some = max(1, most_cells // len(answer_AE))
     blocks = []
     for start in range(0, len(query_QE), some):
-        yield Progress(start, len(query_QE), "comparing")
+        yield Progress("comparing", start, len(query_QE))
         queries = np.arange(start, min(start + some, len(query_QE)))
         cosine_QA, is_pair_QA = query_QE[queries] @ answer_AE.T, links.rows(queries)
         rank_Q, right_Q = ranks(cosine_QA, is_pair_QA)

@@ -14,7 +14,7 @@ from lapclip.autotune.resolve import half_a_step, plan_of, share_done, total_ste
 from lapclip.autotune.trust import build_trusted
 from lapclip.config import Config
 from lapclip.data.decode import Unreadable
-from lapclip.data.open import Data, finished
+from lapclip.data.open import Data
 from lapclip.data.tokenizer import load_tokenizer
 from lapclip.diagnose import Diagnosis
 from lapclip.embedder import Embedder
@@ -57,7 +57,7 @@ from lapclip.train.messages import (
 )
 from lapclip.train.prepare import open_here
 from lapclip.train.snapshot import draw_learned, forget_images, no_snapshot, take_snapshot
-from lapclip.units import is_due
+from lapclip.units import finished, is_due
 from lapclip.weights import checkpoint
 from lapclip.weights.checkpoint import Progress
 

@@ -32,8 +32,7 @@ from lapclip.config import BUDGETS, SETTINGS, Config, FormatName, load_config
 from lapclip.data.advice import advise, facts_of_captions
 from lapclip.data.batches import fetch
 from lapclip.data.catalogue import shortened
-from lapclip.data.open import Data, Part, finished, open_source, plain_name
-from lapclip.data.pack import Progress
+from lapclip.data.open import Data, Part, open_source, plain_name
 from lapclip.data.scripts import share_outside_a_to_z
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
@@ -44,7 +43,7 @@ from lapclip.machine.hardware import Machine, read_machine, versions
 from lapclip.model.clip import count_parameters, shape_of
 from lapclip.runs.run import Run, new_run
 from lapclip.step.loss import NEEDS_BIAS
-from lapclip.units import age
+from lapclip.units import Progress, age, finished
 from lapclip.weights import checkpoint
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on

@@ -14,8 +14,9 @@ from conftest import picture_folder
 from lapclip.config import DataConfig
 from lapclip.data.catalogue import Options
 from lapclip.data.formats.detect import open_catalogue
-from lapclip.data.open import finished, open_source
+from lapclip.data.open import open_source
 from lapclip.errors import UserError
+from lapclip.units import finished
 
 NUM = 8
 WORDS = [f"an image of thing {number}" for number in range(NUM)]
