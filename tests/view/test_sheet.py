@@ -1,12 +1,13 @@
-"""The contact sheet: every image with what is said of it, whatever that is."""
+"""Sheets of images: every image with its captions, whatever they are, and what was found for a query."""
 
 import os
 from pathlib import Path
 
 import pytest
-from PIL import Image, ImageFont
+from PIL import Image
 
-from lapclip.view.sheet import PICTURE, draw_sheet, lines_of
+from lapclip.errors import UserError
+from lapclip.view.sheet import FONT, THUMBNAIL, TILE, draw_found, draw_sheet, wrap
 
 RED, BLUE = Image.new("RGB", (32, 24), "red"), Image.new("RGB", (24, 32), "blue")
 
@@ -22,73 +23,58 @@ def colours(path: str) -> set[tuple[int, int, int]]:
     return {colour for _, colour in image.getcolors(image.width * image.height)}
 
 
-def test_every_image_is_on_the_sheet_and_grows_it():
+def test_every_image_and_caption_is_on_the_sheet_and_grows_it():
     draw_sheet(Path("one.png"), [(RED, ["a red image"], "red.png")])
+    draw_sheet(Path("plain.png"), [(RED, [], "red.png")])
     draw_sheet(Path("many.png"), [(RED, ["red"], "red.png"), (BLUE, ["blue"], "blue.png")] * 10)
     assert {(255, 0, 0), (0, 0, 255)} <= colours("many.png") and (0, 0, 255) not in colours("one.png")
     one, many = opened("one.png"), opened("many.png")
-    assert many.width > 5 * PICTURE > one.width and many.height > 3 * PICTURE > one.height
-
-
-@pytest.mark.parametrize("captions", [["short"], ["many words " * 30, "another"]])
-def test_words_are_written_below_the_image(captions):
-    draw_sheet(Path("with.png"), [(RED, captions, "x")])
-    draw_sheet(Path("without.png"), [(RED, [], "x")])
-    assert opened("with.png").height > opened("without.png").height
+    assert many.width > 5 * THUMBNAIL > one.width and many.height > 3 * THUMBNAIL > one.height
+    assert one.height > opened("plain.png").height, "the caption stands below the image"
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        "🦄🐶👩‍👩‍👧",
-        "قطة صغيرة على السجادة",
-        "東京の夜景" * 400,
-        "x" * 9000,
-        "",
-        "a\x00b\x1b[2J\n\n\nc",
-        "\ud800 lone",
-        "word " * 2000,
-    ],
-    ids=[
-        "emoji",
-        "right to left",
-        "no spaces",
-        "one long word",
-        "empty",
-        "control",
-        "surrogate",
-        "many words",
-    ],
-)
-def test_no_caption_and_no_name_breaks_the_sheet(words):
-    draw_sheet(Path("sheet.png"), [(RED, [words] * 7, words), (BLUE, ["fine"], "blue.png")])
-    assert opened("sheet.png").height < 2000
+    "text",
+    ["🦩🦊" * 50, "القطة على السجادة", "東京の夜景" * 400, "x" * 9000, "", "a\x00b\x1b[2J\n\n\nc", "\ud800 lone",
+     "word " * 2000],
+    ids=["emoji", "right to left", "no spaces", "one long word", "empty", "control", "surrogate", "many words"],
+)  # fmt: skip
+def test_no_caption_and_no_name_breaks_the_sheet(text):
+    draw_sheet(Path("sheet.png"), [(RED, [text] * 7, text), (BLUE, ["fine"], "blue.png")])
+    draw_found(Path("found.png"), [(text, [(RED, True)])])
+    assert opened("sheet.png").height < 2000 and opened("found.png").height < 2 * TILE
 
 
 def test_images_of_every_mode_and_shape_fit():
-    shapes = [
-        Image.new("L", (1, 500)),
-        Image.new("RGBA", (500, 1)),
-        Image.new("P", (3, 3)),
-        Image.new("CMYK", (40, 40)),
-    ]
-    draw_sheet(Path("sheet.png"), [(image, ["odd"], "odd") for image in shapes])
-    assert opened("sheet.png").width > 4 * PICTURE
+    shapes = (("L", (1, 500)), ("RGBA", (500, 1)), ("P", (3, 3)), ("CMYK", (40, 40)))
+    draw_sheet(Path("sheet.png"), [(Image.new(mode, size), ["odd"], "odd") for mode, size in shapes])
+    assert opened("sheet.png").width > 4 * THUMBNAIL
 
 
-def test_text_is_never_wider_than_its_tile():
-    font = ImageFont.load_default(size=13)
+def test_text_is_never_wider_than_its_tile_and_what_is_omitted_is_marked():
     for text in ("x" * 500, "東京" * 100, "a b " * 200, "f" * 30 + " " + "W" * 30):
-        for line in lines_of(text, font, 3).splitlines():
-            assert font.getlength(line) <= PICTURE
+        lines = wrap(text, THUMBNAIL, 3)
+        assert all(FONT.getlength(line) <= THUMBNAIL for line in lines) and len(lines) <= 3
+        assert lines[-1].endswith("...") == (len(text) > 61)
+    assert wrap("", 400, 2) == [""] and wrap("two words", 400, 2) == ["two words"]
 
 
-def test_a_sheet_is_written_whole_or_not_at_all():
+def test_a_sheet_is_written_completely_or_not_at_all():
     Path("sheet.png").write_bytes(b"old")
     Path("folder").mkdir()
-    with pytest.raises(OSError):
-        draw_sheet(Path("missing/sheet.png"), [(RED, ["red"], "red.png")])
-    with pytest.raises(OSError):
-        draw_sheet(Path("folder"), [(RED, ["red"], "red.png")])
+    for place in ("missing/sheet.png", "folder"):
+        with pytest.raises(UserError, match=f"cannot write `{place}`"):
+            draw_sheet(Path(place), [(RED, ["red"], "red.png")])
     draw_sheet(Path("sheet.png"), [(RED, ["red"], "red.png")])
     assert opened("sheet.png") and sorted(os.listdir()) == ["folder", "sheet.png"]
+
+
+def test_every_query_is_a_row_and_the_correct_image_is_marked():
+    rows = [("one", [(BLUE, False), (RED, True)]), ("two", [(RED, False)])]
+    draw_found(Path("marked.png"), rows)
+    draw_found(Path("plain.png"), [(query, [(image, False) for image, _ in found]) for query, found in rows])
+    marked, plain = opened("marked.png"), opened("plain.png")
+    assert marked.size == plain.size and marked.height > 2 * TILE and marked.width > 2 * TILE
+    pixels = ((x, y) for x in range(marked.width) for y in range(marked.height))
+    changed = [x for x, y in pixels if marked.getpixel((x, y)) != plain.getpixel((x, y))]
+    assert min(changed) > TILE, "only the second image"

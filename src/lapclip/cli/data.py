@@ -161,13 +161,7 @@ def show(
     for i in chosen:
         with suppress(Unreadable):  # of a streamed source; `check` names it
             rows.append((training.image(i, 128), list(training.captions(i)), training.name(i)))
-    try:
-        draw_sheet(out, rows)
-    except OSError as error:
-        raise UserError(
-            f"cannot write `{out}`: {(error.strerror or str(error)).lower()}",
-            hint="name another place with `--out`",
-        ) from None
+    draw_sheet(out, rows)
     if json:
         print_json({"path": str(out), "num_images": len(rows)})
     else:

@@ -1,6 +1,5 @@
 """What `lapclip eval` found: tables and sentences for a terminal, a page, a sheet of mistakes."""
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from lapclip.errors import UserError, printable
 from lapclip.view.against import comparison, is_told, points_between, tests_of
 from lapclip.view.evaluation import how_measured, write_evaluation, zero_shot_words
 from lapclip.view.lines import recall_table
-from lapclip.view.plot import NUM_FOUND, TILE, draw_found
+from lapclip.view.sheet import NUM_FOUND, TILE, draw_found
 
 NUM_CLASSES = 8  # of those that are named worst
 NUM_UNREADABLE = 3  # that are named
@@ -174,10 +173,5 @@ def draw_mistakes(path: Path, source: Source, mistakes: Sequence[Mapping[str, An
             rows.append((f"in place {mistake['rank']:,}: {shortened(mistake['caption'])}", images))
     if not rows:
         return False
-    beside = path.with_name(f".writing-{path.name}")  # the ending says that it is a PNG
-    try:
-        draw_found(beside, rows)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    draw_found(path, rows)
     return True

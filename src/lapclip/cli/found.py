@@ -15,7 +15,6 @@ from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.files import read_file
 from lapclip.data.whole import whole
-from lapclip.errors import UserError
 from lapclip.units import plural
 from lapclip.view.sheet import draw_sheet
 
@@ -100,9 +99,5 @@ def write_sheet(path: Path, found: "Sequence[Match]") -> None:
         (image, [f"{one.score:.3f}"], shown_name(one))
         for image, one in zip(images_of(found), found, strict=True)
     ]
-    try:
-        draw_sheet(path, rows)
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UserError(f"cannot write `{path}`: {why}", hint="name another place with `--sheet`") from None
+    draw_sheet(path, rows)
     say(f"drawn: `{path}`")

@@ -16,7 +16,7 @@ from lapclip.evaluate.difficulty import spread
 from lapclip.evaluate.retrieval import Pool, belong_together
 from lapclip.files import write_atomically
 from lapclip.runs.events import Warned
-from lapclip.view import plot
+from lapclip.view import sheet
 
 NUM_QUERIES = 6
 MATRIX_SIDE = 24
@@ -58,7 +58,7 @@ def found_for(
                 "score": round(float(cosine_N[n]), 4),
                 "is_right": bool(is_pair_MN[query, n]),
             }
-            for n in order[: plot.NUM_FOUND]
+            for n in order[: sheet.NUM_FOUND]
         ],
     }
 
@@ -109,13 +109,12 @@ def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries:
     rows = []
     try:
         for query in spread(len(pool.captions), num_queries):
-            found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: plot.NUM_FOUND]
+            found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: sheet.NUM_FOUND]
             pictures = [
-                (source.image(int(pool.indices[n]), plot.TILE), bool(is_pair_MN[query, n])) for n in found
+                (source.image(int(pool.indices[n]), sheet.TILE), bool(is_pair_MN[query, n])) for n in found
             ]
             rows.append((pool.captions[query], pictures))
-        plot.draw_found(path, rows)
-    except (OSError, Unreadable) as problem:
-        why = problem.strerror if isinstance(problem, OSError) and problem.strerror else problem
-        return Warned(step, f"cannot write `{path}`: {why}", "the model is saved; make room on the disk")
+        sheet.draw_found(path, rows)
+    except (UserError, Unreadable) as problem:
+        return Warned(step, str(problem), "the model is saved; make room on the disk")
     return None
