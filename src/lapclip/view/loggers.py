@@ -185,7 +185,7 @@ def begin_wandb(run: Run, first: Event) -> Any:
             if not any(old.glob("*.synced")):
                 shutil.rmtree(old, ignore_errors=True)  # the new one will have everything in it
     # It would measure this process, not the one that trains; and only the events may leave this machine.
-    private = {"disable_code": True, "x_disable_stats": True, "x_disable_machine_info": True}
+    private: dict[str, Any] = {"disable_code": True, "x_disable_stats": True, "x_disable_machine_info": True}
     logged = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "lapclip"),
         dir=run.path.absolute(),
@@ -197,7 +197,11 @@ def begin_wandb(run: Run, first: Event) -> Any:
         settings=wandb.Settings(silent=True, console="off", x_save_requirements=False, **private),
     )
     folder = os.path.relpath(Path(logged.dir).parent)
-    say(f"writing to `{folder}`; upload it with `wandb sync {folder}`" if logged.offline else logged.url)
+    say(
+        f"writing to `{folder}`; upload it with `wandb sync {folder}`"
+        if logged.offline
+        else f"writing to {logged.url}"
+    )
     return logged
 
 
