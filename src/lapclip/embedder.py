@@ -20,10 +20,9 @@ from PIL import Image
 from torch import Tensor
 
 from lapclip.config import DeviceName
-from lapclip.data.catalogue import shortened
 from lapclip.data.images import refuse_what_is_no_list, refuse_what_is_no_text, squares
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
-from lapclip.errors import UserError, printable, suggest
+from lapclip.errors import UserError, printable, shortened, suggest
 from lapclip.machine.device import DEVICES, Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.model.clip import CLIP, build_model
 from lapclip.runs.run import RUNS, Run, is_run, open_run

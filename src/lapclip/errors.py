@@ -20,6 +20,14 @@ class UserError(Exception):
         self.add_note(f"hint: {hint}")  # for those who call from Python
 
 
+class MissingPackage(UserError):
+    """An optional package is needed; `extra` is the group of lapclip's optional dependencies that installs it."""
+
+    def __init__(self, message: str, extra: str):
+        super().__init__(message, hint=f"pip install 'lapclip[{extra}]'")
+        self.extra = extra
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """` Did you mean ...?` for a word that nearly is a known one, else nothing."""
     near = difflib.get_close_matches(word, list(known), n=1)
@@ -42,4 +50,6 @@ def code(text: object) -> str:
 
 
 def shortened(text: str, most: int = 200) -> str:
-    return text if len(text) <= most else text[: most - 3].rstrip() + "..."
+    """Untrusted text made printable, on one line, and cut to a maximum length."""
+    shown = re.sub(r"[\t\n]", "\N{REPLACEMENT CHARACTER}", printable(text[: most + 1]))
+    return shown if len(text) <= most else shown[: most - 3].rstrip() + "..."

@@ -12,11 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from lapclip.cli.screen import say
-from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.data.whole import as_jpeg
-from lapclip.errors import UserError, printable
+from lapclip.errors import UserError, printable, shortened
 from lapclip.view.against import comparison, is_told, points_between, tests_of
 from lapclip.view.evaluation import how_measured, write_evaluation, zero_shot_words
 from lapclip.view.lines import recall_table

@@ -11,10 +11,10 @@ from rich.table import Table
 
 from lapclip.cli.screen import say
 from lapclip.data.ahead import in_order
-from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.files import read_file
 from lapclip.data.whole import whole
+from lapclip.errors import shortened
 from lapclip.units import plural
 from lapclip.view.sheet import draw_sheet
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from lapclip.cli.flags import AsJson
 from lapclip.cli.screen import Stopped, own_name, people, print_json, say, stop_requests, working
-from lapclip.errors import UserError, printable, suggest
+from lapclip.errors import UserError, printable, shortened, suggest
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -170,7 +170,6 @@ def as_record(summary: "Summary", chosen: Chosen) -> dict[str, Any]:
 
 
 def say_summary(summary: "Summary") -> None:
-    from lapclip.data.catalogue import shortened
 
     parts = [
         f"{count:,} {what}"

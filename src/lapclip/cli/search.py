@@ -14,8 +14,7 @@ from rich.console import Console
 
 from lapclip.cli.flags import AsJson, whole_number
 from lapclip.cli.screen import own_name, people, print_json, say, working
-from lapclip.data.catalogue import shortened
-from lapclip.errors import UserError, suggest
+from lapclip.errors import UserError, shortened, suggest
 from lapclip.units import milliseconds, plural
 
 if TYPE_CHECKING:

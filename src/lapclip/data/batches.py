@@ -13,12 +13,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.data.workers import held, worker_pool
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 
 PIECE = 64  # pairs a worker prepares at once: small, so that a large batch is shared and never held twice
 MOST_REMEMBERED = 100_000  # captions whose tokens are kept in memory: 30 MB

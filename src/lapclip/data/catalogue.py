@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 
 Side = Literal["train", "validation", "test"]
 SIDES: dict[str, Side] = {
@@ -157,9 +157,3 @@ def clean_caption(text: str) -> str:
     if text.isascii() and text.isprintable():
         return " ".join(text.split()) if "  " in text or text[:1] == " " or text[-1:] == " " else text
     return unicodedata.normalize("NFC", UNSEEN.sub(" ", text)).strip()
-
-
-def shortened(name: str, most: int = 200) -> str:
-    """A name fit to be shown: a hostile one may be long, or move the cursor."""
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name[: most + 1])
-    return shown if len(shown) <= most else shown[:most] + "..."

@@ -45,7 +45,11 @@ RECORD = np.dtype(
 
 
 class Unreadable(Exception):
-    """Why an image cannot be used, in words."""
+    """Why an image cannot be used; `extra` is the group of optional dependencies that would read it."""
+
+    def __init__(self, why: str, extra: str | None = None):
+        super().__init__(why)
+        self.extra = extra
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def read_square(data: bytes, size: int) -> tuple[Image.Image, np.ndarray]:
     except Unreadable:
         raise
     except UnidentifiedImageError:
-        raise Unreadable(what_it_is(data)) from None
+        raise Unreadable(*what_it_is(data)) from None
     except Exception as error:  # a broken file can raise nearly anything: OSError, SyntaxError, struct.error
         raise Unreadable(f"cannot be decoded: {error}") from None
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from lapclip.data.advice import DataFacts, advise, counted, percent
-from lapclip.data.catalogue import NUM_NAMED, Catalogue, shortened
+from lapclip.data.catalogue import NUM_NAMED, Catalogue
 from lapclip.data.decode import FORMATS, TRAITS
 from lapclip.data.scripts import languages_of, scripts_of, share_outside_a_to_z
 from lapclip.data.split import duplicates
+from lapclip.errors import shortened
 
 CLIP_TEXT_LENGTH = 77
 NUM_CAPTIONS_NAMED = 20

@@ -41,12 +41,13 @@ def register_heif() -> None:
     pillow_heif.register_heif_opener()
 
 
-def what_it_is(data: bytes) -> str:
+def what_it_is(data: bytes) -> tuple[str, str | None]:
+    """What is wrong with data that Pillow does not open, and the optional dependencies that would help."""
     if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"):
-        return "is a HEIC image, which needs `pip install 'lapclip[heic]'`"
+        return "is a HEIC image, which needs `pip install 'lapclip[heic]'`", "heic"
     if b"\0" not in data[:1024]:
-        return "is text, not an image"
-    return "is not an image in a known format"
+        return "is text, not an image", None
+    return "is not an image in a known format", None
 
 
 lock = threading.Lock()

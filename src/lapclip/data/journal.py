@@ -14,9 +14,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from lapclip.data.catalogue import shortened
 from lapclip.data.decode import RECORD
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 
 SECONDS_BETWEEN_SYNCS = 5.0
 SECONDS_OF_PATIENCE = 20.0  # with another process that has the pack
@@ -28,6 +27,7 @@ class Fault:
 
     why: str
     is_lasting: bool
+    extra: str | None = None  # the group of optional dependencies that would read it
 
 
 Outcome = tuple[np.ndarray, np.ndarray | None] | Fault  # a record and its pixels, None when these are known

@@ -10,7 +10,7 @@ import numpy as np
 
 from lapclip.config import DataConfig
 from lapclip.data.captions import TRAIN, UNUSED, VALIDATION, View, write_view
-from lapclip.data.catalogue import Catalogue, Options, shortened
+from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.decode import RECORD, digest
 from lapclip.data.formats.detect import open_catalogue
 from lapclip.data.journal import cannot_pack, content_keys, locked
@@ -27,7 +27,7 @@ from lapclip.data.pack import (
 from lapclip.data.source import Mixed, Packed, Source, Streamed
 from lapclip.data.split import content_groups, side_of_groups
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
-from lapclip.errors import UserError, suggest
+from lapclip.errors import UserError, shortened, suggest
 from lapclip.units import Progress
 
 MOST_SCENES = 100_000_000  # their order is held in memory

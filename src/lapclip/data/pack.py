@@ -10,7 +10,7 @@ An image is known by its name and stamp without being read, or by its content wi
 
 import json
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -43,6 +43,9 @@ class Pack:
     records: np.ndarray  # RECORD, one an image
     unreadable: dict[int, str]  # why, by number
     num_reused: int  # images that were there already
+    num_needing: Counter[str] = field(
+        default_factory=Counter
+    )  # images that an optional dependency would read
 
     @property
     def num_bytes(self) -> int:
@@ -82,6 +85,7 @@ def pack(
             needed = len(missing) * (journal.row_bytes + RECORD.itemsize)
             check_disk(needed)
             passing: dict[int, str] = {}
+            num_needing: Counter[str] = Counter()
             num_unreadable = 0
             yield Progress(PACKING, 0, len(missing), 0, needed)
             decoder = Decoder(catalogue.reader, size, journal.contents)
@@ -90,6 +94,7 @@ def pack(
                     num_unreadable += isinstance(outcome, Fault)
                     if isinstance(outcome, Fault) and not outcome.is_lasting:
                         passing[number] = outcome.why  # tried again the next time
+                        num_needing.update(filter(None, [outcome.extra]))
                     else:
                         found[number] = journal.add(int(stamps[number]), outcome)
                 yield Progress(PACKING, done, len(missing), num_unreadable, needed)
@@ -97,7 +102,7 @@ def pack(
         whys = read_whys(path)
         broken = np.flatnonzero(records["row"] < 0).tolist()
         unreadable = {i: passing.get(i) or whys.get(int(stamps[i]), "is missing") for i in broken}
-        return Pack(path, size, records, unreadable, num_reused)
+        return Pack(path, size, records, unreadable, num_reused, num_needing)
 
 
 def describe_folder(path: Path, identity: str, size: int) -> None:
@@ -167,7 +172,7 @@ class Decoder:
             self.met.add(key)
             return decoded.record, decoded.pixels
         except Unreadable as problem:
-            return Fault(str(problem), is_lasting="pip install" not in str(problem))
+            return Fault(str(problem), is_lasting=problem.extra is None, extra=problem.extra)
         except OSError as error:
             return Fault(f"cannot be read: {(error.strerror or str(error)).lower()}", is_lasting=False)
         except ValueError as error:

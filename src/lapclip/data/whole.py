@@ -25,7 +25,7 @@ def whole(data: bytes, most_side: int) -> Image.Image:
     except Unreadable:
         raise
     except UnidentifiedImageError:
-        raise Unreadable(what_it_is(data)) from None
+        raise Unreadable(*what_it_is(data)) from None
     except Exception as error:  # a broken file can raise nearly anything
         raise Unreadable(f"cannot be decoded: {error}") from None
 

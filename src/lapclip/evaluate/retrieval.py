@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.embedder import Embedder
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
 from lapclip.evaluate.statistics import wilson_interval
 from lapclip.step.loss import Loss

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lapclip.data.catalogue import shortened
 from lapclip.data.decode import Unreadable
 from lapclip.data.images import decode_as_trained
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 from lapclip.search import nearest
 from lapclip.search.index import Entry, Index
 from lapclip.search.nearest import NOISE, Graph, Hits

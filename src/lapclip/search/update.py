@@ -217,7 +217,7 @@ def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile:
         size = (int(decoded.record["width"]), int(decoded.record["height"]))
         return ReadFile(stamp, content, decoded.pixels, size=size)
     except Unreadable as problem:
-        return ReadFile(stamp, why=str(problem), is_permanent="pip install" not in str(problem))
+        return ReadFile(stamp, why=str(problem), is_permanent=problem.extra is None)
     except FileNotFoundError:
         return ReadFile(stamp, why="is gone", is_gone=True)
     except OSError as error:

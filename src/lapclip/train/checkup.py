@@ -34,7 +34,7 @@ def check_up(config: Config, part: Part) -> Report:
     )
     alone = Data((part,), "", part.training, part.validation)
     settings = [advice.sentence for advice in summarise(config, alone, tokenizer).advice.values()]
-    if num := sum("pip install" in why for why in files.pack.unreadable.values()):
+    if num := files.pack.num_needing["heic"]:
         settings.append(
             f"{num:,} of the unreadable images are HEIC: `pip install 'lapclip[heic]'`, then try again"
         )

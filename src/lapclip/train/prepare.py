@@ -31,12 +31,11 @@ from lapclip.autotune.results import Measured
 from lapclip.config import BUDGETS, SETTINGS, Config, FormatName, load_config
 from lapclip.data.advice import advise, facts_of_captions
 from lapclip.data.batches import fetch
-from lapclip.data.catalogue import shortened
 from lapclip.data.open import Data, Part, open_source, plain_name
 from lapclip.data.scripts import share_outside_a_to_z
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 from lapclip.files import write_atomically
 from lapclip.machine.device import default_threads
 from lapclip.machine.hardware import Machine, read_machine, versions

@@ -11,9 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from lapclip.data.catalogue import shortened
 from lapclip.data.tokenizer import Tokenizer
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 from lapclip.files import write_atomically
 from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size

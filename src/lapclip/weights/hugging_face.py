@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from lapclip.data.catalogue import shortened
 from lapclip.data.tokenizer import Tokenizer
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape

@@ -15,10 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lapclip.data.catalogue import shortened
 from lapclip.data.files import open_regular
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 from lapclip.machine.hardware import memory_limit_bytes
 from lapclip.model.clip import CLIP, Size, count_parameters
 

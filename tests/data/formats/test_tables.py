@@ -322,7 +322,7 @@ def test_a_table_in_parts_is_one_table():
 @pytest.mark.parametrize("kept", [0, 2**28], ids=["large row groups", "small row groups"])
 def test_parquet_with_hugging_face_images_and_lists_of_captions(monkeypatch, kept):
     monkeypatch.setattr("lapclip.data.formats.parquet.MOST_KEPT", kept)
-    monkeypatch.setattr("lapclip.data.formats.parquet.NUM_PICTURES_AT_ONCE", 2)
+    monkeypatch.setattr("lapclip.data.formats.parquet.NUM_IMAGES_AT_ONCE", 2)
     rows = [
         {
             "image": {"bytes": picture(colour), "path": "same.png" if i > 3 else f"{colour}.png"},
@@ -551,7 +551,7 @@ def test_a_named_column_that_is_missing_is_an_error_with_those_that_exist():
     [
         ("a,b\n1,2\n3,4\n", "images or captions", "`--image-column` and `--caption-column`"),
         ("a,b\n1.jpg,2\n3.jpg,4\n", "captions", "`--caption-column`"),
-        ("a,b\nsome text,2\nmore text,4\n", "pictures", "`--image-column`"),
+        ("a,b\nsome text,2\nmore text,4\n", "images", "`--image-column`"),
     ],
 )
 def test_a_table_without_images_or_captions_says_what_it_has(text, what, flags):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lapclip.data.catalogue import SIDES, Options, shortened
+from lapclip.data.catalogue import SIDES, Options
 from lapclip.data.files import is_image_name
-from lapclip.errors import UserError, suggest
+from lapclip.errors import UserError, shortened, suggest
 
 # As `plain` writes them, the likeliest first.
 PICTURES = (
@@ -71,7 +71,7 @@ def find_columns(
     picture = picture or guess_image({name: cells[name] for name in names if name != caption})
     caption = caption or guess_caption({name: cells[name] for name in names if name != picture})
     if picture is None or caption is None:
-        missing = [what for what, found in (("pictures", picture), ("captions", caption)) if found is None]
+        missing = [what for what, found in (("images", picture), ("captions", caption)) if found is None]
         flags = [f"`--{'image' if what == 'images' else 'caption'}-column`" for what in missing]
         raise UserError(
             f"no column of `{source}` seems to hold {' or '.join(missing)}; it has {listed(names)}",

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side, shortened
+from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import FileReader, Folders, is_image_name, open_regular
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 
 KINDS = ("txt", "metadata", "classes", "names")
 TEXT_SUFFIXES = (".txt", ".caption")

@@ -11,9 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lapclip.data.catalogue import shortened
 from lapclip.data.files import Folders, is_image_name, open_regular
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 
 # The kinds of file that are read: tables and images. Others may be programs, or need packages of their own.
 BUILDERS = {"arrow", "cache", "csv", "imagefolder", "json", "parquet", "webdataset"}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Side, shortened
+from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Side
 from lapclip.data.files import Folders, file_stamp, read_file
 from lapclip.data.formats.columns import (
     Columns,
@@ -25,7 +25,7 @@ from lapclip.data.formats.columns import (
 from lapclip.data.formats.hub import load_splits
 from lapclip.data.formats.layout import MOST_SAMPLED, NUM_SAMPLED
 from lapclip.data.formats.tables import find_image, forget_single_labels
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 
 NUM_AT_ONCE = 1_000  # rows without images
 NUM_IMAGES_AT_ONCE = 16

@@ -31,7 +31,7 @@ LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 JUNK = re.compile(
     r"""(olympus|(konica\ )?minolta|sony|kodak|samsung|sanyo|ricoh|pentax|casio)?\ ?
         (digital\ (still\ )?camera|dsc|digital\ image|techwin)?
-      | exif[_ ]jpeg.* | (jpeg|digital|my)?\ ?(image|photo|image|bild|foto) | dcim.* | ascii | charset=.*
+      | exif[_ ]jpeg.* | (jpeg|digital|my)?\ ?(picture|photo|image|bild|foto) | dcim.* | ascii | charset=.*
       | default | untitled | unknown | none | null | screenshot | binary\ comment | ai_generated
       | (no\ )?(title|description|caption|comment)
       | dav | sdr | mde | oznor\w* | hdr\w* | rhdr | cof | btf | ptr | lv_\d+.*

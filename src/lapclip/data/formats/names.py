@@ -31,7 +31,7 @@ PHOTOGRAPHER = re.compile(r".*-unsplash|pexels-.*", re.IGNORECASE | re.DOTALL)  
 OF_CAMERAS = re.compile(
     r"""(img|dsc[nfx]?|pxl|mvimg|vid|pict|gopr|dji|imag|wp|cimg|sam|kic|mg|mp|fb|burst|pano|hdr|portrait|night|cover
       | edit(ed)?|original|final|crop(ped)?|screenshot|screen|shot|bildschirmfoto|capture|scan|untitled|download
-      | whatsapp|signal|telegram|snapchat|inshot|received|photos?|images?|images?|pic|bild|foto|file|frame
+      | whatsapp|signal|telegram|snapchat|inshot|received|photos?|pictures?|images?|pic|bild|foto|file|frame
       | thumb(nail)?|at|um|am|pm|of|coco|train|val|test)\d*""",
     re.IGNORECASE | re.VERBOSE,
 )

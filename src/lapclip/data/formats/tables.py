@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side, shortened
+from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import FileReader, Folders, is_image_name, open_regular
 from lapclip.data.formats.columns import (
     WEB,
@@ -27,7 +27,7 @@ from lapclip.data.formats.layout import MOST_SAMPLED, NUM_SAMPLED, Layout, look_
 from lapclip.data.formats.parquet import ParquetReader, look_at_parquet, parquet_rows, sample_parquet
 from lapclip.data.formats.splits import split_lists
 from lapclip.data.formats.text_rows import Row, RowReader, text_rows
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".token.txt", ".token")
 FOLDERS = ("images", "Images", "img", "flickr30k_images", "Flicker8k_Dataset")
