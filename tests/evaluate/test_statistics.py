@@ -16,11 +16,11 @@ from lapclip.evaluate.statistics import (
 TRUTH, NUM_SETS = 0.4, 400
 
 
-def clustered(seed: int, num_pictures: int = 120, captions_each: int = 5) -> np.ndarray:
+def clustered(seed: int, num_images: int = 120, captions_each: int = 5) -> np.ndarray:
     """Successes of captions in many independent sets, [images, captions, sets]; some images are hard for all."""
     random = np.random.default_rng(seed)
-    ease = random.beta(TRUTH, 1 - TRUTH, (num_pictures, 1, NUM_SETS))
-    return (random.random((num_pictures, captions_each, NUM_SETS)) < ease).astype(float)
+    ease = random.beta(TRUTH, 1 - TRUTH, (num_images, 1, NUM_SETS))
+    return (random.random((num_images, captions_each, NUM_SETS)) < ease).astype(float)
 
 
 def share_held(interval_K2: np.ndarray, truth: float) -> float:
@@ -64,7 +64,7 @@ def test_the_same_question_gets_the_same_interval():
 
 
 def test_each_draw_has_as_many_images_as_there_are(monkeypatch):
-    monkeypatch.setattr("lapclip.evaluate.statistics.MOST_CELLS", 70)
+    monkeypatch.setattr("lapclip.evaluate.statistics.MAX_CELLS", 70)
     drawn = list(resamples(30, 5, seed=0))
     assert [len(times) for times in drawn] == [2, 2, 1]
     assert (np.concatenate(drawn).sum(axis=1) == 30).all()
@@ -102,7 +102,7 @@ def test_equal_models_do_not_differ():
 
 
 def test_the_chance_is_that_over_all_signs(monkeypatch):
-    monkeypatch.setattr("lapclip.evaluate.statistics.MOST_CELLS", 1000)
+    monkeypatch.setattr("lapclip.evaluate.statistics.MAX_CELLS", 1000)
     difference = np.array([3, 1, 1, -1, 2, 0, 1]) / 7
     sums = [abs(np.dot(signs, difference)) for signs in product((-1, 1), repeat=7)]
     exact = np.mean(np.array(sums) >= abs(difference.sum()) - 1e-9)

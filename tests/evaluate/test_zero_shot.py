@@ -5,24 +5,24 @@ import json
 import numpy as np
 import pytest
 
-from lapclip.evaluate.zero_shot import guess, zero_shot
+from lapclip.evaluate.zero_shot import predict, zero_shot
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def guesses(num_classes: int, num_images: int, seed: int = 0, noise: float = 0.5, **options):
+def predictions(num_classes: int, num_images: int, seed: int = 0, noise: float = 0.5, **options):
     random = np.random.default_rng(seed)
     label = unit(random.normal(size=(num_classes, 12)))
     true = random.integers(num_classes, size=num_images)
     image = unit(label[true] + noise * random.normal(size=(num_images, 12)))
     names = tuple(f"class {n}" for n in range(num_classes))
-    return guess(image, label, true, names, **options), image @ label.T
+    return predict(image, label, true, names, **options), image @ label.T
 
 
 def test_accuracy_is_what_counting_by_hand_gives():
-    made, cosine = guesses(12, 300)
+    made, cosine = predictions(12, 300)
     result = zero_shot(made, ["{}"])
     order = np.argsort(-cosine, axis=1)
     first, five = (np.mean([t in row[:k] for t, row in zip(made.true_N, order, strict=True)]) for k in (1, 5))
@@ -34,7 +34,7 @@ def test_accuracy_is_what_counting_by_hand_gives():
 
 
 def test_the_tables_agree_with_each_other():
-    made, _ = guesses(9, 200)
+    made, _ = predictions(9, 200)
     result = zero_shot(made, ["{}"])
     counts = np.array(result["confusion"]["counts"])
     assert counts.sum() == 200 and np.trace(counts) / 200 == pytest.approx(result["top1"])
@@ -51,7 +51,7 @@ def test_the_tables_agree_with_each_other():
 
 
 def test_a_model_that_knows_all_takes_nothing_for_anything_else():
-    result = zero_shot(guesses(6, 60, noise=0)[0], ["{}"])
+    result = zero_shot(predictions(6, 60, noise=0)[0], ["{}"])
     assert result["top1"] == 1 and result["most_confused"] == []
     assert {own["taken_for"] for own in result["classes"]} == {None}
     assert result["interval@1"][0] < 1, "sixty images do not prove that it is never wrong"
@@ -60,31 +60,31 @@ def test_a_model_that_knows_all_takes_nothing_for_anything_else():
 @pytest.mark.parametrize("value", [1.0, np.nan])
 def test_a_model_that_sees_no_difference_is_right_never(value):
     label = np.full((7, 3), value)
-    made = guess(np.ones((20, 3)), label, np.arange(20) % 7, tuple("abcdefg"))
+    made = predict(np.ones((20, 3)), label, np.arange(20) % 7, tuple("abcdefg"))
     result = zero_shot(made, ["{}"])
     assert result["top1"] == result["top5"] == 0 and np.trace(result["confusion"]["counts"]) == 0
     json.dumps(result, allow_nan=False)
 
 
 def test_of_fewer_than_five_classes_one_is_always_among_five():
-    result = zero_shot(guesses(3, 50)[0], ["{}"])
+    result = zero_shot(predictions(3, 50)[0], ["{}"])
     assert result["top5"] == result["chance@5"] == 1 and result["top1"] < 1
 
 
 def test_a_class_without_images_can_still_be_taken_for_another():
     label = np.eye(3)
-    made = guess(label[[2, 2, 1]], label, np.array([0, 0, 1]), ("cat", "dog", "fox"))
+    made = predict(label[[2, 2, 1]], label, np.array([0, 0, 1]), ("cat", "dog", "fox"))
     result = zero_shot(made, ["{}"])
     assert [own["label"] for own in result["classes"]] == ["cat", "dog"]
     assert result["classes"][0]["taken_for"] == "fox" and result["chance"] == pytest.approx(1 / 3)
 
 
 def test_many_classes_are_told_by_the_pairs_that_are_confused_most():
-    result = zero_shot(guesses(150, 900)[0], ["{}"])
+    result = zero_shot(predictions(150, 900)[0], ["{}"])
     assert result["confusion"] is None and len(result["most_confused"]) == 50
 
 
 def test_some_images_at_a_time_give_the_same():
-    whole, pieces = guesses(20, 100)[0], guesses(20, 100, most_cells=70)[0]
+    whole, pieces = predictions(20, 100)[0], predictions(20, 100, max_cells=70)[0]
     assert np.array_equal(whole.rank_N, pieces.rank_N)
-    assert np.array_equal(whole.taken_for_N, pieces.taken_for_N)
+    assert np.array_equal(whole.predicted_N, pieces.predicted_N)

@@ -12,7 +12,7 @@ from conftest import SMALL, as_flags, command, environment
 from PIL import Image
 from test_train import of, trained, trained_elsewhere
 
-from lapclip.evaluate.retrieval import Pool
+from lapclip.evaluate.pool import Pool
 from lapclip.machine.power import Battery
 from lapclip.runs.events import PARTS, Continued, Evaluated, Finished, Inspected, Paused, Saved, Step, Warned
 from lapclip.runs.run import open_run

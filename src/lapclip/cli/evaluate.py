@@ -92,7 +92,7 @@ def evaluate(
     sheet = None if sheet is None else sheet_path(sheet)
     with working("starting"):
         from lapclip.embedder import TEMPLATES, load
-        from lapclip.evaluate.full import appraise
+        from lapclip.evaluate.full import evaluate as run_evaluation
 
         embedder = load(run)
         other = None if against is None else load(against)
@@ -104,7 +104,7 @@ def evaluate(
             num_images = config.data.num_validation
         num_there = measured.source.num_different
         refuse_pool(pool_size, num_there if num_images is None else min(num_images, num_there))
-        work = appraise(
+        work = run_evaluation(
             embedder,
             measured,
             batch_size=(config.train.batch_size if config else None) or BATCH_SIZE,

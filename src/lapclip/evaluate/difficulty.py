@@ -1,7 +1,7 @@
-"""Accuracy by how hard the wrong answers are: easy, medium and hard, by how alike their captions' words are.
+"""Accuracy by how hard the wrong answers are: easy, medium and hard, by the similarity of their captions' words.
 
-The words decide, not the model: the same image stays a hard negative of a caption all through training.
-Shapes: M captions, N images, Q captions that are asked, D buckets for words.
+The words decide, not the model: an image stays a hard negative of a caption all through training.
+Shapes: M captions, N images, Q captions used as queries, D hash buckets for words.
 """
 
 import re
@@ -11,34 +11,34 @@ from typing import Any
 
 import numpy as np
 
+from lapclip.evaluate.pool import Links, Pool
+
 LEVELS = ("easy", "medium", "hard")
-NUM_CHOICES = 10  # the right image and nine others
-MOST_ASKED = 500  # captions, spread evenly
-MOST_IMAGES = 1000
+NUM_CHOICES = 10  # the correct image and nine others
+MAX_QUERIES = 500  # captions, evenly spaced
+MAX_IMAGES = 1000
 NUM_BUCKETS = 1024
 
 
-def accuracy_by_difficulty(
-    cosine_MN: np.ndarray, is_pair_MN: np.ndarray, captions: list[str], image_of_caption: np.ndarray
-) -> dict[str, Any] | None:
-    """How often a caption's own image is the nearest of ten, for each level; None for too small a pool.
+def accuracy_by_difficulty(pool: Pool) -> dict[str, Any] | None:
+    """How often a caption's own image is the nearest of ten, for each level; None if the pool is too small.
 
-    Nine wrong ones are drawn from a third of the pool, and the share is the expected one over all draws.
+    The nine wrong images are drawn from a third of the pool; the result is the expectation over all draws. Of a large
+    pool only some images are used.
     """
-    asked_Q = spread(len(captions), MOST_ASKED)
-    images_N = spread(cosine_MN.shape[1], MOST_IMAGES)
-    cosine_QN, is_pair_QN = cosine_MN[np.ix_(asked_Q, images_N)], is_pair_MN[np.ix_(asked_Q, images_N)]
+    pool = pool.part(spread(len(pool.indices), MAX_IMAGES))
+    query_Q = spread(len(pool.captions), MAX_QUERIES)
+    cosine_QN, is_pair_QN = pool.text_ME[query_Q] @ pool.image_NE.T, Links.of_captions(pool).rows(query_Q)
     if (~is_pair_QN).sum(axis=1).min() // len(LEVELS) < NUM_CHOICES - 1:
         return None
-    belongs = np.isin(image_of_caption, images_N)  # captions of these images
-    order_QN = from_easy_to_hard(
-        tuple(captions[m] for m in asked_Q),
-        tuple(caption for caption, is_here in zip(captions, belongs, strict=True) if is_here),
-        image_of_caption[belongs].tobytes(),
+    order_QN = easy_to_hard(
+        tuple(pool.captions[m] for m in query_Q),
+        tuple(pool.captions),
+        pool.image_of_caption.tobytes(),
         is_pair_QN.tobytes(),
     )
-    right_Q = np.where(is_pair_MN, cosine_MN, -np.inf).max(axis=1)[asked_Q]
-    is_missed_QN = ~(np.take_along_axis(cosine_QN, order_QN, axis=1) < right_Q[:, None])
+    correct_Q = np.where(is_pair_QN, cosine_QN, -np.inf).max(axis=1)
+    is_missed_QN = ~(np.take_along_axis(cosine_QN, order_QN, axis=1) < correct_Q[:, None])
     found = {
         level: float(np.mean(chance_of_none(third.sum(axis=1), third.shape[1], NUM_CHOICES - 1)))
         for level, third in zip(LEVELS, np.array_split(is_missed_QN, len(LEVELS), axis=1), strict=True)
@@ -46,41 +46,43 @@ def accuracy_by_difficulty(
     return found | {"chance": 1 / NUM_CHOICES, "num_choices": NUM_CHOICES}
 
 
-def spread(count: int, most: int) -> np.ndarray:
-    """At most so many numbers below `count`, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+def spread(count: int, limit: int) -> np.ndarray:
+    """At most `limit` numbers below `count`, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(int))
 
 
 def chance_of_none(num_bad: np.ndarray, total: int, drawn: int) -> np.ndarray:
-    """The chance that none of so many drawn, without putting back, is a bad one."""
+    """The probability that none of `drawn` items, drawn without replacement, is bad."""
     chance = np.ones(len(num_bad))
     for k in range(drawn):
         chance *= np.clip(total - num_bad - k, 0, None) / (total - k)
     return chance
 
 
-@lru_cache(maxsize=1)  # a run asks again and again about the same pool
-def from_easy_to_hard(
-    asked: tuple[str, ...], captions: tuple[str, ...], image_of_caption: bytes, is_pair: bytes
+@lru_cache(maxsize=1)  # a run evaluates the same pool again and again
+def easy_to_hard(
+    queries: tuple[str, ...], captions: tuple[str, ...], image_of_caption: bytes, is_pair: bytes
 ) -> np.ndarray:
-    """For each asked caption the places of wrong images by rising likeness, for all the same number, [Q, N]."""
-    likeness_QN = likeness(asked, captions, np.frombuffer(image_of_caption, dtype=int))
-    is_pair_QN = np.frombuffer(is_pair, dtype=bool).reshape(likeness_QN.shape)
-    # Equal ones keep their order, so that the levels are the same every time.
-    order_QN = np.argsort(np.where(is_pair_QN, np.inf, likeness_QN), axis=1, kind="stable")
-    # A caption with more wrong images than another leaves some away, evenly from the easiest to the hardest.
+    """For each query the positions of wrong images by increasing similarity, the same number for all, [Q, N]."""
+    similarity_QN = similarity(queries, captions, np.frombuffer(image_of_caption, dtype=int))
+    is_pair_QN = np.frombuffer(is_pair, dtype=bool).reshape(similarity_QN.shape)
+    # Stable, so that the levels are the same every time.
+    order_QN = np.argsort(np.where(is_pair_QN, np.inf, similarity_QN), axis=1, kind="stable")
+    # A caption with more wrong images than another omits some, evenly from the easiest to the hardest.
     num_wrong_Q = (~is_pair_QN).sum(axis=1)
     places = (np.arange(num_wrong_Q.min()) + 0.5) / num_wrong_Q.min()
     return np.take_along_axis(order_QN, (places * num_wrong_Q[:, None]).astype(int), axis=1)
 
 
-def likeness(asked: tuple[str, ...], captions: tuple[str, ...], image_of_caption: np.ndarray) -> np.ndarray:
-    """How alike the words of a caption and of the most similar caption of an image are; rare words count more."""
-    counts_MD, asked_QD = count_words(captions), count_words(asked)
-    rarity_D = np.log(len(captions) / np.maximum((counts_MD > 0).sum(axis=0), 1)).astype(np.float32)
-    likeness_QM = of_unit_length(asked_QD * rarity_D) @ of_unit_length(counts_MD * rarity_D).T
-    starts = np.unique(image_of_caption, return_index=True)[1]  # the captions of an image stand together
-    return np.maximum.reduceat(likeness_QM, starts, axis=1)
+def similarity(
+    queries: tuple[str, ...], captions: tuple[str, ...], image_of_caption: np.ndarray
+) -> np.ndarray:
+    """TF-IDF cosine of each query with the most similar caption of each image."""
+    count_MD, count_QD = count_words(captions), count_words(queries)
+    idf_D = np.log(len(captions) / np.maximum((count_MD > 0).sum(axis=0), 1)).astype(np.float32)
+    similarity_QM = unit_rows(count_QD * idf_D) @ unit_rows(count_MD * idf_D).T
+    starts = np.unique(image_of_caption, return_index=True)[1]  # the captions of an image are consecutive
+    return np.maximum.reduceat(similarity_QM, starts, axis=1)
 
 
 def count_words(captions: tuple[str, ...]) -> np.ndarray:
@@ -91,12 +93,12 @@ def count_words(captions: tuple[str, ...]) -> np.ndarray:
     return counts_MD
 
 
-def of_unit_length(rows: np.ndarray) -> np.ndarray:
+def unit_rows(rows: np.ndarray) -> np.ndarray:
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
 
 
 def words_of(caption: str) -> list[str]:
-    """Words; of scripts that do not part them, pairs of characters."""
+    """Words; pairs of characters in scripts without spaces."""
     words = re.findall(r"\w+", caption.casefold())
     if len(words) > 1 or len(caption) < 4:
         return words

@@ -1,8 +1,10 @@
-"""How good a model is, all numbers together: the dictionary that `lapclip eval --json` prints.
+"""The full evaluation of a model: the dictionary that `lapclip eval --json` prints.
 
-Shapes: N images, M captions, K shares asked at once, W witnesses: images, where none are equal or share captions.
+Shapes: N images, M captions, K values of k, U independent units: images, where equal ones or those that share captions
+count as one.
 """
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,31 +12,20 @@ from typing import Any
 import numpy as np
 
 from lapclip.data.measured import Measured
-from lapclip.embedder import TEMPLATES, Embedder
+from lapclip.data.source import Source
+from lapclip.embedder import TEMPLATES, Embedder, label_prompts
 from lapclip.errors import UserError, printable
-from lapclip.evaluate.difficulty import MOST_IMAGES, accuracy_by_difficulty, spread
-from lapclip.evaluate.mistakes import Mistake, described, mistakes, worst_of
-from lapclip.evaluate.retrieval import (
-    KS,
-    Links,
-    Pool,
-    Ranks,
-    batches_of,
-    belong_together,
-    chance,
-    embedding,
-    in_batch,
-    ranking,
-    witnesses,
-)
+from lapclip.evaluate.difficulty import accuracy_by_difficulty
+from lapclip.evaluate.pool import Links, Pool, caption_numbers, embed_pools
+from lapclip.evaluate.retrieval import DIRECTIONS, KS, Ranks, batch_accuracy, rank_both, recall_summary
 from lapclip.evaluate.statistics import intervals, resampled_intervals, sign_flip_p_values
-from lapclip.evaluate.zero_shot import Guesses, guess, zero_shot
+from lapclip.evaluate.zero_shot import Predictions, predict, zero_shot
 from lapclip.units import Progress
 
-WAYS = ("text_to_image", "image_to_text")
+NUM_FOUND = 5  # wrong images listed with a mistake
 
 
-def appraise(
+def evaluate(
     embedder: Embedder,
     measured: Measured,
     *,
@@ -46,19 +37,19 @@ def appraise(
     num_mistakes: int = 50,
     against: Embedder | None = None,
 ) -> Generator[Progress, None, dict[str, Any]]:
-    """Recall, zero-shot accuracy, difficulty and mistakes of a model, and whether another one differs from it.
+    """Recall, zero-shot accuracy, difficulty and mistakes of a model, and how another model differs from it.
 
-    Without `num_images` all images are measured. With `pool_size` they are parted into pools of just so many, over
-    which recall is averaged: figures of different sources are then comparable.
+    Without `num_images` all images are used. With `pool_size` they are divided into pools of exactly that size, and
+    recall is averaged over them, so that results on different sources are comparable.
     """
-    refuse_templates(templates)
+    label_prompts(["label"], templates)  # refuses wrong templates before anything is embedded
     source = measured.source
     embedders = [embedder] if against is None else [embedder, against]
-    whole, *others = yield from embedding(embedders, source, num_images or source.num_different)
-    for model, pool in zip(embedders, (whole, *others), strict=True):
+    pools = yield from embed_pools(embedders, source, num_images or source.num_different)
+    for model, pool in zip(embedders, pools, strict=True):
         refuse_broken(model.name, pool)
-    folds = parted(len(whole.indices), pool_size)
-    found = yield from looked_for(whole, folds, published)
+    whole, folds = pools[0], divide(len(pools[0].indices), pool_size)
+    retrieved = yield from retrieve(whole, folds, published)
     used = whole.part(np.sort(np.concatenate(folds)))
     result: dict[str, Any] = {
         "model": embedder.name,
@@ -66,154 +57,188 @@ def appraise(
         "num_captions": len(used.captions),
         "pool": {"size": len(folds[0]), "num_pools": len(folds)},
         "protocol": "published" if published else "shared",
-        **found.summary(),
-        "in_batch": in_batches(used, batch_size),
-        "negatives": by_difficulty(used),
+        **retrieved.summary(),
+        "in_batch": batch_accuracy(used, batch_size),
+        "negatives": accuracy_by_difficulty(used),
     }
-    guesses = yield from guessing(embedder, whole, measured, templates)
-    if guesses:
-        result["zero_shot"] = zero_shot(guesses, list(templates))
-    result["mistakes"] = [described(mistake, source) for mistake in found.worst(num_mistakes)]
+    predictions = yield from classify(embedder, whole, measured, templates)
+    if predictions:
+        result["zero_shot"] = zero_shot(predictions, list(templates))
+    result["mistakes"] = [mistake.record(source) for mistake in retrieved.mistakes(num_mistakes)]
     result["unreadable"] = [*measured.unreadable, *(source.name(index) for index in whole.unreadable)]
     if against is not None:
-        other = yield from looked_for(others[0], folds, published)
-        result["against"] = {"model": against.name, **compared(found, other)}
-        other_guesses = yield from guessing(against, others[0], measured, templates)
-        if guesses and other_guesses:
-            right_N1, other_N1 = (g.is_right().astype(float)[:, None] for g in (guesses, other_guesses))
-            (top1,) = differences(right_N1, other_N1, np.ones_like(right_N1))
+        other = yield from retrieve(pools[1], folds, published)
+        result["against"] = {"model": against.name, **compare(retrieved, other)}
+        others = yield from classify(against, pools[1], measured, templates)
+        if predictions and others:
+            own_N1, other_N1 = (p.is_correct().astype(float)[:, None] for p in (predictions, others))
+            (top1,) = differences(own_N1, other_N1, np.ones_like(own_N1))
             result["against"]["zero_shot"] = {"top1": top1}
     return result
 
 
-def refuse_templates(templates: Sequence[str]) -> None:
-    wrong = [template for template in templates if "{}" not in template]
-    if wrong or not templates:
-        raise UserError(
-            f"`{printable(wrong[0])}` has no place for a label"
-            if wrong
-            else "there is no template for labels",
-            hint="write `{}` where the label goes, as in `a photo of a {}`",
-        )
-
-
 def refuse_broken(name: str, pool: Pool) -> None:
-    """A model that came apart in training finds nothing; that is no measurement."""
+    """Refuses a model whose training diverged: its recall would be no measurement."""
     if not (np.isfinite(pool.image_NE).any() and np.isfinite(pool.text_ME).any()):
         raise UserError(
-            f"the weights of `{printable(name)}` are broken: what it makes of images or words are no numbers",
+            f"the weights of `{printable(name)}` are broken: its embeddings are not finite",
             hint="name an earlier checkpoint of the run, or another model",
         )
 
 
-def parted(num_pictures: int, pool_size: int | None) -> list[np.ndarray]:
-    """Disjoint pools of just so many images, drawn by chance but always the same; what remains is left out."""
+def divide(num_images: int, pool_size: int | None) -> list[np.ndarray]:
+    """Disjoint random pools of exactly `pool_size` images, always the same; the rest is omitted."""
     if pool_size is None:
-        return [np.arange(num_pictures)]
-    if pool_size > num_pictures:
+        return [np.arange(num_images)]
+    if pool_size > num_images:
         raise UserError(
-            f"a pool of {pool_size:,} images is asked for, and there are {num_pictures:,}",
-            hint=f"ask for at most {num_pictures:,}",
+            f"the pool size is {pool_size:,}, but there are {num_images:,} images",
+            hint=f"use at most {num_images:,}",
         )
-    order = np.random.default_rng(0).permutation(num_pictures)
-    num_pools = num_pictures // pool_size
+    order = np.random.default_rng(0).permutation(num_images)
+    num_pools = num_images // pool_size
     return list(np.sort(order[: num_pools * pool_size].reshape(num_pools, pool_size), axis=1))
 
 
 @dataclass(frozen=True)
-class Found:
-    """What was found in each of some pools, both ways."""
+class Mistake:
+    """A caption, the nearest of its own images, and wrong images that rank before it, by number in their source."""
+
+    caption: str
+    index: int
+    rank: int
+    score: float
+    gap: float  # cosine of the best wrong image minus that of the correct one
+    found: tuple[tuple[int, float], ...]  # wrong images and their scores, best first
+
+    def record(self, source: Source) -> dict[str, Any]:
+        """As in `lapclip eval --json`."""
+        places = [(self.index, self.score), *self.found]
+        own, *found = [
+            # JSON has no NaN.
+            {"picture": source.name(n), "index": n, "score": round(s, 4) if math.isfinite(s) else None}
+            for n, s in places
+        ]
+        return {"caption": self.caption, **own, "rank": self.rank, "found": found}
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """The ranks in each of some pools, in both directions."""
 
     pools: list[Pool]
     links: list[Links]
-    ranks: dict[str, list[Ranks]]  # by way
-    witness_N: dict[str, np.ndarray]  # by way, over all pools: equal for images that count as one
+    ranks: list[dict[str, Ranks]]  # by direction
+    unit_N: dict[str, np.ndarray]  # by direction, over all pools: equal for images that count as one
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        return {way: way_summary(self.ranks[way], intervals(*self.by_witness(way))) for way in WAYS}
+        table = {}
+        for way in DIRECTIONS:
+            interval_K2 = intervals(*self.by_unit(way)).tolist()
+            table[way] = recall_summary([ranks[way] for ranks in self.ranks])
+            table[way] |= {f"interval@{k}": interval for k, interval in zip(KS, interval_K2, strict=True)}
+        return table
 
-    def by_witness(self, way: str) -> tuple[np.ndarray, np.ndarray]:
-        """What the queries of an image, and of those that count as one with it, found among the first k, and how
-        many they are, [W, K] each. Every pool counts as much as another, however many captions it has.
+    def by_unit(self, way: str) -> tuple[np.ndarray, np.ndarray]:
+        """For each unit the share of queries that succeed at k, and the share of queries, [U, K] each.
+
+        Every pool has the same weight, however many captions it has.
         """
         found, asked = [], []
-        for pool, ranks in zip(self.pools, self.ranks[way], strict=True):
+        for pool, ranks in zip(self.pools, self.ranks, strict=True):
+            rank_Q = ranks[way].rank_Q
             image_Q = pool.image_of_caption if way == "text_to_image" else np.arange(len(pool.indices))
-            num_queries = len(ranks.rank_Q)
-            counts_N = np.bincount(image_Q)
-            hits = [np.bincount(image_Q, weights=ranks.rank_Q <= k) for k in KS]
-            found.append(np.stack(hits, axis=1) / num_queries)
-            asked.append(np.stack([counts_N] * len(KS), axis=1) / num_queries)
-        witness_N = np.unique(self.witness_N[way], return_inverse=True)[1]
-        found_WK, asked_WK = np.zeros((2, witness_N.max() + 1, len(KS)))
-        np.add.at(found_WK, witness_N, np.concatenate(found))
-        np.add.at(asked_WK, witness_N, np.concatenate(asked))
-        return found_WK, asked_WK
+            hits = [np.bincount(image_Q, weights=rank_Q <= k) for k in KS]
+            found.append(np.stack(hits, axis=1) / len(rank_Q))
+            asked.append(np.stack([np.bincount(image_Q)] * len(KS), axis=1) / len(rank_Q))
+        unit_N = np.unique(self.unit_N[way], return_inverse=True)[1]
+        found_UK, asked_UK = np.zeros((2, unit_N.max() + 1, len(KS)))
+        np.add.at(found_UK, unit_N, np.concatenate(found))
+        np.add.at(asked_UK, unit_N, np.concatenate(asked))
+        return found_UK, asked_UK
 
-    def worst(self, most: int) -> list[Mistake]:
-        """The captions that find their own image last."""
-        words = self.ranks["text_to_image"]
-        return worst_of(
-            [mistakes(*its, most) for its in zip(self.pools, words, self.links, strict=True)], most
-        )
-
-
-def looked_for(whole: Pool, folds: list[np.ndarray], published: bool) -> Generator[Progress, None, Found]:
-    """Ranks in each pool."""
-    pools, all_links = [], []
-    ranks: dict[str, list[Ranks]] = {way: [] for way in WAYS}
-    for fold in folds:
-        pool = whole if len(folds) == 1 and len(fold) == len(whole.indices) else whole.part(fold)
-        links = Links.of_captions(pool, published)
-        pools.append(pool)
-        all_links.append(links)
-        asked = (
-            ("text_to_image", pool.text_ME, pool.image_NE, links),
-            ("image_to_text", pool.image_NE, pool.text_ME, links.reverse()),
-        )
-        for way, queries, answers, own in asked:
-            ranks[way].append((yield from ranking(queries, answers, own)))
-    pictures = np.concatenate(folds)
-    witness_N = {way: witnesses(whole, share_captions=way == "text_to_image")[pictures] for way in WAYS}
-    return Found(pools, all_links, ranks, witness_N)
+    def mistakes(self, limit: int) -> list[Mistake]:
+        """The captions that find their own image last, over all pools."""
+        every = [
+            mistake
+            for pool, ranks, links in zip(self.pools, self.ranks, self.links, strict=True)
+            for mistake in worst_mistakes(pool, ranks["text_to_image"], links, limit)
+        ]
+        return sorted(every, key=lambda mistake: (-mistake.rank, -mistake.gap))[:limit]
 
 
-def way_summary(pools: list[Ranks], interval_K2: np.ndarray) -> dict[str, Any]:
-    """Recall one way, averaged over pools."""
-    return {
-        **{f"recall@{k}": mean([np.mean(pool.rank_Q <= k) for pool in pools]) for k in KS},
-        "median_rank": mean([np.median(pool.rank_Q) for pool in pools]),
-        **{
-            f"chance@{k}": mean([chance(pool.num_right_Q, pool.num_answers, k) for pool in pools]) for k in KS
-        },
-        **{f"interval@{k}": interval for k, interval in zip(KS, interval_K2.tolist(), strict=True)},
-    }
+def worst_mistakes(pool: Pool, ranks: Ranks, links: Links, limit: int) -> list[Mistake]:
+    """By rank, then by gap, the largest first; at most one for each image and for equal captions."""
+    gap_M = np.nan_to_num(ranks.wrong_Q - ranks.correct_Q, nan=-np.inf)
+    captions: set[int] = set()
+    images: set[int] = set()
+    worst: list[Mistake] = []
+    for query in np.lexsort((-gap_M, -ranks.rank_Q)).tolist():
+        if len(worst) >= limit or ranks.rank_Q[query] == 1:
+            break
+        caption = int(links.key_Q[query])
+        if caption in captions:
+            continue
+        mistake = describe_mistake(pool, ranks, links, query, gap=float(gap_M[query]))
+        if mistake.index not in images:
+            captions.add(caption)
+            images.add(mistake.index)
+            worst.append(mistake)
+    return worst
 
 
-def mean(values: Sequence[Any]) -> float:
-    return float(np.mean(values))
-
-
-def in_batches(pool: Pool, batch_size: int) -> dict[str, Any]:
-    """Accuracy in batches as in training, without a matrix of the whole pool."""
-    links = Links.of_captions(pool)
-    return in_batch(
-        (pool.text_ME[captions] @ pool.image_NE[images].T, links.rows(captions)[:, images])
-        for captions, images in batches_of(pool.image_of_caption, batch_size)
+def describe_mistake(pool: Pool, ranks: Ranks, links: Links, query: int, *, gap: float) -> Mistake:
+    cosine_N, is_correct_N = pool.image_NE @ pool.text_ME[query], links.rows(np.array([query]))[0]
+    own, wrong = np.flatnonzero(is_correct_N), np.flatnonzero(~is_correct_N)
+    rank = int(ranks.rank_Q[query])
+    first = wrong[np.argsort(-cosine_N[wrong], kind="stable")[: min(NUM_FOUND, rank - 1)]]
+    return Mistake(
+        caption=pool.captions[query],
+        index=int(pool.indices[own[cosine_N[own].argmax()]]),
+        rank=rank,
+        score=float(ranks.correct_Q[query]),
+        gap=gap,
+        found=tuple((int(pool.indices[n]), float(cosine_N[n])) for n in first),
     )
 
 
-def by_difficulty(pool: Pool) -> dict[str, Any] | None:
-    """Accuracy by how alike wrong answers are; some images of a large pool stand for all."""
-    some = pool.part(spread(len(pool.indices), MOST_IMAGES))
-    cosine_MN = some.text_ME @ some.image_NE.T
-    return accuracy_by_difficulty(cosine_MN, belong_together(some), some.captions, some.image_of_caption)
+def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> Generator[Progress, None, Retrieved]:
+    """Ranks in each pool."""
+    is_whole = len(folds) == 1 and len(folds[0]) == len(whole.indices)
+    pools = [whole] if is_whole else [whole.part(fold) for fold in folds]
+    links = [Links.of_captions(pool, published) for pool in pools]
+    ranks = []
+    for pool, its_links in zip(pools, links, strict=True):
+        ranks.append((yield from rank_both(pool, its_links)))
+    images = np.concatenate(folds)
+    units = {
+        way: independent_units(whole, share_captions=way == "text_to_image")[images] for way in DIRECTIONS
+    }
+    return Retrieved(pools, links, ranks, units)
 
 
-def guessing(
+def independent_units(pool: Pool, *, share_captions: bool) -> np.ndarray:
+    """A number for each image, [N], equal for images that succeed and fail together: equal images and, for text
+    queries, images with an equal caption, directly or through others."""
+    image_N = np.arange(len(pool.indices))
+    ties = [(np.unique(pool.groups, return_inverse=True)[1], image_N)]
+    if share_captions:
+        ties.append((caption_numbers(pool.captions), pool.image_of_caption))
+    unit_N = image_N.copy()
+    while True:
+        before = unit_N.copy()
+        for key, image in ties:
+            lowest = np.full(key.max() + 1, len(unit_N))
+            np.minimum.at(lowest, key, unit_N[image])
+            np.minimum.at(unit_N, image, lowest[key])
+        if np.array_equal(before, unit_N):
+            return np.unique(unit_N, return_inverse=True)[1]
+
+
+def classify(
     embedder: Embedder, pool: Pool, measured: Measured, templates: Sequence[str]
-) -> Generator[Progress, None, Guesses | None]:
-    """What images with a class are taken for; None where there are not two classes."""
+) -> Generator[Progress, None, Predictions | None]:
+    """Predicted classes of the images that have one; None where there are fewer than two classes."""
     classes = measured.classes
     labels = [measured.labels[index] for index in pool.indices.tolist()]
     has_label = np.array([label is not None for label in labels])
@@ -221,34 +246,30 @@ def guessing(
         return None
     number_of = {label: number for number, label in enumerate(classes)}
     true_N = np.array([number_of[label] for label in labels if label is not None])
-    some = max(1, embedder.chunk // len(templates))
+    chunk = max(1, embedder.chunk // len(templates))
     rows = []
-    for start in range(0, len(classes), some):
+    for start in range(0, len(classes), chunk):
         yield Progress("embedding labels", start, len(classes))
-        rows.append(embedder.label_rows(classes[start : start + some], templates))
-    return guess(pool.image_NE[has_label], np.concatenate(rows), true_N, classes)
+        rows.append(embedder.label_rows(classes[start : start + chunk], templates))
+    return predict(pool.image_NE[has_label], np.concatenate(rows), true_N, classes)
 
 
-def compared(found: Found, other: Found) -> dict[str, dict[str, Any]]:
+def compare(own: Retrieved, other: Retrieved) -> dict[str, dict[str, Any]]:
     """By how much recall of one model is above that of another, on the same images and captions."""
     table = {}
-    for way in WAYS:
-        (found_WK, asked_WK), (other_WK, _) = found.by_witness(way), other.by_witness(way)
-        told = differences(found_WK, other_WK, asked_WK)
-        table[way] = {f"recall@{k}": difference for k, difference in zip(KS, told, strict=True)}
+    for way in DIRECTIONS:
+        (own_UK, asked_UK), (other_UK, _) = own.by_unit(way), other.by_unit(way)
+        tests = differences(own_UK, other_UK, asked_UK)
+        table[way] = {f"recall@{k}": test for k, test in zip(KS, tests, strict=True)}
     return table
 
 
-def differences(found_NK: np.ndarray, other_NK: np.ndarray, asked_NK: np.ndarray) -> list[dict[str, Any]]:
-    """Each difference of two shares, where it truly lies, and how likely it is by chance alone."""
-    difference_NK = found_NK - other_NK
-    total_K = difference_NK.sum(axis=0) / asked_NK.sum(axis=0)
-    return [
-        {"difference": difference, "interval": interval, "p_value": p_value}
-        for difference, interval, p_value in zip(
-            total_K.tolist(),
-            resampled_intervals(difference_NK, asked_NK).tolist(),
-            sign_flip_p_values(difference_NK).tolist(),
-            strict=True,
-        )
-    ]
+def differences(own_UK: np.ndarray, other_UK: np.ndarray, asked_UK: np.ndarray) -> list[dict[str, Any]]:
+    """Each difference of two recalls with its 95% interval and p-value."""
+    difference_UK = own_UK - other_UK
+    total_K = difference_UK.sum(axis=0) / asked_UK.sum(axis=0)
+    interval_K2 = resampled_intervals(difference_UK, asked_UK)
+    tests = zip(
+        total_K.tolist(), interval_K2.tolist(), sign_flip_p_values(difference_UK).tolist(), strict=True
+    )
+    return [{"difference": d, "interval": interval, "p_value": p_value} for d, interval, p_value in tests]

@@ -19,7 +19,8 @@ from lapclip.data.tokenizer import load_tokenizer
 from lapclip.diagnose import Diagnosis
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
-from lapclip.evaluate.retrieval import Pool, embed_pool, pool_loss, retrieval
+from lapclip.evaluate.pool import Pool, embed_pool
+from lapclip.evaluate.retrieval import pool_loss, retrieval
 from lapclip.machine.device import device_named, release_memory, set_up_process
 from lapclip.machine.hardware import peak_memory_bytes
 from lapclip.machine.power import BATTERY_CHECK_SECONDS, reason_to_pause

@@ -13,7 +13,7 @@ from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.errors import UserError
 from lapclip.evaluate.difficulty import spread
-from lapclip.evaluate.retrieval import Pool, belong_together
+from lapclip.evaluate.pool import Pool, pair_matrix
 from lapclip.files import write_atomically
 from lapclip.runs.events import Warned
 from lapclip.view import sheet
@@ -29,7 +29,7 @@ def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
     folder = run / "snapshots"
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     thin_out(folder)
-    is_pair_MN = belong_together(pool)
+    is_pair_MN = pair_matrix(pool)
     content = {
         "step": step,
         "queries": [
@@ -105,7 +105,7 @@ def no_snapshot(step: int, problem: Exception) -> Warned:
 
 def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries: int = 5) -> Warned | None:
     """Draws a few captions of the pool and the images the model finds for them; an image is no reason to fail."""
-    is_pair_MN = belong_together(pool)
+    is_pair_MN = pair_matrix(pool)
     rows = []
     try:
         for query in spread(len(pool.captions), num_queries):

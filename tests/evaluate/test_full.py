@@ -1,6 +1,7 @@
-"""All numbers of a model together: whole pools and fixed ones, both protocols, two models, classes."""
+"""The full evaluation: whole pools and fixed ones, both protocols, two models, classes, mistakes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from lapclip.data.measured import Measured, to_measure
 from lapclip.data.open import open_source
 from lapclip.data.source import Source
 from lapclip.errors import UserError
-from lapclip.evaluate.full import appraise, parted
-from lapclip.evaluate.retrieval import embed_pool, retrieval
+from lapclip.evaluate.full import divide, evaluate, worst_mistakes
+from lapclip.evaluate.pool import Links, Pool, embed_pool
+from lapclip.evaluate.retrieval import rank_answers, retrieval
 from lapclip.units import finished
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
@@ -87,7 +89,7 @@ def numbered(**options) -> Measured:
 
 
 def measure(embedder, measured=None, **options) -> dict:
-    return finished(appraise(embedder, measured or numbered(), batch_size=12, **options))
+    return finished(evaluate(embedder, measured or numbered(), batch_size=12, **options))
 
 
 @pytest.fixture
@@ -123,10 +125,10 @@ def test_some_images_can_be_measured():
 
 
 def test_pools_of_a_fixed_size_are_disjoint_and_always_the_same():
-    pools = parted(103, 20)
+    pools = divide(103, 20)
     assert [len(pool) for pool in pools] == [20] * 5
     assert len(set(np.concatenate(pools).tolist())) == 100
-    assert all(np.array_equal(one, other) for one, other in zip(pools, parted(103, 20), strict=True))
+    assert all(np.array_equal(one, other) for one, other in zip(pools, divide(103, 20), strict=True))
     assert not np.array_equal(pools[0], np.arange(20)), "drawn by chance"
 
 
@@ -134,7 +136,7 @@ def test_recall_in_fixed_pools_is_the_mean_over_pools():
     result = measure(Known(0.7), pool_size=25)
     assert result["pool"] == {"size": 25, "num_pools": 2} and result["num_images"] == 50
     whole = embed_pool(Known(0.7), Numbered(), 60)
-    own = [retrieval(whole.part(pictures), 12) for pictures in parted(60, 25)]
+    own = [retrieval(whole.part(pictures), 12) for pictures in divide(60, 25)]
     for way in ("text_to_image", "image_to_text"):
         for key in ("recall@1", "recall@5", "recall@10", "median_rank", "chance@1", "chance@5", "chance@10"):
             assert result[way][key] == pytest.approx(np.mean([pool[way][key] for pool in own]))
@@ -144,7 +146,7 @@ def test_recall_in_fixed_pools_is_the_mean_over_pools():
 
 
 def test_a_pool_cannot_be_larger_than_what_there_is():
-    with pytest.raises(UserError, match="a pool of 61 images is asked for, and there are 60"):
+    with pytest.raises(UserError, match="the pool size is 61, but there are 60"):
         measure(Known(0.7), pool_size=61)
 
 
@@ -213,7 +215,7 @@ def test_mistakes_name_the_images():
 def test_images_that_cannot_be_read_are_named_and_left_out():
     result = measure(Known(0.5), numbered(unreadable=(3, 40)), against=Known(0.8))
     assert result["num_images"] == 58 and result["unreadable"] == ["image 3", "image 40"]
-    with pytest.raises(UserError, match="none of 5 held-out images can be read"):
+    with pytest.raises(UserError, match="none of 5 validation images can be read"):
         measure(Known(0.5), numbered(num_pairs=5, unreadable=(0, 1, 2, 3, 4)))
 
 
@@ -241,9 +243,89 @@ def test_images_that_share_a_caption_are_one_witness(pool_size):
 
 
 def test_it_says_how_far_it_is_and_can_be_left():
-    work = appraise(Known(0.5), numbered(), batch_size=12)
+    work = evaluate(Known(0.5), numbered(), batch_size=12)
     seen = [next(work) for _ in range(5)]
     assert [(now.done, now.total, now.what) for now in seen] == [
         (done, 60, "embedding images") for done in (0, 16, 32, 48)
     ] + [(0, 150, "embedding captions")]
     work.close()
+
+
+def a_pool(num_images: int = 30, captions_each: int = 3, noise: float = 1.0, seed: int = 0) -> Pool:
+    random = np.random.default_rng(seed)
+    image = random.normal(size=(num_images, 8))
+    image_of_caption = np.repeat(np.arange(num_images), captions_each)
+    text = image[image_of_caption] + noise * random.normal(size=(len(image_of_caption), 8))
+    image, text = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (image, text))
+    captions = [f"caption {m}" for m in range(len(text))]
+    numbers = 100 + np.arange(num_images)
+    return Pool(image, text, image_of_caption, captions, indices=numbers, groups=numbers)
+
+
+def worst(pool: Pool, most: int = 1000):
+    links = Links.of_captions(pool)
+    return worst_mistakes(pool, finished(rank_answers(pool.text_ME, pool.image_NE, links)), links, most)
+
+
+def test_the_worst_come_first_and_each_image_once():
+    pool = a_pool()
+    listed = worst(pool)
+    cosine = pool.text_ME @ pool.image_NE.T
+    own = cosine[np.arange(90), pool.image_of_caption]
+    ranks = (cosine >= own[:, None]).sum(axis=1)
+    highest = [ranks[pool.image_of_caption == n].max() for n in range(30)]
+    assert [m.rank for m in listed] == sorted((rank for rank in highest if rank > 1), reverse=True)
+    assert len({m.index for m in listed}) == len(listed) > 10
+    for mistake in listed:
+        caption = pool.captions.index(mistake.caption)
+        assert mistake.index == pool.indices[pool.image_of_caption[caption]]
+        assert mistake.rank == ranks[caption]
+    assert worst(pool, 4) == listed[:4]
+
+
+def test_what_was_found_instead_is_nearer_and_wrong():
+    pool = a_pool()
+    for mistake in worst(pool):
+        scores = [score for _, score in mistake.found]
+        assert len(scores) == min(5, mistake.rank - 1), "no more than came before it"
+        assert scores == sorted(scores, reverse=True) and min(scores) >= mistake.score
+        assert mistake.index not in [index for index, _ in mistake.found]
+        assert abs(mistake.gap - (scores[0] - mistake.score)) < 1e-6
+
+
+def test_of_equal_ranks_the_one_that_is_further_off_comes_first():
+    listed = worst(a_pool(noise=0.7))
+    pairs = list(pairwise(listed))
+    assert any(one.rank == two.rank for one, two in pairs)
+    assert all((one.rank, one.gap) >= (two.rank, two.gap) for one, two in pairs)
+
+
+def test_a_model_that_finds_all_makes_no_mistake():
+    assert worst(a_pool(noise=0)) == []
+
+
+def test_equal_images_are_not_found_instead_of_each_other():
+    pool = a_pool(10, 1, noise=0)
+    twice = Pool(
+        np.tile(pool.image_NE, (2, 1)),
+        np.tile(pool.text_ME, (2, 1)),
+        np.arange(20),
+        pool.captions * 2,
+        indices=np.arange(20),
+        groups=np.arange(20) % 10,
+    )
+    assert worst(twice) == []
+
+
+def test_images_that_share_a_caption_make_one_mistake_of_it():
+    pool = a_pool(12, 1, noise=2)
+    named = replace(
+        pool, captions=["cat"] * 6 + ["dog"] * 6, text_ME=np.repeat(pool.text_ME[[0, 6]], 6, axis=0)
+    )
+    listed = worst(named)
+    assert len(listed) == len({mistake.caption for mistake in listed}) > 0
+    for mistake in listed:
+        own = range(6) if mistake.caption == "cat" else range(6, 12)
+        cosine = named.image_NE @ named.text_ME[own[0]]
+        assert mistake.index - 100 == max(own, key=lambda n: cosine[n]), "the nearest of its images"
+        assert not {index - 100 for index, _ in mistake.found} & set(own)
