@@ -123,9 +123,8 @@ def call(capfd, monkeypatch):
 def quick(monkeypatch):
     """A bench that measures for a moment only."""
     from lapclip.autotune import measure as race
-    from lapclip.bench import overview, sections, steps
-    from lapclip.bench.ops import time_ops
-    from lapclip.bench.rates import bandwidth_gbs, gemm_gflops
+    from lapclip.bench import show, steps
+    from lapclip.bench.ops import bandwidth_gbs, gemm_gflops, time_ops
     from lapclip.bench.sizes import study_sizes
     from lapclip.train import prepare
 
@@ -133,12 +132,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(steps, "PATIENCE", 0.02)
     monkeypatch.setattr(prepare, "NUM_CAPTIONS_READ", 300)  # of what lapclip draws, for the tokenizer
     monkeypatch.setattr(race, "BLOCK_SECONDS", 0.01)
-    monkeypatch.setattr(overview, "gemm_gflops", partial(gemm_gflops, sizes=(64,), budget_seconds=0.02))
+    monkeypatch.setattr(steps, "gemm_gflops", partial(gemm_gflops, sizes=(64,), budget_seconds=0.02))
     monkeypatch.setattr(
-        overview, "bandwidth_gbs", partial(bandwidth_gbs, most_bytes=1 << 20, budget_seconds=0.02)
+        steps, "bandwidth_gbs", partial(bandwidth_gbs, max_bytes=1 << 20, budget_seconds=0.02)
     )
-    monkeypatch.setattr(sections, "time_ops", partial(time_ops, sizes=(8,)))
-    monkeypatch.setattr(sections, "study_sizes", partial(study_sizes, names=("nano",)))
+    monkeypatch.setattr(show, "time_ops", partial(time_ops, sizes=(8,)))
+    monkeypatch.setattr(show, "study_sizes", partial(study_sizes, names=("nano",)))
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:

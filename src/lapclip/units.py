@@ -70,7 +70,9 @@ def duration(seconds: float | None) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """8.3 ms, 125 ms, 1.25 s."""
+    """42 us, 8.3 ms, 125 ms, 1.25 s."""
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.{0 if seconds >= 1e-5 else 1}f} us"
     return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1000:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
@@ -127,6 +129,14 @@ def number(value: float | None, digits: int = 3) -> str:
 
 def count(value: float | None) -> str:
     return UNKNOWN if not is_number(value) else f"{value:,.0f}"
+
+
+def short_count(value: float) -> str:
+    """76.7M, 1.01B, 512: as short as a label must be."""
+    for letter, factor in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= factor:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.3g}"
 
 
 def rate(value: float | None) -> str:

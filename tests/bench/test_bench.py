@@ -11,9 +11,8 @@ import pytest
 from conftest import command, environment
 
 from lapclip.autotune.cache import folder_for
-from lapclip.bench import ops, overview, sections, sizes
+from lapclip.bench import ops, show, sizes, steps
 from lapclip.bench.sizes import SizeResult, estimate, predicted_speed_up, speed_up, study_sizes
-from lapclip.bench.tables import sizes_table
 from lapclip.config import load_config
 from lapclip.files import cache_folder
 from lapclip.machine.device import DEVICES, present_devices, processor
@@ -106,8 +105,8 @@ def test_people_read_it_in_80_columns_and_get_what_a_page_shows(bench, tmp_path)
     assert threads == ["threads", "1", "asked", "for"]
     assert "trains this way" in " ".join(done.stdout.split()) and "\x1b" not in done.stdout
     page = (tmp_path / "bench.html").read_text()
-    assert "<svg" in page and "chosen" in page and "image: bench.html" in done.stderr
-    assert bench(*NANO, "--picture", "bench.png").returncode == 0
+    assert "data:image/png" in page and "chosen" in page and "image: bench.html" in done.stderr
+    assert bench(*NANO, "--out", "bench.png").returncode == 0
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -116,7 +115,7 @@ def test_people_read_it_in_80_columns_and_get_what_a_page_shows(bench, tmp_path)
     [
         (["--picture", "bench.gif"], 1, "`bench.gif` does not end in"),
         (["--picture", "nowhere/bench.png"], 1, "there is no folder `nowhere`"),
-        (["--ops", "--sizes", "--picture", "bench.svg"], 1, "an SVG file holds one"),
+        (["--out", "bench.svg"], 1, "`bench.svg` does not end in `.png` or `.html`"),
         (["--sise", "nano"], 2, "--sise"),
         (["--minutes", "3"], 2, "--minutes"),
         (["--size", "gigantic"], 2, "gigantic"),
@@ -147,11 +146,11 @@ def spoil(content: object, name: str) -> None:
 @pytest.mark.parametrize(
     "content", [{"rates": 5}, {"rates": {"cpu": 5}}, {"rates": {"cpu": {}}}, [], {"rates": {}}], ids=str
 )
-def test_spoilt_rates_are_measured_anew(content):
+def test_spoilt_rates_are_measured_again(content):
     spoil(content, "rates")
-    found = finished(overview.look_over(fresh=False))
+    found = finished(steps.look_over(fresh=False))
     assert found.rates["cpu"]["gemm_gflops"] > 0 and found.rates["cpu"]["bandwidth_gbs"] > 0
-    assert overview.in_words(found)
+    assert steps.in_words(found)
 
 
 def test_operations_are_shown_by_size_and_remembered(bench):
@@ -165,10 +164,10 @@ def test_operations_are_shown_by_size_and_remembered(bench):
 
 
 @pytest.mark.parametrize("content", [{"ops": 5}, {"ops": [5]}, {"ops": [{"size": 5}]}, {"ops": []}], ids=str)
-def test_spoilt_operations_are_measured_anew(content, monkeypatch):
+def test_spoilt_operations_are_measured_again(content, monkeypatch):
     monkeypatch.setattr(ops, "OPS", {"copy": ops.OPS["copy"]})  # one is enough to see that it was measured
     spoil(content, "ops")
-    assert finished(sections.ops_section(load_config(flags={}), fresh=False)).json["ops"]
+    assert finished(show.ops_section(load_config(flags={}), fresh=False)).json["ops"]
 
 
 # Sizes.
@@ -198,13 +197,12 @@ def test_an_estimate_is_marked_and_slower_than_what_it_is_made_from():
     assert 0 < guess.pairs_per_second < measured.pairs_per_second / 100
     assert guess.epoch_seconds == pytest.approx(10_000 / guess.pairs_per_second)
     assert guess.memory_bytes > 16 * num_parameters
-    table = sizes_table([measured, guess])
+    table = show.sizes_table([measured, guess])
     assert not any("~" in cell for cell in table.rows[0])
     assert sum(cell.startswith("~") for cell in table.rows[1]) == 3, "rate, memory and epoch"
     assert "3x" in table.rows[1] and "0.1x" in table.rows[0]
 
 
-@pytest.mark.slow
 def test_sizes_are_measured_while_they_fit_and_estimated_beyond(bench):
     said, study = [], study_sizes([processor()], ("nano", "huge"), fresh=False, max_memory=1.0)
     while True:
@@ -226,7 +224,6 @@ def test_sizes_are_measured_while_they_fit_and_estimated_beyond(bench):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [NANO, pytest.param(("--sizes",), marks=pytest.mark.prove)], ids=["steps", "sizes"]
 )

@@ -1,13 +1,31 @@
-"""Operations: where the time of a call goes, and from which size a device is worth its price."""
+"""Operations and rates: where the time of a call goes, and from which size on a device is faster."""
 
 import gc
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from waiting import SlowToAnswer
 
-from lapclip.bench.ops import LONGEST_CALL_SECONDS, OPS, OpTiming, ends, fits, overtakes, time_ops
+from lapclip.bench.ops import (
+    LONG_SECONDS,
+    MAX_CALL_SECONDS,
+    NUM_BLOCKS,
+    OPS,
+    OpTiming,
+    about_torch,
+    bandwidth_gbs,
+    best_seconds,
+    calls_in_block,
+    crossovers,
+    ends,
+    fits,
+    gemm_gflops,
+    parse_build,
+    time_block,
+    time_ops,
+)
 from lapclip.machine.device import Device, processor
 
 pytestmark = pytest.mark.slow
@@ -47,8 +65,8 @@ def test_waiting_is_told_apart_from_work(both):
 
 
 def test_a_device_that_computes_no_faster_and_answers_late_never_overtakes(both):
-    assert [overtakes(both, op, "slow") for op in OPS] == [None] * len(OPS)
-    assert [overtakes(both, op, "cpu", reference="slow") for op in OPS] == [SMALL[0]] * len(OPS)
+    assert crossovers(both) == {"slow": dict.fromkeys(OPS)}
+    assert crossovers(both, reference="slow") == {"cpu": dict.fromkeys(OPS, SMALL[0])}
 
 
 def test_timings_come_as_they_are_measured():
@@ -68,7 +86,7 @@ def test_devices_that_may_share_a_memory_are_given_no_more_of_it_together():
 
 def test_an_operation_stops_growing_before_a_call_takes_too_long(both):
     product = next(timing for timing in both if timing.op == "product")
-    slow = replace(product, size=1024, seconds=LONGEST_CALL_SECONDS / 6)
+    slow = replace(product, size=1024, seconds=MAX_CALL_SECONDS / 6)
     assert not ends(OPS["product"], 2048, slow), "eight times the work"
     assert ends(OPS["attention"], 2048, slow), "four times the work"
     assert ends(OPS["product"], 2048, None)
@@ -104,6 +122,80 @@ PROCESSOR = timings_of("cpu", {32: 1.0, 64: 2.0, 128: 4.0, 256: 8.0})
 )
 def test_a_device_overtakes_where_it_stays_ahead(graphics, size):
     timings = PROCESSOR + timings_of("mps", graphics)
-    assert overtakes(timings, "product", "mps") == size
-    assert overtakes(reversed(timings), "product", "mps") == size, "in any order"
-    assert overtakes(timings, "attention", "mps") is None
+    expected = {"mps": {"product": size}} if graphics else {}
+    assert crossovers(timings) == crossovers(reversed(timings)) == expected, "in any order"
+
+
+# Rates
+
+# As PyTorch prints it on an M2, of a time before its wheels had OpenMP, and on Linux; shortened.
+MAC = """PyTorch built with:
+  - GCC 4.2
+  - clang 13.1.6
+  - LAPACK is enabled (usually provided by MKL)
+  - CPU capability usage: NO AVX
+  - Build settings: BLAS_INFO=accelerate, BUILD_TYPE=Release, LAPACK_INFO=accelerate, USE_MKL=OFF
+"""
+LINUX = """PyTorch built with:
+  - GCC 13.3
+  - Intel(R) oneAPI Math Kernel Library Version 2024.2-Product Build 20240605 for Intel(R) 64 architecture applications
+  - OpenMP 201511 (a.k.a. OpenMP 4.5)
+  - CPU capability usage: AVX2
+  - Build settings: BLAS_INFO=mkl, BUILD_TYPE=Release, LAPACK_INFO=mkl, USE_MKL=ON
+"""
+
+
+class SlowWithinACall(SlowToAnswer):
+    wait_seconds = 0.002
+
+
+class Full(Device):
+    def free_bytes(self, available_bytes: int) -> int:
+        return 800_000
+
+
+def test_both_rates_are_those_of_a_machine_and_not_of_the_clock():
+    """Wide enough for a phone and a workstation, too narrow for a mistake in units."""
+    assert 0.1 < gemm_gflops(processor(), sizes=(64, 128), budget_seconds=0.05) < 1e5
+    assert 0.05 < bandwidth_gbs(processor(), max_bytes=1 << 24, budget_seconds=0.05) < 1e5
+
+
+def test_a_slow_answer_is_shared_by_the_calls_of_a_block():
+    device = SlowWithinACall("slow", is_accelerator=True)
+    numbers = torch.rand(8, 8)
+    num_calls = calls_in_block(lambda: numbers @ numbers, device)
+    assert num_calls > 10
+    assert time_block(lambda: numbers @ numbers, device, num_calls).launch_seconds < device.wait_seconds
+
+
+def test_a_call_that_takes_long_is_a_block_of_its_own():
+    assert calls_in_block(lambda: time.sleep(0.03), processor()) == 1
+
+
+def test_products_stop_growing_when_the_next_would_break_the_budget():
+    """No machine could hold the second."""
+    assert gemm_gflops(processor(), sizes=(128, 10_000_000), budget_seconds=1e-9) > 0
+
+
+def test_a_copy_leaves_memory_to_others():
+    """No machine could hold what is allowed, but little is free."""
+    assert bandwidth_gbs(Full("cpu"), max_bytes=1 << 60, budget_seconds=0.01) > 0
+
+
+def test_at_least_three_blocks_are_taken_however_small_the_budget():
+    calls: list[None] = []
+    best_seconds(lambda: calls.append(time.sleep(LONG_SECONDS)), processor(), budget_seconds=0)
+    assert len(calls) == 1 + NUM_BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("text", "blas", "openmp"), [(MAC, "accelerate", None), (LINUX, "mkl", "4.5"), ("", None, None)]
+)
+def test_the_libraries_are_read_from_what_torch_says_of_its_build(text, blas, openmp):
+    assert parse_build(text) == {"blas": blas, "openmp": openmp}
+
+
+def test_what_is_said_of_torch_is_that_of_this_process():
+    about = about_torch()
+    assert about["version"] == torch.__version__ and about["threads"] == torch.get_num_threads()
+    assert about["capability"] and about.keys() >= {"blas", "openmp"}

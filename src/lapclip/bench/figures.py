@@ -1,37 +1,47 @@
-"""From plain results to figures: execution plans, single operations, sizes; each device beside the others."""
+"""Charts of execution plans, single operations and sizes, drawn by matplotlib, which is loaded only when asked for.
 
-from __future__ import annotations
+Everything is told apart by marks, hatching and words as well as by colour.
+"""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import logging
+import textwrap
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from lapclip.autotune.results import Candidate, Measured
-from lapclip.bench.lines import draw_crossovers, draw_lines, in_order, legend_of
-from lapclip.bench.paper import (
-    INK,
-    PALE,
-    PAPER,
-    QUIET,
-    STRONG,
-    count,
-    drawing,
-    duration,
-    new_figure,
-    printable,
-    shortened,
-    wrapped,
-)
+from lapclip.bench.ops import OpTiming, overtakes
 from lapclip.bench.sizes import SizeResult
+from lapclip.errors import UserError, one_line
+from lapclip.machine.device import processor
 from lapclip.step.step import Plan
+from lapclip.units import duration, rate, short_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from lapclip.bench.ops import OpTiming
-
+WIDTH_INCHES, DOTS_PER_INCH = 10.0, 120  # 1200 pixels
+INK, PALE, PAPER = "#222222", "#767676", "#ffffff"
+STRONG, QUIET = "#0072b2", "#c8c8c8"
+# Okabe and Ito's colours, which the colour-blind tell apart; the CPU is always the first.
+STYLES = (("#0072b2", "o"), ("#e69f00", "s"), ("#009e73", "^"), ("#cc79a7", "D"))
+LOOK: dict[Any, Any] = {
+    "font.size": 10,
+    "text.color": INK,
+    "text.parse_math": False,  # a dollar in a device's name is a dollar
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "grid.color": "#dddddd",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+}
 PANELS_IN_A_ROW = 3
-USUAL_SIZE = 512  # of the operations taken apart
+TYPICAL_SIZE = 512  # of the operations that are broken down into parts
 NOTABLE_DRIFT = 0.05
 PARTS = (  # name, field, colour, hatching; in the order they happen
     ("allocate", "allocate_seconds", "#cccccc", ""),
@@ -40,184 +50,238 @@ PARTS = (  # name, field, colour, hatching; in the order they happen
     ("synchronise", "synchronise_seconds", "#e69f00", ".."),
 )
 
+Points = Mapping[float, float]  # value by size
 
-def draw_steps(measured: Measured, chosen: Plan, title: str) -> Figure:
-    """Pairs a second of each candidate, fastest first; the chosen one says so, a rejected one says why."""
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Within it figures are made and saved: with our look, without the user's own settings, and quietly."""
+    logger = logging.getLogger("matplotlib")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it would report that it lists fonts, or that it cannot cache the list
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a box is drawn instead
+            import matplotlib
+
+            with matplotlib.rc_context():
+                matplotlib.rcdefaults()
+                matplotlib.rcParams.update(LOOK)
+                yield
+    except ImportError:
+        hint = "pip install 'lapclip[plot]'"
+        raise UserError("images need matplotlib, which is not installed", hint=hint) from None
+    finally:
+        logger.setLevel(level)
+
+
+def new_figure(title: str, height_inches: float) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH_INCHES, height_inches), dpi=DOTS_PER_INCH, layout="constrained")
+    figure.suptitle(wrapped(title, 90), x=0.012, ha="left", fontsize=13, fontweight="bold")
+    return figure
+
+
+def wrapped(text: str, width: int, max_lines: int = 2) -> str:
+    return "\n".join(textwrap.wrap(one_line(text), width, max_lines=max_lines, placeholder=" ..."))
+
+
+def label(name: str) -> str:
+    """A name that fits beside others."""
+    return one_line(name) if len(name) <= 24 else one_line(name)[:21] + "..."
+
+
+def draw_steps(measured: Measured, chosen: Plan, title: str) -> "Figure":
+    """Pairs a second of each candidate, fastest first; the chosen one is marked, a rejected one gives the reason."""
     timed = [c for c in measured.candidates if c.rejected is None and c.pairs_per_second is not None]
     timed.sort(key=speed, reverse=True)
-    others = [c for c in measured.candidates if c not in timed]
-    rows = timed + others
+    rows = timed + [c for c in measured.candidates if c not in timed]
+    longest = max((speed(c) * (1 + (c.spread or 0)) for c in timed), default=1.0)
     with drawing():
         figure = new_figure(title, 1.4 + 0.43 * len(rows))
         axes = figure.add_subplot()
-        longest = max((speed(c) * (1 + (c.spread or 0)) for c in timed), default=1.0)
-        gap = longest * 0.012
-        for place, candidate in enumerate(timed):
-            draw_bar(axes, place, candidate, is_chosen=candidate.plan == chosen, gap=gap)
-        for place, candidate in enumerate(others, start=len(timed)):
-            axes.text(gap, place, wrapped(why_not(candidate), 112), va="center", fontsize=8.5)
-        axes.set_yticks(range(len(rows)), [wrapped(printable(c.plan.in_words()), 32) for c in rows])
-        for label, candidate in zip(axes.get_yticklabels(), rows, strict=True):
-            label.set_fontweight("bold" if candidate.plan == chosen else "normal")
-            label.set_color(INK if candidate in timed else PALE)
-        axes.set_ylim(len(rows) - 0.4, -0.6)
-        axes.set_xlim(0, longest * 1.35)  # room for the words behind the longest bar
-        axes.tick_params(axis="y", length=0)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-        if timed:
-            axes.set_xlabel(
-                "pairs per second; the whisker spans the middle half of the steps" + drifted(measured)
+        for place, candidate in enumerate(rows):
+            weight = "bold" if candidate.plan == chosen else "normal"
+            reach = speed(candidate) * (candidate.spread or 0.0) if candidate in timed else 0.0
+            start = (speed(candidate) + reach if candidate in timed else 0.0) + longest * 0.012
+            if candidate in timed:
+                colour = STRONG if candidate.plan == chosen else QUIET
+                axes.barh(place, speed(candidate), height=0.62, color=colour, xerr=reach or None, capsize=4)
+            axes.text(
+                start,
+                place,
+                wrapped(result_of(candidate, chosen), 112),
+                va="center",
+                fontsize=8.5,
+                weight=weight,
             )
-        else:
-            axes.set_xticks([])
+        axes.set_yticks(range(len(rows)), [wrapped(candidate.plan.in_words(), 32) for candidate in rows])
+        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes.set_xlim(0, longest * 1.35)  # room for the words after the longest bar
+        drift = abs(measured.drift) >= NOTABLE_DRIFT
+        became = f"{abs(measured.drift):.0%} {'slower' if measured.drift > 0 else 'faster'}"
+        note = f"\nsteps became {became} while this was measured" if drift else ""
+        axes.set_xlabel(f"pairs per second; the whisker spans the middle half of the steps{note}")
         return figure
-
-
-def draw_bar(axes: Axes, place: int, candidate: Candidate, *, is_chosen: bool, gap: float) -> None:
-    spread = candidate.spread or 0.0
-    reach = speed(candidate) * spread
-    axes.barh(place, speed(candidate), height=0.62, color=STRONG if is_chosen else QUIET)
-    if reach:
-        axes.errorbar(speed(candidate), place, xerr=reach, color=INK, capsize=4, linewidth=1.4)
-    give_or_take = f" \N{PLUS-MINUS SIGN} {spread:.0%}" if spread else ""
-    axes.text(
-        speed(candidate) + reach + gap,
-        place,
-        f"{per_second(speed(candidate))}{give_or_take}{', chosen' if is_chosen else ''}",
-        va="center",
-        fontsize=9,
-        fontweight="bold" if is_chosen else "normal",
-    )
 
 
 def speed(candidate: Candidate) -> float:
     return candidate.pairs_per_second or 0.0
 
 
-def per_second(pairs: float) -> str:
-    return f"{pairs:,.0f}" if pairs >= 10 else f"{pairs:.2g}"
-
-
-def why_not(candidate: Candidate) -> str:
-    if candidate.rejected is None:
+def result_of(candidate: Candidate, chosen: Plan) -> str:
+    if candidate.rejected is not None:
+        timed = f" at {rate(speed(candidate))} pairs/s" if candidate.pairs_per_second else ""
+        return f"rejected{timed}: {candidate.rejected}"
+    if candidate.pairs_per_second is None:
         return "not timed"
-    timed = f" at {per_second(speed(candidate))} pairs/s" if candidate.pairs_per_second else ""
-    return f"rejected{timed}: {candidate.rejected}"
+    spread = f" \N{PLUS-MINUS SIGN} {candidate.spread:.0%}" if candidate.spread else ""
+    return f"{rate(speed(candidate))}{spread}{', chosen' if candidate.plan == chosen else ''}"
 
 
-def drifted(measured: Measured) -> str:
-    if abs(measured.drift) < NOTABLE_DRIFT:
-        return ""
-    became = "slower" if measured.drift > 0 else "faster"
-    return f"\nsteps became {abs(measured.drift):.0%} {became} while this was measured"
-
-
-def draw_ops(timings: Sequence[OpTiming]) -> Figure:
-    """A panel for each operation, time against size; below, what one call at the usual size consists of."""
+def draw_ops(timings: Sequence[OpTiming]) -> "Figure":
+    """A panel for each operation, time against size; below, what one call at a typical size consists of."""
     ops = list(dict.fromkeys(timing.op for timing in timings))
     devices = in_order(timing.device for timing in timings)
-    apart = taken_apart(timings)
+    lines = {
+        (op, d): {t.size: t for t in timings if (t.op, t.device) == (op, d)} for op in ops for d in devices
+    }
+    typical = [min(of.values(), key=lambda t: abs(t.size - TYPICAL_SIZE)) for of in lines.values() if of]
     columns = min(PANELS_IN_A_ROW, len(ops))
     num_rows = -(-len(ops) // columns)
-    heights = [2.6] * num_rows + [1.2 + 0.3 * len(apart)]
+    heights = [2.6] * num_rows + [1.2 + 0.3 * len(typical)]
     with drawing():
         figure = new_figure("Single operations: time of one call among many", 0.7 + sum(heights))
         grid = figure.add_gridspec(num_rows + 1, columns, height_ratios=heights)
         for number, op in enumerate(ops):
             axes = figure.add_subplot(grid[divmod(number, columns)])
-            draw_op(axes, [t for t in timings if t.op == op], devices)
-            if number % columns == 0:
-                axes.set_ylabel("microseconds")
-        figure.align_ylabels()
-        figure.legend(*legend_of(devices), loc="outside upper right", ncols=len(devices))
-        draw_parts(figure.add_subplot(grid[num_rows, :]), apart)
+            micros = {d: {float(n): t.seconds * 1e6 for n, t in lines[op, d].items()} for d in devices}
+            draw_lines(axes, micros)
+            num_lines = draw_crossovers(axes, micros)
+            axes.set_title(label(op), fontweight="bold", pad=7 + 12 * num_lines)
+            sizes = sorted({timing.size for timing in timings if timing.op == op})
+            sizes = sizes[:: -(-len(sizes) // 5)]
+            axes.set_xticks(sizes, [str(size) for size in sizes])
+            axes.set_xticks([], minor=True)
+            axes.set_xlabel("size")
+            axes.set_ylabel("microseconds" if number % columns == 0 else "")
+        add_legend(figure, devices)
+        draw_parts(figure.add_subplot(grid[num_rows, :]), typical)
         return figure
 
 
-def draw_op(axes: Axes, timings: Sequence[OpTiming], devices: Sequence[str]) -> None:
-    lines = {
-        device: sorted((float(t.size), t.seconds * 1e6) for t in timings if t.device == device)
-        for device in devices
-    }
-    draw_lines(axes, lines)
-    num_said = draw_crossovers(axes, lines)
-    axes.set_title(shortened(timings[0].op), fontweight="bold", pad=7 + 12 * num_said)
-    sizes = sorted({timing.size for timing in timings})
-    few = sizes[:: -(-len(sizes) // 5)]
-    axes.set_xticks(few, [str(size) for size in few])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("size")
-
-
-def taken_apart(timings: Sequence[OpTiming]) -> list[OpTiming]:
-    """Of each operation and device the usual size, or the nearest that was measured."""
-    ops, devices = list(dict.fromkeys(t.op for t in timings)), in_order(t.device for t in timings)
-    of_each: dict[tuple[int, int], list[OpTiming]] = {}
-    for timing in timings:
-        of_each.setdefault((ops.index(timing.op), devices.index(timing.device)), []).append(timing)
-    return [min(of_each[place], key=lambda t: abs(t.size - USUAL_SIZE)) for place in sorted(of_each)]
-
-
-def draw_parts(axes: Axes, timings: Sequence[OpTiming]) -> None:
-    """Each bar is one call by itself, in shares; the first call is said in words, since it would hide the rest."""
-    from matplotlib.patches import Patch
-
-    for place, timing in enumerate(timings):
-        parts = [max(0.0, getattr(timing, field)) for _, field, _, _ in PARTS]
-        whole, left = sum(parts) or 1.0, 0.0
-        for (_, _, colour, hatch), part in zip(PARTS, parts, strict=True):
-            bars = axes.barh(place, part / whole, left=left, height=0.66, color=colour, edgecolor=PAPER)
-            bars[0].set(hatch=hatch, linewidth=0.5)
-            left += part / whole
-        said = f"{duration(sum(parts))}; the first call {duration(max(0.0, timing.first_call_seconds))} more"
-        axes.text(1.012, place, said, va="center", fontsize=8.5)
-    axes.set_title("One call by itself, its inputs made anew", fontweight="bold", pad=26)
-    names = [f"{shortened(t.op)} {t.size}, {shortened(t.device)}" for t in timings]
-    axes.set_yticks(range(len(timings)), names, fontsize=8.5)
+def draw_parts(axes: "Axes", timings: Sequence[OpTiming]) -> None:
+    """Each bar is one call by itself, in shares; the first call is given in words, since it would hide the rest."""
+    parts = [[max(0.0, getattr(timing, field)) for _, field, _, _ in PARTS] for timing in timings]
+    places, left = range(len(timings)), [0.0] * len(timings)
+    for number, (name, _, colour, hatch) in enumerate(PARTS):
+        shares = [own[number] / (sum(own) or 1.0) for own in parts]
+        axes.barh(
+            places, shares, left=left, height=0.66, color=colour, edgecolor=PAPER, hatch=hatch, label=name
+        )
+        left = [start + share for start, share in zip(left, shares, strict=True)]
+    for place, (timing, own) in enumerate(zip(timings, parts, strict=True)):
+        first = f"{duration(sum(own))}; the first call {duration(max(0.0, timing.first_call_seconds))} more"
+        axes.text(1.012, place, first, va="center", fontsize=8.5)
+    axes.set_title("One call by itself, with new inputs", fontweight="bold", pad=26)
+    axes.set_yticks(places, [f"{label(t.op)} {t.size}, {label(t.device)}" for t in timings], fontsize=8.5)
     axes.set_ylim(len(timings) - 0.4, -0.6)
     axes.set_xlim(0, 1.36)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0], ["0", "25%", "50%", "75%", "100%"])
-    axes.tick_params(axis="y", length=0)
-    axes.spines["bottom"].set_bounds(0, 1)
-    patches = [Patch(facecolor=colour, hatch=hatch, edgecolor=PAPER) for _, _, colour, hatch in PARTS]
-    axes.legend(
-        patches,
-        [name for name, *_ in PARTS],
-        loc="lower left",
-        bbox_to_anchor=(-0.006, 1.0),
-        borderaxespad=0.2,
-        ncols=len(PARTS),
-    )
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.006, 1.0), borderaxespad=0.2, ncols=len(PARTS))
 
 
-def draw_sizes(results: Sequence[SizeResult]) -> Figure:
+def draw_sizes(results: Sequence[SizeResult]) -> "Figure":
     """Pairs a second and memory against parameters; what was estimated is hollow and dashed."""
     devices = in_order(result.device for result in results)
-    sizes = {float(result.num_parameters): shortened(result.size) for result in results}
-    guesses = {(result.device, float(result.num_parameters)) for result in results if result.is_estimate}
-    speeds = lines_of(results, devices, lambda result: result.pairs_per_second)
-    slowness = {device: [(x, 1 / y) for x, y in points] for device, points in speeds.items()}
+    sizes = {float(result.num_parameters): label(result.size) for result in results}
+    estimated = {(result.device, float(result.num_parameters)) for result in results if result.is_estimate}
+
+    def lines(value: Callable[[SizeResult], float]) -> dict[str, Points]:
+        return {d: {float(r.num_parameters): value(r) for r in results if r.device == d} for d in devices}
+
     with drawing():
         figure = new_figure("Sizes: how fast, and how much memory", 8.2)
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
-        draw_lines(above, speeds, guesses)
-        draw_crossovers(above, slowness, names=sizes, guesses=guesses)
+        draw_lines(above, lines(lambda result: result.pairs_per_second), estimated)
+        draw_crossovers(above, lines(lambda result: 1 / result.pairs_per_second), sizes, estimated)
         above.set_ylabel("pairs per second")
-        draw_lines(below, lines_of(results, devices, lambda result: result.memory_bytes / 1e9), guesses)
+        draw_lines(below, lines(lambda result: result.memory_bytes / 1e9), estimated)
         below.set_ylabel("memory, GB")
-        names = [f"{size} {count(number)}" for number, size in sizes.items()]
+        names = [f"{size} {short_count(number)}" for number, size in sizes.items()]
         below.set_xticks(list(sizes), names, rotation=35, ha="right", rotation_mode="anchor")
         below.set_xticks([], minor=True)
         below.set_xlabel("size and its parameters")
-        handles, said = legend_of(devices, has_guesses=bool(guesses))
-        figure.legend(handles, said, loc="outside upper right", ncols=len(said))
+        add_legend(figure, devices, has_estimates=bool(estimated))
         return figure
 
 
-def lines_of(
-    results: Sequence[SizeResult], devices: Sequence[str], value: Callable[[SizeResult], float]
-) -> dict[str, list[tuple[float, float]]]:
-    return {
-        device: sorted((float(r.num_parameters), value(r)) for r in results if r.device == device)
-        for device in devices
-    }
+def draw_lines(
+    axes: "Axes", lines: Mapping[str, Points], estimated: Collection[tuple[str, float]] = ()
+) -> None:
+    """One line a device on logarithmic axes; estimates, which are of the largest sizes, are hollow and dashed."""
+    axes.loglog()
+    axes.grid(axis="y")
+    for number, (device, points) in enumerate(lines.items()):
+        colour, mark = STYLES[number % len(STYLES)]
+        measured = [
+            (size, value) for size, value in sorted(points.items()) if (device, size) not in estimated
+        ]
+        guessed = [(size, value) for size, value in sorted(points.items()) if (device, size) in estimated]
+        if guessed:
+            dashed: dict[str, Any] = {
+                "color": colour,
+                "marker": mark,
+                "markerfacecolor": PAPER,
+                "linestyle": "--",
+            }
+            axes.plot(*zip(*measured[-1:], *guessed, strict=True), **dashed)
+        if measured:
+            axes.plot(*zip(*measured, strict=True), color=colour, marker=mark)
+    axes.margins(0.08, 0.12)
+    axes.yaxis.set_major_formatter(lambda value, _: short_count(value))
+
+
+def draw_crossovers(
+    axes: "Axes",
+    seconds: Mapping[str, Points],
+    names: Mapping[float, str] | None = None,
+    estimated: Collection[tuple[str, float]] = (),
+) -> int:
+    """Marks where each device overtakes the CPU, and says so above the axes; returns how many lines that takes."""
+    cpu = processor().name
+    reference = seconds.get(cpu, {})
+    said = []
+    for device, points in seconds.items():
+        if device == cpu or (size := overtakes(reference, points)) is None:
+            continue
+        if size == min(reference.keys() & points.keys()):
+            said.append(f"{label(device)} is ahead throughout")
+            continue
+        is_estimate = (device, size) in estimated or (cpu, size) in estimated
+        name = names[size] if names else f"{size:.0f}"
+        said.append(f"{label(device)} is ahead from {name} on{', by estimate' if is_estimate else ''}")
+        axes.axvline(size, color=PALE, linestyle=":", linewidth=1.4, zorder=0)
+    text = "\n".join(said)
+    axes.annotate(text, (0, 1), (0, 4), "axes fraction", "offset points", va="bottom", fontsize=8.5)
+    return len(said)
+
+
+def add_legend(figure: "Figure", devices: Sequence[str], *, has_estimates: bool = False) -> None:
+    from matplotlib.lines import Line2D
+
+    looks = [STYLES[number % len(STYLES)] for number in range(len(devices))]
+    handles = [
+        Line2D([], [], color=colour, marker=mark, label=label(d))
+        for d, (colour, mark) in zip(devices, looks, strict=True)
+    ]
+    if has_estimates:
+        hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": PAPER, "linestyle": "--"}
+        handles.append(Line2D([], [], color=INK, label="estimated, not measured", **hollow))
+    figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
+
+
+def in_order(devices: Iterable[str]) -> list[str]:
+    """Each device once, the CPU first."""
+    return sorted(dict.fromkeys(devices), key=lambda name: name != processor().name)

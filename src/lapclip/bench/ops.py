@@ -1,39 +1,151 @@
-"""How long single operations take on each device, size by size, and from which size a device is worth its price.
+"""How fast a device multiplies and copies; how long single operations take on each device, size by size.
 
 Times are those of blocks: many calls in a row, the device waited for around them and never between them. Waiting
 after each call would time the waiting: for small inputs it is far longer than the work, and no model is run that way.
 
 - allocate: making the memory of the inputs there, the first time.
 - first call: what the very first call at a size takes beyond a steady one (compiling, planning, first memory).
-- launch: handing a call over, on a device that returns before it is done. The processor computes inside the call;
+- launch: handing a call over, on a device that returns before it is done. The CPU computes inside the call;
   there it is the fixed cost, the time of the same operation on the smallest input.
 - compute: the rest of a call.
 - synchronise: waiting for a device that has nothing to do; a block pays it once.
 
 Times are medians over rounds; in a round each device has its turn, so that a machine that slows down slows all of them.
 Results are allocated in each call, as in a model; the process should be set up as for training, or on Linux large
-results are faulted in anew each time.
+results are faulted in again each time.
 """
 
+import math
+import re
 import statistics
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lapclip.bench.rates import NUM_BLOCKS, Block, calls_in_block, free_bytes, time_block
 from lapclip.machine.device import Device
+
+BLOCK_SECONDS = 0.02  # long against the clock and one synchronisation, short enough for many
+LONG_SECONDS = 0.1  # a call that takes this long is not tried again to learn how long
+MAX_CALLS = 1 << 14
+NUM_LAUNCHES = 16  # a device that is this far behind may make the next call wait
+NUM_BLOCKS = 3
+COPY_BYTES = 1 << 28  # source and target together: far more than the caches of a laptop
+COPY_SHARE = 1 / 8  # of free memory
 
 SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 HEADS, HEAD_WIDTH = 4, 64
-LONGEST_CALL_SECONDS = 2.0
-SHARE_OF_FREE = 1 / 4
+MAX_CALL_SECONDS = 2.0
+OPS_SHARE = 1 / 4  # of free memory
 ROUND_SECONDS = 0.15  # a size of an operation on a device, unless three blocks take longer
-MOST_BLOCKS = 7
+MAX_BLOCKS = 7
+
+
+@dataclass(frozen=True)
+class Block:
+    """Calls in a row on a device that was idle before, and is again after."""
+
+    num_calls: int
+    seconds: float  # of one call: its share of the whole block
+    launch_seconds: float  # of one call, until it was handed over; over the first calls
+
+
+def time_block(call: Callable[[], object], device: Device, num_calls: int) -> Block:
+    """Times calls in a row; the device is waited for around the block, never between its calls."""
+    device.synchronize()
+    started = time.perf_counter()
+    num_launches = min(num_calls, NUM_LAUNCHES)
+    for _ in range(num_launches):
+        call()
+    launched = time.perf_counter()
+    for _ in range(num_calls - num_launches):
+        call()
+    device.synchronize()
+    ended = time.perf_counter()
+    return Block(num_calls, (ended - started) / num_calls, (launched - started) / num_launches)
+
+
+def calls_in_block(call: Callable[[], object], device: Device) -> int:
+    """How many calls make a block of about `BLOCK_SECONDS`; also warms up."""
+    num_calls = 1
+    while True:
+        elapsed_seconds = time_block(call, device, num_calls).seconds * num_calls
+        if elapsed_seconds < LONG_SECONDS:  # may be another program's turn on this core, and not the calls
+            again = min(time_block(call, device, num_calls).seconds for _ in range(2))
+            elapsed_seconds = min(elapsed_seconds, again * num_calls)
+        if elapsed_seconds >= BLOCK_SECONDS / 2 or num_calls >= MAX_CALLS:
+            return num_calls
+        # Waiting at the end has a price of its own, so that one call says little about many: grow by degrees.
+        wanted = math.ceil(num_calls * BLOCK_SECONDS / max(elapsed_seconds, 1e-9))
+        num_calls = min(max(wanted, num_calls + 1), 8 * num_calls, MAX_CALLS)
+
+
+def best_seconds(call: Callable[[], object], device: Device, *, budget_seconds: float) -> float:
+    """Seconds of one call in the fastest block, which other programs disturbed least."""
+    num_calls = calls_in_block(call, device)
+    until = time.perf_counter() + budget_seconds
+    blocks: list[float] = []
+    while len(blocks) < NUM_BLOCKS or time.perf_counter() < until:
+        blocks.append(time_block(call, device, num_calls).seconds)
+    return min(blocks)
+
+
+def gemm_gflops(
+    device: Device, *, sizes: Sequence[int] = (512, 1024, 2048), budget_seconds: float = 1.5
+) -> float:
+    """Billions of operations a second in fp32 products of square matrices, at the size that suits the device best."""
+    share = budget_seconds / len(sizes)
+    best = 0.0
+    for size in sizes:
+        seconds = product_seconds(device, size, budget_seconds=share)
+        best = max(best, 2 * size**3 / seconds / 1e9)
+        if seconds * 8 > share:  # twice the size is eight times the work
+            break
+    device.release_memory()
+    return best
+
+
+def product_seconds(device: Device, size: int, *, budget_seconds: float) -> float:
+    left, right, product = (torch.rand(size, size, device=device.torch) for _ in range(3))
+    return best_seconds(lambda: torch.mm(left, right, out=product), device, budget_seconds=budget_seconds)
+
+
+def bandwidth_gbs(device: Device, *, max_bytes: int = COPY_BYTES, budget_seconds: float = 1.0) -> float:
+    """Billions of bytes read and written a second while copying far more than the caches hold."""
+    num_numbers = min(max_bytes, int(free_bytes(device) * COPY_SHARE)) // 8  # two copies of four bytes
+    seconds = copy_seconds(device, num_numbers, budget_seconds=budget_seconds)
+    device.release_memory()
+    return 8 * num_numbers / seconds / 1e9
+
+
+def copy_seconds(device: Device, num_numbers: int, *, budget_seconds: float) -> float:
+    source, target = (torch.ones(num_numbers, device=device.torch) for _ in range(2))
+    return best_seconds(lambda: target.copy_(source), device, budget_seconds=budget_seconds)
+
+
+def free_bytes(device: Device) -> int:
+    return device.free_bytes(psutil.virtual_memory().available)
+
+
+def about_torch() -> dict[str, Any]:
+    """Version, instructions, libraries and threads of the PyTorch that does the work."""
+    return {
+        "version": torch.__version__,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    } | parse_build(torch.__config__.show())
+
+
+def parse_build(text: str) -> dict[str, str | None]:
+    """The libraries named in what PyTorch says of its build; None for what is not in it."""
+    blas = re.search(r"\bBLAS_INFO=(\w+)", text)
+    openmp = re.search(r"\bOpenMP (\d+)(?: \(a\.k\.a\. OpenMP ([\d.]+)\))?", text)
+    return {"blas": blas and blas[1], "openmp": openmp and (openmp[2] or openmp[1])}
 
 
 @dataclass(frozen=True)
@@ -98,7 +210,7 @@ class Prepared:
 
 
 def time_ops(devices: Sequence[Device], sizes: Sequence[int] = SIZES) -> Iterator[OpTiming]:
-    """Times each operation at each size on each device; a size that is too slow or too large there is left out."""
+    """Times each operation at each size on each device; a size that is too slow or too large there is omitted."""
     idle = {device.name: idle_seconds(device) for device in devices}
     for name, op in OPS.items():
         fixed = {device.name: fixed_seconds(op, device) for device in devices}
@@ -109,7 +221,7 @@ def time_ops(devices: Sequence[Device], sizes: Sequence[int] = SIZES) -> Iterato
                 able = [device for device in able if fits(op, size, device, len(able))]
                 timings = list(time_size(name, size, able, idle=idle, fixed=fixed))
                 last |= {timing.device: timing for timing in timings}
-                yield from (timing for timing in timings if timing.seconds <= LONGEST_CALL_SECONDS)
+                yield from (timing for timing in timings if timing.seconds <= MAX_CALL_SECONDS)
         finally:
             for device in devices:
                 device.release_memory()
@@ -160,12 +272,12 @@ def fixed_seconds(op: Op, device: Device) -> float:
 def fits(op: Op, size: int, device: Device, num_devices: int) -> bool:
     """Whether it needs at most a quarter of what is free; devices may share one memory, and hold theirs at once."""
     num_bytes = 4 * op.num_held(size)
-    return num_bytes * num_devices <= free_bytes(device) * SHARE_OF_FREE
+    return num_bytes * num_devices <= free_bytes(device) * OPS_SHARE
 
 
 def ends(op: Op, size: int, last: OpTiming | None) -> bool:
     """Whether a call should end in time, from how long the size before took."""
-    return last is None or last.seconds * (size / last.size) ** op.power <= LONGEST_CALL_SECONDS
+    return last is None or last.seconds * (size / last.size) ** op.power <= MAX_CALL_SECONDS
 
 
 def prepare(op: Op, size: int, device: Device) -> Prepared:
@@ -189,7 +301,7 @@ def time_in_turn(prepared: Sequence[Prepared]) -> list[list[Block]]:
     """Blocks of each, in rounds; at least three, and more while they are short."""
     blocks: list[list[Block]] = [[] for _ in prepared]
     started = time.perf_counter()
-    for number in range(MOST_BLOCKS):
+    for number in range(MAX_BLOCKS):
         if number >= NUM_BLOCKS and time.perf_counter() - started > ROUND_SECONDS * len(prepared):
             break
         for work, own in zip(prepared, blocks, strict=True):
@@ -197,17 +309,24 @@ def time_in_turn(prepared: Sequence[Prepared]) -> list[list[Block]]:
     return blocks
 
 
-def overtakes(timings: Iterable[OpTiming], op: str, device: str, reference: str = "cpu") -> int | None:
-    """The size from which on a device is faster than the reference, at it and at every larger one both have done."""
-    seconds: dict[int, dict[str, float]] = defaultdict(dict)
-    for timing in timings:
-        if timing.op == op and timing.device in (device, reference):
-            seconds[timing.size][timing.device] = timing.seconds
+def overtakes(reference: Mapping[float, float], other: Mapping[float, float]) -> float | None:
+    """From seconds by size: the size from which on the other is faster, at it and at every larger one both have."""
     found = None
-    for size in sorted(seconds, reverse=True):
-        if len(seconds[size]) < 2:
-            continue
-        if seconds[size][device] >= seconds[size][reference]:
+    for size in sorted(reference.keys() & other.keys(), reverse=True):
+        if other[size] >= reference[size]:
             break
         found = size
     return found
+
+
+def crossovers(timings: Iterable[OpTiming], reference: str = "cpu") -> dict[str, dict[str, float | None]]:
+    """By device and op, the size from which on it is faster than the reference."""
+    seconds: dict[str, dict[str, dict[float, float]]] = {}
+    for timing in timings:
+        seconds.setdefault(timing.device, {}).setdefault(timing.op, {})[timing.size] = timing.seconds
+    usual = seconds.pop(reference, {})
+    ops = dict.fromkeys(op for own in (usual, *seconds.values()) for op in own)
+    return {
+        device: {op: overtakes(usual.get(op, {}), own.get(op, {})) for op in ops}
+        for device, own in seconds.items()
+    }

@@ -1,6 +1,5 @@
 """`lapclip bench`: what this machine is, and how it trains fastest."""
 
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,9 +15,8 @@ from lapclip.config import SETTINGS, load_config
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
-    from lapclip.bench.page import Table
+    from lapclip.bench.show import Table
 
-NUMBER = re.compile(r"|-|[~±]?[\d,.]+ ?(%|x|M|B|k|GB|us|ms|s|min|h|d)?")
 STEP = (
     "size",
     "image_size",
@@ -32,7 +30,7 @@ STEP = (
 )
 PLAN = ("device", "precision", "threads", "compile", "keep_memory", "max_memory")
 SWITCHES = ("recompute", "keep_memory")
-OF_ALL = ("device", "max_memory")  # what `--ops` and `--sizes` go by
+ALWAYS = ("device", "max_memory")  # what `--ops` and `--sizes` use too
 
 
 @with_settings("source", *STEP, *PLAN)
@@ -49,7 +47,7 @@ def bench(
         Path | None,
         Parameter(
             name=("--out", "--picture"),
-            help="also write a chart, `.png` or `.svg`, or a page with everything, `.html`",
+            help="also write the charts, `.png`, or a page with everything, `.html`",
         ),
     ] = None,
     json: AsJson = False,
@@ -57,40 +55,38 @@ def bench(
 ) -> int:
     """Measure this machine: which device, precision, threads and chunk train a model fastest, and why.
 
-    Runs the real training step of a model on a source (drawn images, if none is named) in every way that is possible
-    here, in turns, for a minute or so. What is found is kept, and `lapclip train` with the same source and flags uses
-    it. `--compile` also tries compilation, which takes some minutes more.
+    Runs the real training step of a model on a source (drawn images, if none is named) with every execution plan that
+    is possible here, in turns, for a minute or so. The result is kept, and `lapclip train` with the same source and
+    flags uses it. `--compile` also tries compilation, which takes some minutes more.
     """
     started = time.perf_counter()
     for flag in ("--ops",) * ops + ("--sizes",) * sizes:
-        if other := next((SETTINGS[name].flag for name in flags if name not in OF_ALL), None):
-            raise UserError(f"`{flag}` does not go by `{other}`", hint=f"leave `{other}` away")
+        if other := next((SETTINGS[name].flag for name in flags if name not in ALWAYS), None):
+            raise UserError(f"`{flag}` does not use `{other}`", hint=f"omit `{other}`")
     config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
     if out is not None:
-        from lapclip.bench.page import check_image
+        from lapclip.bench.show import check_out
 
-        check_image(out, max(1, ops + sizes))
+        check_out(out)
     with working("starting"):
         from lapclip.autotune.quick import devices_for
-        from lapclip.bench.overview import in_words, look_over
-        from lapclip.bench.page import write_image
-        from lapclip.bench.sections import ops_section, sizes_section, steps_section
+        from lapclip.bench.show import ops_section, sizes_section, steps_section, write_out
+        from lapclip.bench.steps import in_words, look_over
         from lapclip.train.prepare import open_here
 
     devices_for(config.device)  # one asked for by name must be there
     compile = bool(flags.get("compile"))
-    wanted = [ops_section(config, fresh=fresh)] * ops + [sizes_section(config, fresh=fresh)] * sizes
+    works = [ops_section(config, fresh=fresh)] * ops + [sizes_section(config, fresh=fresh)] * sizes
     with stop_requests("stopping; what is measured to its end is kept") as requests:
-        if not wanted:
+        if not works:
             data = follow(open_here(config), requests, OPENING, is_kept=True)
             command = as_command(flags)
-            wanted = [steps_section(config, data, command, compile=compile, fresh=fresh)]
+            works = [steps_section(config, data, command, compile=compile, fresh=fresh)]
         overview = follow(look_over(fresh=fresh), requests, "measuring")
-        sections = [follow(work, requests, "measuring") for work in wanted]
+        sections = [follow(work, requests, "measuring") for work in works]
     tables = [table for section in sections for table in section.tables]
     if out is not None:
-        figures = [section.draw() for section in sections]
-        write_image(out, figures, title="lapclip bench", tables=tables)
+        write_out(out, sections)
     if json:
         measured = {name: value for section in sections for name, value in section.json.items()}
         seconds = time.perf_counter() - started
@@ -128,9 +124,8 @@ def as_command(flags: dict[str, Any]) -> str:
 
 def on_screen(table: "Table") -> RichTable:
     shown = RichTable(title=Text(table.caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name, column in zip(table.header, zip(*table.rows, strict=True), strict=True):
-        is_numbers = all(NUMBER.fullmatch(cell) for cell in column)
-        shown.add_column(Text(name), justify="right" if is_numbers else "left")
+    for name in table.header:
+        shown.add_column(Text(name), justify="right" if name in table.numbers else "left")
     for row in table.rows:
         shown.add_row(*map(Text, row))
     return shown
