@@ -186,7 +186,7 @@ def test_everything_in_a_group_is_like_its_first_whatever_the_blocks(block):
         expected.setdefault(first, []).append(row)
     several = [group for group in expected.values() if len(group) > 1]
     assert [group.tolist() for group in groups] == several and len(several) > 3
-    assert steps[-1][0] == steps[-1][1] == len(steps)
+    assert steps[-1].done == steps[-1].total == len(steps)
 
 
 def test_neighbours_on_a_circle_are_no_chain():

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_searcher import COPIED, make_index
 from test_thumbnails import decoded
 
-from lapclip.cli.found import shorten_path
+from lapclip.cli.search import shorten_path
 from lapclip.cli.thumbnails import COLUMNS, GAP, ROWS
 from lapclip.weights.checkpoint import MODEL, best
 
@@ -129,15 +129,15 @@ def test_duplicates_are_listed_in_groups(search, made):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        ([], 1, "nothing is asked"),
-        (["-"], 1, "nothing is asked"),
+        ([], 1, "the query is empty"),
+        (["-"], 1, "the query is empty"),
         (["cat", "--top", "0"], 1, "`--top` is 0"),
         (["cat", "--top", "1.5"], 2, "1.5"),
         (["cat", "--min-score", "2"], 1, "`--min-score` is 2"),
         (["cat", "--min-score", "nan"], 1, "`--min-score` is nan"),
         (["cat", "--sheet", "found.jpg"], 1, "is a PNG"),
         (["cat", "--paths", "--json"], 1, "do not go together"),
-        (["cat", "--duplicates"], 1, "looks for nothing"),
+        (["cat", "--duplicates"], 1, "takes no query"),
         (["cat", "--jsn"], 2, "did you mean `--json`"),
         (["cat", "-x"], 2, "`-x`"),
         (["--like", "none.jpg"], 1, "`none.jpg` cannot be used as an image: no such file"),
@@ -167,7 +167,7 @@ def test_without_any_run_the_hint_trains_one(call):
 
 def test_a_sign_without_spaces_is_a_word_and_said_to_be_one(search):
     done = search("cat -tree")
-    assert done.returncode == 0 and "` - tree`, with spaces, takes it away" in done.stderr
+    assert done.returncode == 0 and "` - tree`, with spaces, subtracts it" in done.stderr
     assert "with spaces" not in search("red-haired cat - tree").stderr
 
 
@@ -190,15 +190,15 @@ def test_what_is_gone_since_is_left_out_and_said(search, made):
     path.rename(path.with_suffix(".away"))
     try:
         done = search(*asked)
-        assert "02.jpg" not in done.stdout and "1 image is gone since: `lapclip index`" in done.stderr
+        assert "02.jpg" not in done.stdout and "1 image no longer exists: `lapclip index`" in done.stderr
     finally:
         path.with_suffix(".away").rename(path)
-    assert "gone" not in search(*asked).stderr
+    assert "exists" not in search(*asked).stderr
 
 
 def test_a_model_that_has_learned_since_is_said_and_the_index_searched_as_it_was(search, made):
     before = search("cat", "--json")
-    assert "has learned" not in before.stderr
+    assert "was trained" not in before.stderr
     checkpoints = Path(made.model) / "checkpoints"
     last, later, pointer = best(checkpoints), checkpoints / "step-000007", checkpoints / "best"
     shutil.copytree(last, later)
@@ -207,10 +207,10 @@ def test_a_model_that_has_learned_since_is_said_and_the_index_searched_as_it_was
     pointer.write_text(later.name)
     try:
         after = search("cat", "--json")
-        assert "`small` has learned since: `lapclip index`" in after.stderr
+        assert "`small` was trained since: `lapclip index`" in after.stderr
         assert json.loads(after.stdout)["results"] == json.loads(before.stdout)["results"]
         save_file(weights, later / MODEL, metadata={"the same": "in another file"})
-        assert "has learned" not in search("cat", "--json").stderr
+        assert "was trained" not in search("cat", "--json").stderr
     finally:
         pointer.write_text(last.name)
         shutil.rmtree(later)

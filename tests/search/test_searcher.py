@@ -12,10 +12,10 @@ from PIL import Image
 from test_update import make_run
 
 from lapclip.cli import run_command
-from lapclip.data.open import finished
 from lapclip.errors import UserError
 from lapclip.search.index import find_index
 from lapclip.search.searcher import NotIndexed, Searcher, Term, describe_query, duplicates, parse_query
+from lapclip.units import finished
 
 COPIED, CHANGED = "05.jpg", "07.jpg"
 
@@ -222,7 +222,7 @@ def test_a_large_index_is_searched_with_a_graph_that_is_built_once(searcher, emb
     assert not searcher.needs_graph
     large = Searcher(searcher.index, embedder, max_exact=5)
     assert large.needs_graph and large.search(red_cat, top=5) == exact
-    assert [*large.build_graph()][-1] == (13, 13)
+    assert [(now.done, now.total) for now in large.build_graph()][-1] == (13, 13)
     assert not large.needs_graph and large.search(red_cat, top=5) == exact
     again = Searcher(searcher.index, embedder, max_exact=5)
     assert not again.needs_graph and again.graph is not None and again.search(red_cat, top=5) == exact

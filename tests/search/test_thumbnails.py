@@ -9,7 +9,7 @@ import pytest
 from glass import Glass
 from PIL import Image
 
-from lapclip.cli.thumbnails import COLUMNS, GAP, ROWS, blocks, grid, iterm, kitty, strip, way_to_show
+from lapclip.cli.thumbnails import COLUMNS, GAP, ROWS, blocks, grid, iterm, kitty, protocol_of, strip
 
 KITTY, ITERM, COLOURS = {"KITTY_WINDOW_ID": "1"}, {"TERM_PROGRAM": "iTerm.app"}, {"COLORTERM": "truecolor"}
 
@@ -34,10 +34,10 @@ KITTY, ITERM, COLOURS = {"KITTY_WINDOW_ID": "1"}, {"TERM_PROGRAM": "iTerm.app"},
     ],
 )
 def test_a_terminal_gets_the_images_it_can_show(variables, asked, way):
-    assert way_to_show(variables, is_terminal=True, encoding="UTF-8", asked=asked) == way
-    on_a_pipe = way_to_show(variables, is_terminal=False, encoding="utf-8", asked=asked)
+    assert protocol_of(variables, is_terminal=True, encoding="UTF-8", asked=asked) == way
+    on_a_pipe = protocol_of(variables, is_terminal=False, encoding="utf-8", asked=asked)
     assert on_a_pipe == ("blocks" if asked else None)
-    assert way_to_show(variables, is_terminal=True, encoding="ascii", asked=None) is None
+    assert protocol_of(variables, is_terminal=True, encoding="ascii", asked=None) is None
 
 
 def noise(width: int, height: int) -> Image.Image:

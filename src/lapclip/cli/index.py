@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,51 +11,51 @@ from rich.console import Console
 from rich.table import Table
 
 from lapclip.cli.flags import AsJson
-from lapclip.cli.screen import Stopped, own_name, people, print_json, say, stop_requests, working
+from lapclip.cli.screen import follow, own_name, print_json, say, stop_requests, working
 from lapclip.errors import UserError, printable, shortened, suggest
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
     from lapclip.search.index import IndexInfo
-    from lapclip.search.update import Progress, Summary
+    from lapclip.search.update import Summary
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenModel:
     """A model to index with."""
 
     load_from: str
     path: str  # of the run or folder, by which its index is found again
     name: str
-    why: str = ""  # it was chosen, in words; nothing where a person named it
+    why: str = ""  # it was chosen; empty if it was named
 
 
 def index(
-    *folders: Annotated[str, Parameter(help="folders with images; without any, all of the index again")],
+    *folders: Annotated[str, Parameter(help="folders with images; by default all folders of the index")],
     model: Annotated[
         str | None, Parameter(help="a run, by name or path, or a folder with a model", show_default="decided")
     ] = None,
     fresh: Annotated[
-        bool, Parameter(help="embed everything anew, also where the index is damaged", negative="")
+        bool, Parameter(help="embed everything again, also if the index is damaged", negative="")
     ] = False,
-    forget: Annotated[str | None, Parameter(help="drop a folder and its images from the index")] = None,
-    list: Annotated[bool, Parameter(help="show every index there is", negative="")] = False,
+    forget: Annotated[str | None, Parameter(help="remove a folder and its images from the index")] = None,
+    list: Annotated[bool, Parameter(help="show every index", negative="")] = False,
     remove: Annotated[str | None, Parameter(help="remove the index of a model, by its name or path")] = None,
     json: AsJson = False,
 ) -> int:
-    """Embed every image under some folders, for `lapclip search`; later only what is new or changed.
+    """Embed every image under some folders for `lapclip search`; later only new and changed ones.
 
-    Images that moved or were copied are not embedded again. Stop at any moment: the same command goes on.
+    Images that were moved or copied are not embedded again. Stop at any time: the same command continues.
     """
     if list or remove is not None:
         if folders or model or forget or fresh or (list and remove):
             raise UserError(
                 f"`--{'list' if list else 'remove'}` goes with no folder and no other flag",
-                hint="leave the others out, except `--json`",
+                hint="omit the others, except `--json`",
             )
-        return show_all(json) if list else remove_one(str(remove), json)
+        return show_all(json) if list else remove_index(str(remove), json)
     if forget is not None:
-        forgotten = drop(forget, model)
+        forgotten = forget_folder(forget, model)
         if not folders:
             if json:
                 print_json(forgotten)
@@ -70,7 +70,7 @@ def index(
     say_model(chosen, embedder.fingerprint)
     with stop_requests("stopping; what is embedded already is kept") as requests:
         work = update(embedder, name=chosen.name, model=chosen.path, folders=folders, fresh=fresh)
-        summary = follow(work, requests)
+        summary = follow(work, requests, "indexing", is_kept=True)
     if json:
         print_json(as_record(summary, chosen))
     say_summary(summary)
@@ -85,7 +85,7 @@ def refuse_missing(folders: Sequence[str], model: str | None) -> None:
     real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
 
 
-def choose_model(model: str | None) -> Chosen:
+def choose_model(model: str | None) -> ChosenModel:
     """The model that was named; else that of the index updated last, else the newest run with a checkpoint."""
     from lapclip.runs.run import RUNS
     from lapclip.runs.status import all_runs
@@ -95,68 +95,37 @@ def choose_model(model: str | None) -> Chosen:
     if known:
         last, why = known[0], "" if model else "as before"
         if os.path.isdir(last.model):
-            return Chosen(last.model, last.model, last.name, why)
+            return ChosenModel(last.model, last.model, last.name, why)
         why = "from the index's own copy: its run is gone"
-        return Chosen(str(last.path / MODEL), last.model, last.name, why)
+        return ChosenModel(str(last.path / MODEL), last.model, last.name, why)
     if model is not None:
         path = path_of_model(model)
-        return Chosen(path or model, path or model, os.path.basename(path or model))
+        return ChosenModel(path or model, path or model, os.path.basename(path or model))
     for run in all_runs():
         if any(run.checkpoints.glob("step-*")):
             path = os.path.realpath(run.path)
-            return Chosen(path, path, run.name, "the newest run")
+            return ChosenModel(path, path, run.name, "the newest run")
     raise UserError(
         f"there is no model to index with: `{RUNS.absolute()}` holds no run with a checkpoint",
         hint=f"train one: `{own_name()} train`",
     )
 
 
-def say_model(chosen: Chosen, fingerprint: str) -> None:
-    """Says which model is used, if nobody named it, and that everything begins anew if it is not what it was."""
+def say_model(chosen: ChosenModel, fingerprint: str) -> None:
+    """Says which model is used if it was not named, and that everything is embedded again if it was trained since."""
     from lapclip.search.index import list_indexes
 
     if chosen.why:
-        say(f"with the model `{chosen.name}`, {chosen.why}; `--model` takes another")
+        say(f"with the model `{chosen.name}`, {chosen.why}; `--model` chooses another")
     earlier = [info for info in list_indexes() if info.model == chosen.path]
     if earlier and not any(info.path.name == fingerprint for info in earlier):
         say(
-            f"`{chosen.name}` has been trained on since it was indexed: everything is embedded anew, "
-            "and until that is done the old index is searched"
+            f"`{chosen.name}` was trained since it was indexed: everything is embedded again, "
+            "and the old index is searched until that is done"
         )
 
 
-def follow(work: "Generator[Progress, None, Summary]", requests: Sequence[int]) -> "Summary":
-    """Follows an update, with a bar on a terminal; its summary."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    started = time.monotonic()
-    with Bar(*columns, console=people, transient=True, disable=not people.is_terminal) as bar:
-        task = bar.add_task("looking through the folders", total=None)
-        while True:
-            try:
-                now = next(work)
-            except StopIteration as end:
-                return end.value
-            if requests:
-                work.close()
-                done = f" {now.done:,} of {now.total:,} images are done" if now.total else ""
-                raise Stopped(f"stopped while indexing;{done}", "the same command goes on from there")
-            if not now.total:
-                bar.update(task, description=f"looking through the folders: {plural(now.done, 'image')}")
-                continue
-            if not now.done:
-                started = time.monotonic()
-                say(f"{plural(now.total, 'new or changed image')} to look at")
-                bar.reset(task)
-            rate = now.done / max(time.monotonic() - started, 1e-3)
-            bad = f", {now.num_unreadable:,} unreadable" if now.num_unreadable else ""
-            shown = f"embedding, {rate:,.0f} images/s{bad}" if now.done else "embedding"
-            bar.update(task, description=shown, total=now.total, completed=now.done)
-
-
-def as_record(summary: "Summary", chosen: Chosen) -> dict[str, Any]:
+def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:
     counts = {name: value for name, value in vars(summary).items() if name.startswith("num_")}
     return {
         **counts,
@@ -170,7 +139,6 @@ def as_record(summary: "Summary", chosen: Chosen) -> dict[str, Any]:
 
 
 def say_summary(summary: "Summary") -> None:
-
     parts = [
         f"{count:,} {what}"
         for count, what in (
@@ -188,33 +156,31 @@ def say_summary(summary: "Summary") -> None:
     for path, why in summary.unreadable:
         say(f"  {shortened(path)} {shortened(why)}")
     if summary.num_unreadable:
-        say(
-            f"{plural(summary.num_unreadable, 'file')} could not be read; such files are tried again when they change"
-        )
+        say(f"{plural(summary.num_unreadable, 'file')} could not be read; tried again when they change")
     for folder, why in summary.unreachable.items():
         say(
-            f"`{shortened(folder)}` cannot be looked into: {why}; its images stay in the index "
-            f"(to drop them: `{own_name()} index --forget '{shortened(folder)}'`)"
+            f"`{shortened(folder)}` cannot be opened: {why}; its images stay in the index "
+            f"(to remove them: `{own_name()} index --forget '{shortened(folder)}'`)"
         )
     for folder in summary.empty:
         say(f"`{shortened(folder)}` holds no images")
     for folder in summary.unopened[:3]:
         say(f"`{shortened(folder)}` cannot be opened; what was indexed of it stays")
     if summary.num_replaced:
-        say("the index of the model as it was before is removed")
+        say("the index of the model before that training is removed")
     if summary.num_indexed:
         say(f'next: `{own_name()} search "a dog on the beach"`')
 
 
-def drop(folder: str, model: str | None) -> dict[str, Any]:
-    """Drops a folder from every index of a model."""
+def forget_folder(folder: str, model: str | None) -> dict[str, Any]:
+    """Removes a folder from every index of a model."""
     from lapclip.search.index import find_index, indexes_of
     from lapclip.search.update import forget
 
     path = os.path.realpath(os.path.expanduser(folder))
     known = indexes_of(model)
     if not known:
-        find_index(model)  # which says so
+        find_index(model)  # raises the error
     having = [info for info in known if path in info.folders]
     if not having:
         names = ", ".join(f"`{name}`" for info in known[:1] for name in info.folders) or "none"
@@ -223,22 +189,23 @@ def drop(folder: str, model: str | None) -> dict[str, Any]:
             hint="name one of these after `--forget`",
         )
     num_removed = max([forget(info, path) for info in having])
-    say(f"dropped {plural(num_removed, 'image')} of `{path}`")
+    say(f"removed {plural(num_removed, 'image')} of `{path}`")
     return {"num_removed": num_removed, "folder": path, "model": having[0].model}
 
 
 def show_all(json: bool) -> int:
     from lapclip.search.index import Index, list_indexes
 
-    records, out = [], Table(box=None, padding=(0, 2, 0, 0))
+    records: list[dict[str, Any]] = []
+    out = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("model", "images", "folders", "size", "updated"):
         is_text = heading not in ("images", "size")
         out.add_column(heading, justify="left" if is_text else "right", overflow="fold")
     for info in list_indexes():
-        num_pictures: int | None = None
+        num_images: int | None = None
         try:
             with Index(info) as opened:
-                num_pictures = opened.num_images
+                num_images = opened.num_images
         except UserError as problem:
             say(f"{problem.message}; {problem.hint}")
         num_bytes = folder_bytes(info)
@@ -248,13 +215,13 @@ def show_all(json: bool) -> int:
                 "model": info.model,
                 "path": str(info.path),
                 "folders": info.folders,
-                "num_pictures": num_pictures,
+                "num_pictures": num_images,
                 "is_complete": info.is_complete,
                 "bytes": num_bytes,
                 "updated": info.updated,
             }
         )
-        shown = "damaged" if num_pictures is None else f"{num_pictures:,}"
+        shown = "damaged" if num_images is None else f"{num_images:,}"
         when = age(time.time() - info.updated) + ("" if info.is_complete else ", unfinished")
         row = (info.name, shown, "\n".join(info.folders), size(num_bytes), when)
         out.add_row(*map(printable, row))
@@ -264,7 +231,7 @@ def show_all(json: bool) -> int:
         say(f"nothing is indexed yet; `{own_name()} index ~/Pictures` begins")
     else:
         Console(highlight=False, markup=False).print(out)
-        total = size(sum(folder_bytes(info) for info in list_indexes()))
+        total = size(sum(int(record["bytes"]) for record in records))
         say(f"{total} in all; to remove one: `{own_name()} index --remove MODEL`")
     return 0
 
@@ -273,7 +240,7 @@ def folder_bytes(info: "IndexInfo") -> int:
     return sum(file.stat().st_size for file in info.path.rglob("*") if file.is_file())
 
 
-def remove_one(model: str, json: bool) -> int:
+def remove_index(model: str, json: bool) -> int:
     from lapclip.search.index import indexes_of, list_indexes
     from lapclip.search.update import remove
 

@@ -1,7 +1,4 @@
-"""Small images in a terminal: rows of them as one image, written as kitty, iTerm2 or coloured half blocks show it.
-
-Images in, text out; nothing here prints.
-"""
+"""Small images in a terminal, by the protocols of kitty and iTerm2 or as coloured half blocks: images in, text out."""
 
 import base64
 import io
@@ -12,53 +9,51 @@ import numpy as np
 from PIL import Image
 from rich.cells import set_cell_size
 
-Way = Literal["kitty", "iterm", "blocks"]
-COLUMNS, ROWS = 18, 8  # characters that one image has; a character is about twice as high as wide
+Protocol = Literal["kitty", "iterm", "blocks"]
+COLUMNS, ROWS = 18, 8  # characters per image; a character is about twice as high as wide
 GAP = 2  # characters between images
 CELL = {"kitty": (10, 20), "iterm": (10, 20), "blocks": (1, 2)}  # pixels of a character
-PIECE = 4096  # of base64 that kitty takes at a time
+PIECE = 4096  # characters of base64 that kitty accepts at a time
 ESCAPE, BELL, END = "\x1b", "\x07", "\x1b\\"
 UPPER, LOWER = "\N{UPPER HALF BLOCK}", "\N{LOWER HALF BLOCK}"
 
 
-def way_to_show(
+def protocol_of(
     environment: Mapping[str, str], *, is_terminal: bool, encoding: str, asked: bool | None
-) -> Way | None:
-    """How this terminal shows images, from what it says about itself; half blocks when they are asked for anyway."""
+) -> Protocol | None:
+    """How this terminal can show images, by its environment; half blocks if asked for explicitly."""
     if asked is False or not encoding.lower().replace("-", "").startswith("utf"):
         return None
     if is_terminal:
         term, program = environment.get("TERM", ""), environment.get("TERM_PROGRAM", "")
-        is_within = "TMUX" in environment or term.startswith(
-            ("screen", "tmux")
-        )  # which lets no image through
-        says_so = program == "ghostty" or "KITTY_WINDOW_ID" in environment
-        is_kitty = term in ("xterm-kitty", "xterm-ghostty") or says_so
-        if is_kitty and not is_within:
-            return "kitty"
-        if program in ("iTerm.app", "WezTerm") and not is_within:
-            return "iterm"
+        # tmux and screen pass no images through.
+        if "TMUX" not in environment and not term.startswith(("screen", "tmux")):
+            is_kitty = program == "ghostty" or "KITTY_WINDOW_ID" in environment
+            if is_kitty or term in ("xterm-kitty", "xterm-ghostty"):
+                return "kitty"
+            if program in ("iTerm.app", "WezTerm"):
+                return "iterm"
         has_colours = environment.get("COLORTERM", "") in ("truecolor", "24bit") and term != "dumb"
         if has_colours and not environment.get("NO_COLOR"):
             return "blocks"
     return "blocks" if asked else None
 
 
-def grid(images: Sequence[Image.Image], labels: Sequence[str], way: Way, width: int) -> str:
-    """Images side by side in as many rows as a width of characters needs, each with its label below."""
+def grid(images: Sequence[Image.Image], labels: Sequence[str], protocol: Protocol, width: int) -> str:
+    """Rows of images that fit the width, each image with its label below."""
     each = max(1, (width + GAP) // (COLUMNS + GAP))
     lines = []
     for start in range(0, len(images), each):
         some = images[start : start + each]
         columns = len(some) * (COLUMNS + GAP) - GAP
-        lines.append(WAYS[way](strip(some, CELL[way]), columns, ROWS))
+        lines.append(DRAW[protocol](strip(some, CELL[protocol]), columns, ROWS))
         below = (" " * GAP).join(set_cell_size(label, COLUMNS) for label in labels[start : start + each])
         lines.append(below.rstrip() + "\n")
     return "".join(lines)
 
 
 def strip(images: Sequence[Image.Image], cell: tuple[int, int]) -> Image.Image:
-    """Images side by side, each fitted into its place, with nothing between them."""
+    """Images side by side, each scaled to fit its place."""
     across, down = cell
     place, height = COLUMNS * across, ROWS * down
     together = Image.new("RGBA", (len(images) * (place + GAP * across) - GAP * across, height))
@@ -72,7 +67,7 @@ def strip(images: Sequence[Image.Image], cell: tuple[int, int]) -> Image.Image:
 
 
 def kitty(image: Image.Image, columns: int, rows: int) -> str:
-    """kitty's graphics protocol: a PNG in pieces, drawn at once over so many characters, no answer wanted."""
+    """kitty's graphics protocol: a PNG in pieces, drawn over `columns` by `rows` characters, without a reply."""
     data = base64.b64encode(png(image)).decode("ascii")
     pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
     text = ""
@@ -84,14 +79,14 @@ def kitty(image: Image.Image, columns: int, rows: int) -> str:
 
 
 def iterm(image: Image.Image, columns: int, rows: int) -> str:
-    """iTerm2's inline images, which WezTerm shows too."""
+    """iTerm2's inline images, which WezTerm supports too."""
     data = png(image)
     keys = f"inline=1;size={len(data)};width={columns};height={rows};preserveAspectRatio=0"
     return f"{ESCAPE}]1337;File={keys}:{base64.b64encode(data).decode('ascii')}{BELL}\n"
 
 
 def blocks(image: Image.Image, columns: int, rows: int) -> str:
-    """Two pixels a character: the upper one its colour, the lower one the colour behind it."""
+    """Two pixels per character: the upper one as foreground colour, the lower one as background."""
     pixels = np.asarray(image.convert("RGBA").resize((columns, 2 * rows), Image.Resampling.BOX)).tolist()
     lines = []
     for upper, lower in zip(pixels[::2], pixels[1::2], strict=True):
@@ -101,7 +96,7 @@ def blocks(image: Image.Image, columns: int, rows: int) -> str:
 
 
 def half_block(upper: list[int], lower: list[int]) -> str:
-    """One character of two pixels; what is transparent shows the terminal."""
+    """One character of two pixels; transparent ones show the terminal's background."""
     if upper[3] and lower[3]:
         return f"{ESCAPE}[38;2;{colour(upper)};48;2;{colour(lower)}m{UPPER}"
     if upper[3] or lower[3]:
@@ -120,4 +115,4 @@ def png(image: Image.Image) -> bytes:
     return out.getvalue()
 
 
-WAYS = {"kitty": kitty, "iterm": iterm, "blocks": blocks}
+DRAW = {"kitty": kitty, "iterm": iterm, "blocks": blocks}

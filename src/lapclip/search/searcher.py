@@ -20,6 +20,7 @@ from lapclip.search import nearest
 from lapclip.search.index import Entry, Index
 from lapclip.search.nearest import NOISE, Graph, Hits
 from lapclip.search.scan import is_under, why_unreachable
+from lapclip.units import Progress
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -113,10 +114,10 @@ class Searcher:
         is_usable = self.graph is not None and not self.graph.is_stale(self.rows_N)
         return self.is_large and not is_usable and nearest.has_usearch()
 
-    def build_graph(self) -> Generator[tuple[int, int], None, None]:
-        """Builds the graph of a very large index; yields how far it is. Without it all rows are compared."""
+    def build_graph(self) -> Generator[Progress, None, None]:
+        """Builds the graph of a very large index; without it all rows are compared."""
         for done in nearest.build_graph(self.index.path, self.index.vectors, self.rows_N):
-            yield done, len(self.rows_N)
+            yield Progress("preparing", done, len(self.rows_N))
         self.graph = nearest.open_graph(self.index.path, self.index.vectors)
 
     def vector(self, terms: Sequence[Term]) -> np.ndarray:
@@ -243,10 +244,10 @@ def refuse_unknown(index: Index, folder: str) -> None:
 
 def duplicates(
     index: Index, min_score: float, folder: str | None = None
-) -> Generator[tuple[int, int], None, list[list[Match]]]:
+) -> Generator[Progress, None, list[list[Match]]]:
     """Groups of equal or similar images: the one indexed first, then those similar to it, by path; needs no model.
 
-    Each match has its cosine with the first. Yields how far it is. Time grows with the square of the number of images.
+    Each match has its cosine with the first. Time grows with the square of the number of images.
     """
     rows_N = index.live_rows(folder)
     groups = yield from similar_rows(index.vectors, rows_N, min_score)
@@ -269,8 +270,8 @@ def duplicates(
 
 def similar_rows(
     vectors_RE: np.ndarray, rows_N: np.ndarray, min_score: float, block: int = BLOCK
-) -> Generator[tuple[int, int], None, list[np.ndarray]]:
-    """Groups of several rows, each ascending; yields how many blocks are done. Memory does not grow with the rows.
+) -> Generator[Progress, None, list[np.ndarray]]:
+    """Groups of several rows, each ascending, in memory that does not grow with their number.
 
     Every row of a group has a cosine of at least `min_score` with the group's first row. Not single linkage, which
     would chain half of all images together at a low score.
@@ -292,7 +293,7 @@ def similar_rows(
                     is_free = (first_N[places] == places) & (places > start + row)
                     first_N[places[is_similar_BB[row] & is_free]] = start + row
             done += 1
-            yield done, total
+            yield Progress("comparing images", done, total)
     order = np.argsort(first_N, kind="stable")
     edges = np.flatnonzero(np.diff(first_N[order])) + 1
     return [group for group in np.split(rows_N[order], edges) if len(group) > 1]

@@ -32,6 +32,7 @@ from lapclip.search.index import (
 )
 from lapclip.search.scan import Stamp, Unopened, images_under, outermost, real_folders, why_unreachable
 from lapclip.search.writer import Writer, clear, owned
+from lapclip.units import Progress
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -40,17 +41,8 @@ FILES_PER_REPORT = 1000  # while walking the folders
 BATCH = 32  # files a thread takes at once: enough for the model, few enough to share the last ones evenly
 SPARE_BYTES = 2**28  # of disk space, never used
 NUM_NAMED = 5  # unreadable files in a summary
+EMBEDDING = "embedding images"
 TRY_AGAIN = -1  # stored in place of the time, so that the file counts as changed
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far an update is; the total is 0 while folders are walked."""
-
-    done: int
-    total: int
-    num_embedded: int = 0
-    num_unreadable: int = 0
 
 
 @dataclass
@@ -167,21 +159,21 @@ def update_folders(
         while some := list(islice(stamps, FILES_PER_REPORT)):
             writer.add_found(some)
             num_found += len(some)
-            yield Progress(num_found, 0)
+            yield Progress("walking the folders", num_found)
         if num_found == num_before:
             summary.empty.append(folder)
     summary.unopened = unopened.folders
     total, summary.num_unchanged = writer.compare_found(reached, unopened.folders)
     writer.commit()
-    check_disk(writer, total)
-    yield Progress(0, total)
+    needed_bytes = check_disk(writer, total)
+    yield Progress(EMBEDDING, 0, total, needed_bytes=needed_bytes)
     done = 0
     with embedder.side_by_side() as threads, closing(read_batches(writer, embedder, threads)) as batches:
         for batch in batches:
             store_batch(writer, batch, summary)
             done += len(batch)
             writer.commit_when_due()
-            yield Progress(done, total, summary.num_embedded, summary.num_unreadable)
+            yield Progress(EMBEDDING, done, total, summary.num_unreadable)
 
 
 def read_batches(writer: Writer, embedder: "Embedder", threads: int) -> Generator[list[ReadFile], None, None]:
@@ -272,14 +264,16 @@ def store_file(writer: Writer, read: ReadFile, was_embedded: bool, summary: Summ
     summary.num_copied += not was_embedded
 
 
-def check_disk(writer: Writer, num_images: int) -> None:
-    needed = num_images * (writer.row_bytes + 500) + SPARE_BYTES  # 500: about what the database needs
+def check_disk(writer: Writer, num_images: int) -> int:
+    """The bytes that new images need; UserError if there is not enough disk space."""
+    needed = num_images * (writer.row_bytes + 500)  # 500: about what the database needs
     free = shutil.disk_usage(writer.path).free
-    if needed > free:
+    if needed + SPARE_BYTES > free:
         raise UserError(
             f"the index needs {needed / 1e9:.2f} GB in `{writer.path}`, which has {free / 1e9:.2f} GB left",
             hint="free some disk space, or set LAPCLIP_CACHE to a folder on a larger disk",
         )
+    return needed
 
 
 def forget(info: IndexInfo, folder: str) -> int:
