@@ -33,7 +33,7 @@ from lapclip.step.step import Plan
 
 STUDIED = ("nano", "tiny", "small", "base", "medium", "large", "huge")
 EPOCH_PAIRS = 10_000
-LONGEST_STEP = 20.0  # seconds; a larger size is measured with fewer pairs
+MAX_STEP_SECONDS = 20.0  # a larger size is measured with fewer pairs
 NUM_BLOCKS = 3
 WAIT_SECONDS = 0.2
 VOCABULARY = 4096  # of a size that is only estimated
@@ -110,17 +110,17 @@ def in_a_process(
     spawn = multiprocessing.get_context("spawn")
     answers, answer = spawn.Pipe(duplex=False)
     process = spawn.Process(target=send_size, args=(answer, name, device, room, rate), daemon=True)
-    resource_tracker.ensure_running()  # starting it later would make us hear again
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # Ctrl-C is for us, who then end it
+    resource_tracker.ensure_running()  # starting it later would unblock the signals
+    unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # Ctrl-C is for us, who then end it
     process.start()
-    signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+    signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
     answer.close()  # ours; the process holds its own, and its end is then seen
     try:
         while not answers.poll(WAIT_SECONDS):
             yield f"`{name}` on {device}"
         answered = json.loads(answers.recv_bytes())
         if "problem" in answered:
-            raise UserError(answered["problem"], hint="leave that device away: `--device cpu`")
+            raise UserError(answered["problem"], hint="measure the CPU only: `--device cpu`")
         return rebuilt(SizeResult, answered)
     except EOFError:
         return None
@@ -170,7 +170,7 @@ def flops_of_pair(name: str, work: Work | None) -> int:
 
 
 def measure_size(name: str, device: str, room: float, rate: float | None) -> SizeResult:
-    """Times the step of one size here, with as many pairs as a step of bearable length has."""
+    """Times the step of one size here, with as many pairs as a step of tolerable length has."""
     config = load_config(
         flags={"size": name, "device": device, "max_memory": room / 1e9, "keep_patches": 1.0}
     )
@@ -178,14 +178,14 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
     work, plan = first.work, Plan(device, "fp32", default_threads(), first.resolved.train.chunk or 1)
     flops = flops_of_pair(name, work)
     if rate is not None:
-        most = max(4, int(LONGEST_STEP * rate / (3 * flops)))
-        work = replace(work, train=replace(work.train, batch_size=min(work.batch_size, most)))
+        limit = max(4, int(MAX_STEP_SECONDS * rate / (3 * flops)))
+        work = replace(work, train=replace(work.train, batch_size=min(work.batch_size, limit)))
         plan = replace(plan, chunk=min(plan.chunk, work.batch_size))
     set_up_process(plan.threads)
     rigs = Rigs(work)
     if not plan.is_plain and (problem := rigs.problem(plan)):
         raise UserError(
-            f"`{device}` cannot be trusted with `{name}`: {problem}", hint="measure the processor"
+            f"`{device}` cannot be trusted with `{name}`: {problem}", hint="measure the CPU: `--device cpu`"
         )
     rig = rigs.rig(plan)
     rig.step(plan)

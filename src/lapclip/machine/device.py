@@ -1,6 +1,6 @@
 """What a step runs on. The only file that names a backend: the rest of lapclip does not know.
 
-A device is asked for by name (`device_named`); what it cannot do in its own way it does as the processor does.
+A device is requested by name (`device_named`); what a backend does not override works as on the CPU.
 """
 
 import ctypes
@@ -25,14 +25,14 @@ OUT_OF_MEMORY = (
     "could not create a primitive",
 )  # fmt: skip
 
-CHOSEN_THREADS = torch.get_num_threads()  # before anybody sets another number
+DEFAULT_THREADS = torch.get_num_threads()  # before another number is set
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A place for tensors, and the few things that differ between places. This one is the processor."""
+    """A place for tensors, and the few things that differ between places. This class is the CPU."""
 
     name: str
     is_accelerator: bool = False
@@ -50,7 +50,7 @@ class Device:
         return f"processor, {torch.backends.cpu.get_cpu_capability()}"
 
     def precisions(self) -> tuple[PrecisionName, ...]:
-        """What it claims to have hardware for; whether that is right and fast is measured."""
+        """What it claims to have hardware for; whether that is correct and fast is measured."""
         has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         has_fp16 = torch.cpu._is_amx_fp16_supported()
         return ("fp32", *(("bf16",) if has_bf16 else ()), *(("fp16",) if has_fp16 else ()))
@@ -62,36 +62,36 @@ class Device:
         return model.to(self.torch)
 
     def autocast(self, precision: PrecisionName) -> AbstractContextManager:
-        """Computes what is inside in a precision; weights and sums stay in fp32."""
+        """Computes the block in this precision; weights and sums stay in fp32."""
         if precision == "fp32":
             return nullcontext()
         return torch.autocast(self.torch.type, dtype=DTYPES[precision])
 
     def synchronize(self) -> None:
-        """Waits until everything asked of the device is done, so that a clock means something."""
+        """Waits until the device has finished its queue, so that a clock measures the work."""
 
     def free_bytes(self, available_bytes: int) -> int:
-        """Memory that is free there; what is free on the machine, where both share it."""
+        """Free memory of the device; that of the machine, where both share it."""
         return available_bytes
 
     def memory_bytes(self) -> int:
-        """Memory there is, where tensors are."""
+        """Total memory where tensors are."""
         return memory_limit_bytes()
 
     def limit_memory(self, num_bytes: int) -> None:
-        """Makes the device refuse to take more, where it can."""
+        """Makes the device refuse to allocate more, where it can."""
 
     def peak_bytes(self) -> int:
-        """Most memory that was held, where tensors are."""
+        """Peak memory where tensors are."""
         return own_peak_bytes()
 
     def release_memory(self) -> None:
-        """Gives back to the system what was freed, which the allocator otherwise keeps for the next step."""
+        """Returns freed memory to the system; otherwise the allocator keeps it for the next step."""
         if has_glibc():
             ctypes.CDLL(None).malloc_trim(0)
 
 
-class AppleGraphics(Device):
+class AppleGPU(Device):
     """Shares the machine's memory. bf16 came with macOS 14; float64 does not exist; no memory is pinned for it."""
 
     @property
@@ -118,7 +118,7 @@ class AppleGraphics(Device):
         torch.mps.empty_cache()
 
 
-class NvidiaGraphics(Device):
+class NvidiaGPU(Device):
     """Has memory of its own."""
 
     @property
@@ -155,8 +155,8 @@ class NvidiaGraphics(Device):
 
 DEVICES: dict[str, Device] = {
     "cpu": Device("cpu"),
-    "mps": AppleGraphics("mps", is_accelerator=True),
-    "cuda": NvidiaGraphics("cuda", is_accelerator=True),
+    "mps": AppleGPU("mps", is_accelerator=True),
+    "cuda": NvidiaGPU("cuda", is_accelerator=True),
 }
 
 
@@ -165,12 +165,12 @@ def processor() -> Device:
 
 
 def present_devices() -> Iterator[Device]:
-    """The processor first."""
+    """The CPU first."""
     return (device for device in DEVICES.values() if device.is_present)
 
 
 def device_named(name: DeviceName | str) -> Device:
-    """The device of that name, which must be there; `auto` is the processor, wherever nothing was measured."""
+    """The device of that name, which must exist; `auto` is the CPU where nothing was measured."""
     if name == "auto":
         return processor()
     device = DEVICES[name]
@@ -178,13 +178,13 @@ def device_named(name: DeviceName | str) -> Device:
         there = ", ".join(f"`{other.name}`" for other in present_devices())
         raise UserError(
             f"there is no device `{name}` here, or this PyTorch cannot use it; there is {there}",
-            hint="leave `--device` away, or pass `--device auto`: it takes the fastest that is there and right",
+            hint="omit `--device`, or pass `--device auto`: it takes the fastest that is present and correct",
         )
     return device
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
-    """Whether a step failed for want of memory, in the words of any backend."""
+    """Whether a step ran out of memory, in the words of any backend."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
     )
@@ -203,9 +203,9 @@ def has_glibc() -> bool:
 
 
 def set_up_process(threads: int, *, keep_memory: bool = True) -> None:
-    """Threads, and on glibc whether the allocator keeps what is freed: otherwise each step faults its memory in again.
+    """Sets threads, and on glibc whether the allocator keeps freed memory: otherwise each step faults it in again.
 
-    What glibc does of its own ends with these limits, once a block of 32 MB was freed: that is what it goes back to.
+    Without `keep_memory` the limits are those glibc itself reaches once a block of 32 MB was freed.
     """
     torch.set_num_threads(threads)
     if has_glibc():
@@ -216,10 +216,10 @@ def set_up_process(threads: int, *, keep_memory: bool = True) -> None:
 
 
 def release_memory() -> None:
-    """Gives back what the processor's allocator keeps."""
+    """Returns what the CPU's allocator keeps to the system."""
     processor().release_memory()
 
 
 def default_threads() -> int:
-    """What torch chose: the performance cores on a Mac, the cores this process may use elsewhere."""
-    return CHOSEN_THREADS
+    """torch's own choice: the performance cores on a Mac, the cores this process may use elsewhere."""
+    return DEFAULT_THREADS
