@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from lapclip.serve.batching import MOST_AT_ONCE, Batcher, Embedding
+from lapclip.serve.batching import MAX_BATCH, Batcher, Embedding
 
 
 class Model:
@@ -36,9 +36,8 @@ def run(work, *, is_batching=True, num_known=0, open_gate=True):
     model = Model()
 
     async def main():
-        texts, pictures = Batcher(model.embed, num_known=num_known), Batcher(model.embed)
-        embedding = Embedding(texts, pictures, is_batching=is_batching)
-        embedding.start()
+        texts, images = Batcher(model.embed, num_known=num_known), Batcher(model.embed)
+        embedding = Embedding(texts, images, is_batching=is_batching)
         if open_gate:
             model.gate.release(10_000)
         try:
@@ -91,7 +90,7 @@ def test_rows_are_those_of_the_request_whatever_came_with_it(sizes):
             np.testing.assert_array_equal(rows, [row(text) for text in request])
 
     model = run(work)
-    assert max(map(len, model.batches)) <= MOST_AT_ONCE
+    assert max(map(len, model.batches)) <= MAX_BATCH
     assert sum(map(len, model.batches)) == sum(sizes)
 
 
@@ -118,8 +117,8 @@ def test_texts_and_images_take_turns():
         first = asyncio.create_task(ask(embedding.texts, ["alone"]))
         await until_begun(model)
         rest = asyncio.gather(
-            *(ask(embedding.texts, [f"t{n}"] * MOST_AT_ONCE) for n in range(3)),
-            ask(embedding.pictures, [5]),
+            *(ask(embedding.texts, [f"t{n}"] * MAX_BATCH) for n in range(3)),
+            ask(embedding.images, [5]),
         )
         await asyncio.sleep(0.01)
         model.gate.release(100)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import command, environment, lapclip
 
+from lapclip.cli.serve import require_web
 from lapclip.errors import UserError
 from lapclip.files import Held
 from lapclip.runs.events import (
@@ -31,8 +32,8 @@ from lapclip.runs.events import (
 )
 from lapclip.runs.history import History, Summary
 from lapclip.runs.run import Run
-from lapclip.serve.http import FIRST_PORT, HEADERS, address_of, listen, require_web
-from lapclip.serve.watch import MOST_STREAMS
+from lapclip.serve.http import FIRST_PORT, HEADERS, address_of, listen
+from lapclip.serve.watch import MAX_STREAMS
 from lapclip.view.live import columns_of, now_of
 
 pytestmark = pytest.mark.slow
@@ -435,7 +436,7 @@ def test_a_process_that_dies_without_a_word_is_noticed(server, live):
 
 def test_streams_are_bounded_and_a_closed_one_makes_room(server):
     with contextlib.ExitStack() as streams:
-        for _ in range(MOST_STREAMS):
+        for _ in range(MAX_STREAMS):
             assert streams.enter_context(Stream(server, "first")).next()[0] == "history"
         assert server.ask("/stream?run=first").status == 503
     deadline = time.monotonic() + 5

@@ -1,5 +1,6 @@
 """`lapclip serve`: a model and its index as a page and over HTTP, for this machine only unless asked."""
 
+import importlib.util
 import os
 import re
 import sys
@@ -19,42 +20,45 @@ if TYPE_CHECKING:
 
 RATE_ELSEWHERE = 20.0  # requests a second of one client
 SECONDS_TO_END = 0.5
-FEW_FILES = 4096  # open at once: more than connections and images need
+MIN_FILES = 4096  # that may be open at once: more than connections and images need
 TOKEN = r"[A-Za-z0-9._~-]{16,256}"  # noqa: S105  # what one looks like
 
 
 def serve(
     *,
     model: Annotated[
-        str | None, Parameter(help="a run or a model folder; without one, that of the index updated last")
+        str | None,
+        Parameter(help="a run or a model folder; default: the model of the index that was updated last"),
     ] = None,
-    port: Annotated[int | None, Parameter(help="if not any free one")] = None,
+    port: Annotated[int | None, Parameter(help="default: any free one")] = None,
     host: Annotated[
-        str, Parameter(help="address to answer at; another than this machine's own needs a token")
-    ] = ("127.0.0.1"),
+        str, Parameter(help="address to listen at; one that other machines reach needs a token")
+    ] = "127.0.0.1",
     token: Annotated[
-        str | None, Parameter(help="what clients must show; better in LAPCLIP_TOKEN, which nobody else sees")
+        str | None,
+        Parameter(help="what clients must send; better in LAPCLIP_TOKEN, which other users cannot see"),
     ] = None,
     allow_host: Annotated[
-        tuple[str, ...], Parameter(help="another name that clients may call this server by", negative="")
+        tuple[str, ...], Parameter(help="another host name of this server, as behind a proxy", negative="")
     ] = (),
     rate: Annotated[
-        float | None, Parameter(help="requests a second of one client; 20 by default where others can ask")
+        float | None,
+        Parameter(help="requests a second of one client; default: 20 if other machines can ask"),
     ] = None,
     open: Annotated[bool, Parameter(help="open the page in the browser")] = True,
-    batching: Annotated[bool, Parameter(help="embed what several clients ask for together")] = True,
+    batching: Annotated[bool, Parameter(help="embed the requests of several clients together")] = True,
 ) -> int:
     """Serve a model and its images: a page to search with, and the same over HTTP.
 
     `/openapi.json` describes what can be asked. Only images of the index are ever shown.
     """
-    from lapclip.serve.http import require_web
+    require_web()
+    from lapclip.serve.http import is_local
     from lapclip.serve.limits import Limits
 
-    require_web()
     if rate is not None and not 0 < rate < 1e6:
         raise UserError(f"`--rate {rate:g}` is no number of requests a second", hint="choose one above 0")
-    is_here = is_for_this_machine(host, allow_host)
+    is_here = is_local(host) and not allow_host  # by another name others ask, through a proxy
     token = checked_token(token or os.environ.get("LAPCLIP_TOKEN") or None)
     is_own_token = token is None and not is_here
     if is_own_token:
@@ -67,7 +71,7 @@ def serve(
         port=port,
         host=host,
         token=token,
-        shown_token=token if is_own_token else None,
+        show_token=is_own_token,
         allowed=allow_host,
         limits=limits,
         open_browser=open,
@@ -75,18 +79,17 @@ def serve(
     )
 
 
-def is_for_this_machine(host: str, allowed: tuple[str, ...]) -> bool:
-    """Whether nobody else can ask; by another name somebody does, through a proxy."""
-    from lapclip.serve.addresses import is_local
-
-    return is_local(host) and not allowed
+def require_web() -> None:
+    """Refuses when the packages that serve pages are not installed."""
+    if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
+        raise UserError("a page needs starlette and uvicorn", hint="pip install 'lapclip[web]'")
 
 
 def checked_token(token: str | None) -> str | None:
     if token is not None and not re.fullmatch(TOKEN, token):
         raise UserError(
             "a token has 16 to 256 letters, digits or `._~-`, and this one has not",
-            hint="leave it out, and a good one is made",
+            hint="omit it, and one is generated",
         )
     return token
 
@@ -97,51 +100,43 @@ def serve_model(
     port: int | None,
     host: str,
     token: str | None,
-    shown_token: str | None,
+    show_token: bool,
     allowed: tuple[str, ...],
     limits: "Limits",
     open_browser: bool,
     is_batching: bool,
 ) -> int:
     """Serves until Ctrl-C."""
-    import asyncio
     import webbrowser
 
-    from lapclip.serve.addresses import hosts_of, names_of
-    from lapclip.serve.http import address_of, listen
+    from lapclip.serve.http import address_of, hosts_of, listen, names_of
     from lapclip.serve.http import serve as serve_app
 
     with listen(port, host) as listening:  # before the model is loaded, which takes seconds
-        number = listening.getsockname()[1]
         names = names_of(host)
-        hosts = hosts_of(names, number, allowed)
+        hosts = hosts_of(names, listening.getsockname()[1], allowed)
         with working("loading the model"):
             embedder, index = load_model(model)
         from lapclip.machine.device import default_threads, set_up_process
-        from lapclip.serve.app import build_server
-        from lapclip.serve.connection import connection_for
+        from lapclip.serve.api import build_server
         from lapclip.serve.service import Service
 
         allow_many_files()
-        # One core is left to those who ask: measured, a text alone is embedded no slower by it.
+        # One core is left to clients: measured, a single text is embedded no slower by it.
         set_up_process(max(1, default_threads() - 1), keep_memory=False)
         service = Service(embedder, index, is_batching=is_batching)
         address = address_of(listening, names[0] if names else host)
-        closing = asyncio.Event()
-        app = build_server(
-            service, address=address, hosts=hosts, port=number, token=token, limits=limits, closing=closing
-        )
-        entrance = f"{address}?token={quote(shown_token)}" if shown_token else address
-        say(f"serving at {entrance} (Ctrl-C ends it)")
+        app = build_server(service, address=address, hosts=hosts, token=token, limits=limits)
+        entrance = f"{address}?token={quote(token)}" if token else address
+        say(f"serving at {entrance if show_token else address} (Ctrl-C ends it)")
         say(f"model `{embedder.name}`, {images_in(index)}")
-        if token is not None and shown_token is None:
+        if token is not None and not show_token:
             say("clients need the token: `Authorization: Bearer TOKEN`, or once `/?token=TOKEN` in a browser")
         sys.stderr.flush()
         if open_browser:
-            webbrowser.open(f"{address}?token={quote(token)}" if token else address)
+            webbrowser.open(entrance)
         try:
-            with suppress(KeyboardInterrupt):  # the way to end it, not a failure
-                serve_app(app, listening, closing, protocol=connection_for(limits), most_connections=None)
+            serve_app(app, listening, limits)
         finally:
             has_ended = service.close(SECONDS_TO_END)
     say("")
@@ -175,6 +170,6 @@ def allow_many_files() -> None:
     with suppress(ImportError, ValueError, OSError):
         import resource
 
-        few, many = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if few < FEW_FILES:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(FEW_FILES, many), many))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < MIN_FILES:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (min(MIN_FILES, hard), hard))

@@ -36,10 +36,7 @@ def watch(
     if port is not None and not web:
         raise UserError("`--port` is for the page", hint="add `--web`")
     if web:
-        from lapclip.serve.watch import serve_page
-
-        serve_page(run, port, open)
-        return 0
+        return show_page(run, port, open)
     from lapclip.runs.history import Summary
     from lapclip.runs.status import run_to_watch
 
@@ -57,6 +54,30 @@ def watch(
     except BrokenPipeError:  # whoever read it has had enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def show_page(name: str | None, port: int | None, open_browser: bool) -> int:
+    """Serves the page until Ctrl-C."""
+    from lapclip.cli.serve import require_web
+
+    require_web()
+    import webbrowser
+
+    from lapclip.runs.run import find_run
+    from lapclip.serve.http import address_of, listen, serve
+    from lapclip.serve.limits import Limits
+    from lapclip.serve.watch import page_app
+
+    shown = find_run(name) if name is not None else None
+    with listen(port) as listening:
+        address = address_of(listening)
+        say(f"the page is at {address} (Ctrl-C ends it; training goes on)")
+        sys.stderr.flush()
+        if open_browser:
+            webbrowser.open(address)
+        serve(page_app(shown, address), listening, Limits())
+    say("")
+    return 0
 
 
 def refuse_together(**flags: bool) -> None:

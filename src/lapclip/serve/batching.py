@@ -1,21 +1,21 @@
-"""Embedding for many requests at once: what they ask for goes in, a row each comes out, computed in one thread.
+"""Embedding for many requests at once: texts or images in, a row each out, computed in one thread.
 
-While a batch is computed the next one gathers, so that a lone request never waits for company. Texts and images are
+While a batch is computed the next one gathers, so that a single request never waits for others. Texts and images are
 embedded apart; a request that fails fails alone.
 """
 
 import asyncio
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-MOST_AT_ONCE = 32  # more gain little, and while one batch is computed the answers of another are written
+MAX_BATCH = 32  # more gain little, and while one batch is computed the responses of another are written
 NUM_KNOWN = 2048  # texts whose rows are kept
-LONGEST_KNOWN = 200  # characters of a text that is kept
+MAX_KNOWN_LETTERS = 200  # of a text that is kept
 
 
 @dataclass(eq=False)
@@ -26,30 +26,29 @@ class Asked:
     answer: "asyncio.Future[np.ndarray]"
 
 
+@dataclass(eq=False)
 class Batcher:
-    """One kind of thing to embed: those who ask wait in a row, and the thread takes as many as fit into a batch."""
+    """The queue of one kind of things to embed, and the rows of texts that were asked for last."""
 
-    def __init__(self, embed: Callable[[list[Any]], np.ndarray], *, num_known: int = 0):
-        self.embed = embed
-        self.waiting: deque[Asked] = deque()
-        self.known: OrderedDict[Hashable, np.ndarray] = OrderedDict()
-        self.num_known = num_known  # rows kept of what was asked before; 0 keeps none
+    embed: Callable[[list[Any]], np.ndarray]
+    num_known: int = field(default=0, kw_only=True)
+    waiting: deque[Asked] = field(default_factory=deque)
+    known: OrderedDict[str, np.ndarray] = field(default_factory=OrderedDict)
 
-    def take(self, most: int) -> list[Asked]:
-        """Those who waited longest, with at most so many things together; at least one of them."""
+    def take(self, max_items: int) -> list[Asked]:
+        """The first requests of the queue with at most so many things together; at least one request."""
         taken: list[Asked] = []
         num_items = 0
-        while self.waiting and (not taken or num_items + len(self.waiting[0].items) <= most):
+        while self.waiting and (not taken or num_items + len(self.waiting[0].items) <= max_items):
             asked = self.waiting.popleft()
-            if asked.answer.cancelled():  # its client went away
-                continue
-            taken.append(asked)
-            num_items += len(asked.items)
+            if not asked.answer.cancelled():  # else its client went away
+                taken.append(asked)
+                num_items += len(asked.items)
         return taken
 
     def remember(self, items: Sequence[Any], rows: np.ndarray) -> None:
         for item, row in zip(items, rows, strict=True):
-            if self.num_known and isinstance(item, str) and len(item) <= LONGEST_KNOWN:
+            if self.num_known and len(item) <= MAX_KNOWN_LETTERS:
                 self.known[item] = row.copy()  # or it would keep its whole batch
                 self.known.move_to_end(item)
         while len(self.known) > self.num_known:
@@ -57,7 +56,7 @@ class Batcher:
 
     def recall(self, items: Sequence[Any]) -> np.ndarray | None:
         """The rows of all of them, if all are known."""
-        if not self.known or not all(isinstance(item, str) and item in self.known for item in items):
+        if not self.known or not all(item in self.known for item in items):
             return None
         for item in items:
             self.known.move_to_end(item)
@@ -66,20 +65,14 @@ class Batcher:
 
 @dataclass
 class Embedding:
-    """The one thread that embeds; made and asked in an event loop."""
+    """The one thread that embeds; asked in an event loop."""
 
     texts: Batcher
-    pictures: Batcher
+    images: Batcher
     is_batching: bool = True  # else every request by itself
-    num_batches: int = 0
-    num_embedded: int = 0
     is_closed: bool = False
+    loop: asyncio.AbstractEventLoop | None = None
     news: threading.Condition = field(default_factory=threading.Condition)
-
-    def start(self) -> None:
-        self.loop = asyncio.get_running_loop()
-        # A daemon, so that Ctrl-C does not wait for a batch.
-        threading.Thread(target=self.work, name="embedding", daemon=True).start()
 
     def close(self) -> None:
         with self.news:
@@ -91,36 +84,36 @@ class Embedding:
         known = kind.recall(items)
         if known is not None:
             return known
-        starts = range(0, len(items), MOST_AT_ONCE)
-        parts = [await self.wait(kind, items[start : start + MOST_AT_ONCE]) for start in starts]
-        rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        starts = range(0, len(items), MAX_BATCH)
+        rows = np.concatenate([await self.wait(kind, items[start : start + MAX_BATCH]) for start in starts])
         kind.remember(items, rows)
         return rows
 
     async def wait(self, kind: Batcher, items: Sequence[Any]) -> np.ndarray:
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
+            # A daemon, so that Ctrl-C does not wait for a batch.
+            threading.Thread(target=self.work, args=(self.loop,), name="embedding", daemon=True).start()
         asked = Asked(items, self.loop.create_future())
         with self.news:
             kind.waiting.append(asked)
             self.news.notify()
         return await asked.answer
 
-    def work(self) -> None:
-        """Batch after batch, whichever kind had its turn longer ago first, until it is closed."""
-        kinds = [self.texts, self.pictures]
+    def work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Batch after batch, in turns if both kinds wait, until it is closed."""
+        kinds = [self.texts, self.images]
         while True:
             with self.news:
-                while not self.is_closed and not any(kind.waiting for kind in kinds):
-                    self.news.wait()
+                self.news.wait_for(lambda: self.is_closed or any(kind.waiting for kind in kinds))
                 if self.is_closed:
                     return
                 kind = next(kind for kind in kinds if kind.waiting)
-                taken = kind.take(MOST_AT_ONCE if self.is_batching else 1)
+                taken = kind.take(MAX_BATCH if self.is_batching else 1)
             kinds.sort(key=lambda other: other is kind)  # the other one is next
             answers = answer_all(kind.embed, taken)
-            self.num_batches += 1
-            self.num_embedded += sum(len(asked.items) for asked in taken)
             try:
-                self.loop.call_soon_threadsafe(deliver, answers)
+                loop.call_soon_threadsafe(deliver, answers)
             except RuntimeError:  # the loop has ended meanwhile
                 return
 
@@ -129,27 +122,20 @@ Answer = tuple[Asked, np.ndarray | Exception]
 
 
 def answer_all(embed: Callable[[list[Any]], np.ndarray], taken: list[Asked]) -> list[Answer]:
-    """Each request's rows; when the batch fails, each is tried by itself, so that one cannot spoil the others'."""
+    """The rows of each request, equal texts embedded once; when the batch fails, each request is tried alone."""
+    items = [item for asked in taken for item in asked.items]
     try:
-        return list(zip(taken, embed_together(embed, taken), strict=True))
-    except Exception as error:
+        if items and isinstance(items[0], str):
+            places = {text: place for place, text in enumerate(dict.fromkeys(items))}
+            rows = embed(list(places))[[places[text] for text in items]]
+        else:
+            rows = embed(items) if items else np.empty(0)
+    except Exception as error:  # whatever the model raises, it must not end the thread
         if len(taken) == 1:
             return [(taken[0], error)]
         return [answer for asked in taken for answer in answer_all(embed, [asked])]
-
-
-def embed_together(embed: Callable[[list[Any]], np.ndarray], taken: list[Asked]) -> list[np.ndarray]:
-    """The rows of each request, with equal texts embedded once."""
-    if not taken:
-        return []
-    items = [item for asked in taken for item in asked.items]
-    if isinstance(items[0], str):
-        places = {text: place for place, text in enumerate(dict.fromkeys(items))}
-        rows = embed(list(places))[[places[text] for text in items]]
-    else:
-        rows = embed(items)
     ends = np.cumsum([len(asked.items) for asked in taken])
-    return np.split(rows, ends[:-1])
+    return list(zip(taken, np.split(rows, ends[:-1]), strict=False))
 
 
 def deliver(answers: list[Answer]) -> None:

@@ -1,30 +1,40 @@
-"""Serving pages, on this machine only unless asked: the address, who may ask, what answers say, which files are read.
+"""Serving on this machine only unless asked: the address, who may ask, headers, files of the page.
 
-A page of another site must not reach it: the name in the `Host` header is checked, since any name can be made to point
-at 127.0.0.1, and requests that another site's page makes are refused.
+A page of another site must not reach the server: the name in the `Host` header is checked, since any name can be made
+to point at 127.0.0.1, and requests of other sites' pages are refused.
 """
 
 import asyncio
-import importlib.util
+import hashlib
+import hmac
+import ipaddress
+import json
 import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import psutil
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lapclip.errors import UserError
+from lapclip.serve.limits import Connection, Idle, Limits, Rates, Refused
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-HERE = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 FIRST_PORT = 8765
 NUM_PORTS = 50  # tried one after the other when none was asked for
 PAGES = (Path(__file__).parent.parent / "page").resolve()
-KINDS_OF_FILE = {
+MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -41,15 +51,11 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "x-frame-options": "DENY",
 }
+COOKIE_SECONDS = 30 * 86400
+SHUTDOWN_SECONDS = 0.3  # for requests to be answered after Ctrl-C
 
 
-def require_web() -> None:
-    """Refuses when what serves pages is not installed."""
-    if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
-        raise UserError("a page needs starlette and uvicorn", hint="pip install 'lapclip[web]'")
-
-
-def listen(port: int | None, host: str = HERE) -> socket.socket:
+def listen(port: int | None, host: str = LOCALHOST) -> socket.socket:
     """A socket at an address of this machine: at the port that was asked for, else the first free one of ours."""
     if port is not None and not 0 <= port <= 65535:
         raise UserError(f"there is no port {port}", hint="choose one from 1024 to 65535")
@@ -76,10 +82,15 @@ def resolve(host: str) -> tuple[int, str]:
         raise UserError(
             f"`{host}` is no address of this machine", hint="`--host 0.0.0.0` means all of them"
         ) from None
-    return family, str(address[0])
+    return family, str(address[0]).partition("%")[0]
 
 
-def address_of(listening: socket.socket, host: str = HERE) -> str:
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach that address."""
+    return ipaddress.ip_address(resolve(host)[1]).is_loopback
+
+
+def address_of(listening: socket.socket, host: str = LOCALHOST) -> str:
     return f"http://{bracketed(host)}:{listening.getsockname()[1]}/"
 
 
@@ -88,44 +99,103 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def own_hosts(port: int) -> frozenset[str]:
-    """What the `Host` header may say to mean this machine."""
-    return frozenset(f"{name}:{port}" for name in ("localhost", HERE, "[::1]"))
+def names_of(host: str) -> list[str]:
+    """The names and addresses of this server, the one to print first."""
+    number = resolve(host)[1]
+    if not ipaddress.ip_address(number).is_unspecified:
+        return list(dict.fromkeys([host, number]))
+    name = socket.gethostname().lower()
+    found = [address for addresses in psutil.net_if_addrs().values() for address in addresses]
+    own = [
+        one.address
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for one in found
+        if one.family == family and "%" not in one.address and not is_local(one.address)
+    ]
+    return [*own, name, name if name.endswith(".local") else f"{name}.local"]
 
 
-def build_app(routes: "Sequence[Route]", *, port: int, methods: Sequence[str] = ("GET", "HEAD")) -> "ASGIApp":
-    """An application of these routes that answers only to this machine and explains what it refuses."""
-    from starlette.applications import Starlette
-    from starlette.exceptions import HTTPException
+def hosts_of(names: Sequence[str], port: int, allowed: Sequence[str] = ()) -> frozenset[str]:
+    """What the `Host` header may say; an allowed name may be behind another port, a proxy's."""
+    hosts = {f"{bracketed(name.lower())}:{port}" for name in ("localhost", LOCALHOST, "::1", *names)}
+    for name in allowed:
+        if not name or any(sign in name for sign in "/@ *,"):
+            raise UserError(f"`{name}` is no name of a machine", hint="write it as `photos.example.org`")
+        hosts |= {name.lower(), f"{name.lower()}:{port}"}
+    return frozenset(hosts | ({host.removesuffix(":80") for host in hosts} if port == 80 else set()))
 
-    handlers: dict[Any, Any] = {UserError: explain_problem, HTTPException: explain_refusal}
-    app = Starlette(routes=list(routes), exception_handlers=handlers)
-    return Guard(app, address=f"http://{HERE}:{port}/", hosts=own_hosts(port), methods=methods)
+
+def json_response(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    try:
+        body = msgspec.json.encode(content)
+    except UnicodeEncodeError:  # a file name that is not text, which only the escapes of ASCII can hold
+        body = json.dumps(msgspec.to_builtins(content)).encode("ascii")
+    return Response(body, status, headers, media_type="application/json")
+
+
+def explain(refused: Refused) -> Response:
+    return json_response({"error": refused.error, "hint": refused.hint}, refused.status, refused.headers)
+
+
+def build_app(routes: Sequence[Route], hint: str = "the page is at `/`") -> Starlette:
+    """An application of these routes that answers every problem in JSON."""
+
+    def answer(request: Request, problem: Any) -> Response:
+        match problem:
+            case Refused():
+                return explain(problem)
+            case UserError():
+                return explain(Refused(404, problem.message, problem.hint))
+            case HTTPException(status_code=405):
+                allow = ", ".join(sorted((problem.headers or {})["Allow"].split(", ")))
+                return explain(
+                    Refused(405, f"`{request.method[:20]}` is not answered here", f"use {allow}", allow=allow)
+                )
+            case HTTPException(status_code=status):
+                return explain(Refused(status, "there is nothing at this address", hint))
+            case ClientDisconnect():  # which nobody reads
+                return Response(status_code=400)
+        return explain(Refused(500, "the server failed", "see what `lapclip serve` printed"))
+
+    kinds = (Refused, UserError, HTTPException, ClientDisconnect, Exception)
+    app = Starlette(routes=list(routes), exception_handlers=dict.fromkeys(kinds, answer))
+    app.router.redirect_slashes = False
+    return app
 
 
 class Guard:
-    """Stands before an application: refuses what does not come from a page of its own, and adds the headers."""
+    """ASGI middleware: lets in who may ask, and adds the headers.
+
+    Refuses other names and other sites' pages, clients that ask too often, and those without the token.
+    """
 
     def __init__(
         self,
-        app: "ASGIApp",
+        app: ASGIApp,
         *,
         address: str,
-        hosts: Collection[str],
-        methods: Sequence[str] | None,  # None: the application knows
+        hosts: Collection[str] = (),
         headers: Mapping[str, str] = HEADERS,
+        token: str | None = None,
+        rate: float | None = None,
     ):
-        self.app = app
-        self.address, self.hosts, self.methods = address, hosts, methods
+        port = urlsplit(address).port or 80
+        self.app, self.address, self.rates = app, address, Rates(rate)
+        self.hosts = hosts or hosts_of([], port)
         self.headers = [(name.encode(), value.encode()) for name, value in headers.items()]
-        self.origins = {f"{scheme}://{host}" for scheme in ("http", "https") for host in hosts}
+        self.origins = {f"{scheme}://{host}" for scheme in ("http", "https") for host in self.hosts}
+        self.token = digest(token) if token is not None else None
+        self.cookie = f"lapclip-{port}"  # all ports of a machine share cookies
 
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        has_started = False
 
-        async def send_with_headers(message: Any) -> None:
+        async def send_with_headers(message: Message) -> None:
+            nonlocal has_started
             if message["type"] == "http.response.start":
+                has_started = True
                 own = {name for name, _ in message["headers"]}
                 more = [(name, value) for name, value in self.headers if name not in own]
                 if b"cache-control" not in own:
@@ -133,102 +203,121 @@ class Guard:
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
-        await (self.refusal(scope) or self.app)(scope, receive, send_with_headers)
+        try:
+            answer = self.check(Request(scope)) or self.app
+        except Refused as refused:
+            answer = explain(refused)
+        try:
+            await answer(scope, receive, send_with_headers)
+        except asyncio.CancelledError:  # the server ends
+            if has_started:
+                with suppress(Exception):  # the client has not read a response of known length to its end
+                    await send({"type": "http.response.body", "body": b""})
+                return
+            ending = Refused(503, "the server is ending", "start it again", retry_seconds=1)
+            await explain(ending)(scope, receive, send_with_headers)
 
-    def refusal(self, scope: "Scope") -> "Response | None":
-        """Why a request is not answered, if it is not."""
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        if headers.get(b"host", "").lower() not in self.hosts:
+    def check(self, request: Request) -> Response | None:
+        """Refused, or the response that replaces a token in the address by a cookie, or None."""
+        headers = request.headers
+        if headers.get("host", "").lower() not in self.hosts:
             message = "this page is served to this machine only, under its own name"
-            return explained(421, message, f"open {self.address}")
+            raise Refused(421, message, f"open {self.address}")
         # Another port of this machine is the same site, and another page.
-        is_foreign = headers.get(b"sec-fetch-site") in ("cross-site", "same-site")
-        if is_foreign and headers.get(b"sec-fetch-mode") != "navigate":
-            return explained(403, "a page of another site may not read this one", "open it by itself")
-        is_reading = scope["method"] in ("GET", "HEAD")
-        if not is_reading and headers.get(b"origin", self.address.rstrip("/")) not in self.origins:
-            return explained(403, "a page of another site may not ask this one", "open it by itself")
-        if self.methods is not None and scope["method"] not in self.methods:
-            allowed = ", ".join(self.methods)
-            answer = explained(405, f"`{scope['method']}` is not answered here", f"use {allowed}")
-            answer.headers["allow"] = allowed
-            return answer
-        return None
+        is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        if is_foreign and headers.get("sec-fetch-mode") != "navigate":
+            raise Refused(403, "a page of another site may not read this one", "open it by itself")
+        is_reading = request.method in ("GET", "HEAD")
+        if not is_reading and headers.get("origin", self.address.rstrip("/")) not in self.origins:
+            raise Refused(403, "a page of another site may not ask this one", "open it by itself")
+        self.rates.count(request.client.host if request.client else "")
+        if self.token is None:
+            return None
+        given = request.query_params.get("token", "") if request.url.path == "/" else ""
+        if self.is_token(given):
+            return self.let_in(given, request.url.scheme)
+        kind, _, shown = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and self.is_token(shown.strip()):
+            return None
+        if self.is_token(request.cookies.get(self.cookie, "")):
+            return None
+        hint = "open the address that `lapclip serve` printed"
+        raise Refused(401, "a token is needed", hint, www_authenticate="Bearer")
+
+    def let_in(self, token: str, scheme: str) -> Response:
+        """A redirect, so that the token does not stay in the browser's history."""
+        response = Response(status_code=303, headers={"location": "/"})
+        response.set_cookie(
+            self.cookie,
+            token,
+            max_age=COOKIE_SECONDS,
+            secure=scheme == "https",  # as a proxy with TLS says
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    def is_token(self, given: str) -> bool:
+        """In constant time: digests are equally long."""
+        return self.token is not None and hmac.compare_digest(digest(given), self.token)
 
 
-def explained(status: int, error: str, hint: str) -> "Response":
-    from starlette.responses import JSONResponse
-
-    return JSONResponse({"error": error, "hint": hint}, status)
+def digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()
 
 
-def explain_problem(request: "Request", problem: UserError) -> "Response":
-    return explained(404, problem.message, problem.hint)
-
-
-def explain_refusal(request: "Request", problem: Any) -> "Response":
-    if problem.status_code == 404:
-        return explained(404, "there is nothing at this address", "the page is at `/`")
-    return explained(problem.status_code, str(problem.detail).lower(), "the page is at `/`")
-
-
-def send_file(
-    folder: Path, name: str, *, pattern: str, most_bytes: int, seconds_fresh: int = 0
-) -> "Response":
+def send_file(folder: Path, name: str, *, pattern: str, max_bytes: int, fresh_seconds: int = 0) -> Response:
     """A file whose name has that pattern and that lies in that folder, also after following every link.
 
     The folder itself may be no link either: whoever writes into a run could point it anywhere.
     """
-    from starlette.responses import Response
-
-    nothing = UserError("there is no such file", hint="look at the page again: it may have been tidied away")
+    missing = UserError("there is no such file", hint="reload the page: it may have been removed")
     if not re.fullmatch(pattern, name, re.ASCII):
-        raise nothing
+        raise missing
     try:
         path = (folder / name).resolve(strict=True)
-        if (
-            not path.is_relative_to(folder.parent.resolve() / folder.name)
-            or not path.is_file()
-            or path.stat().st_size > most_bytes
-        ):
-            raise nothing
+        is_inside = path.is_relative_to(folder.parent.resolve() / folder.name)
+        if not is_inside or not path.is_file() or path.stat().st_size > max_bytes:
+            raise missing
         content = path.read_bytes()
     except (OSError, RuntimeError):  # a circle of links is a RuntimeError
-        raise nothing from None
-    fresh = {"cache-control": f"private, max-age={seconds_fresh}"} if seconds_fresh else {}
-    return Response(content, media_type=KINDS_OF_FILE[Path(name).suffix], headers=fresh)
+        raise missing from None
+    fresh = {"cache-control": f"private, max-age={fresh_seconds}"} if fresh_seconds else {}
+    return Response(content, media_type=MEDIA_TYPES[Path(name).suffix], headers=fresh)
 
 
-def send_static(name: str) -> "Response":
+def send_static(name: str) -> Response:
     """One of the files that came with lapclip."""
-    return send_file(PAGES, name, pattern=r"[A-Za-z][\w.-]*\.(html|css|js|svg)", most_bytes=1 << 20)
+    return send_file(PAGES, name, pattern=r"[A-Za-z][\w.-]*\.(html|css|js|svg)", max_bytes=1 << 20)
 
 
-def serve(
-    app: "ASGIApp",
-    listening: socket.socket,
-    closing: asyncio.Event,
-    *,
-    protocol: "type[asyncio.Protocol] | None" = None,
-    most_connections: int | None = 200,
-) -> None:
-    """Answers until Ctrl-C or a kill, and ends at once then: `closing` tells open streams to end."""
-    import uvicorn
+def serve(app: ASGIApp, listening: socket.socket, limits: Limits) -> None:
+    """Answers until Ctrl-C or a kill; what is not answered soon after that is cancelled."""
+    idle = Idle(limits)
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
             super().handle_exit(sig, frame)
-            asyncio.get_running_loop().call_soon_threadsafe(closing.set)
+            loop = asyncio.get_running_loop()
+            loop.call_soon_threadsafe(loop.call_later, SHUTDOWN_SECONDS, self.cancel)
+
+        def cancel(self) -> None:
+            for task in self.server_state.tasks:
+                task.cancel()
+
+        async def on_tick(self, counter: int) -> bool:
+            idle.sweep(self.server_state.connections)
+            return await super().on_tick(counter)
 
     config = uvicorn.Config(
         app,
-        http=protocol or "auto",
+        http=Connection,
         log_level="error",
         access_log=False,
         lifespan="off",
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=1,
-        limit_concurrency=most_connections,
     )
-    Server(config).run(sockets=[listening])
+    with suppress(KeyboardInterrupt):  # the usual end, not a failure
+        Server(config).run(sockets=[listening])

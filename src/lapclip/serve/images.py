@@ -1,7 +1,7 @@
-"""Images of the index to look at: a file's path from the index in, a fresh JPEG out, or nothing.
+"""Images of the index to look at: the path of an indexed file in, a new JPEG out.
 
-A file may have been changed since it was indexed: it is looked up again, must still lie in the index's folders after
-every link was followed, and is always written anew, so that nothing but the image leaves.
+A file may have changed since it was indexed: it is looked up again, must still lie in the index's folders after every
+link was followed, and is always encoded again, so that nothing but the image is sent.
 """
 
 import os
@@ -19,7 +19,7 @@ KEPT_BYTES = 64 << 20  # of thumbnails
 
 
 class Missing(Exception):
-    """There is no such image any more."""
+    """The image no longer exists."""
 
 
 class Thumbnails:
@@ -31,34 +31,29 @@ class Thumbnails:
         self.lock = threading.Lock()
 
     def of(self, path: str, folders: Sequence[str]) -> bytes:
-        """A small JPEG of a file of the index; Missing when there is none any more."""
-        stamp = stamp_of(path, folders)
+        """A small JPEG of a file of the index; Missing when it no longer exists."""
+        found = find(path, folders)
+        try:
+            now = os.lstat(found)
+        except OSError:
+            raise Missing from None
+        key = (found, now.st_mtime_ns, now.st_size)
         with self.lock:
-            if stamp in self.kept:
-                self.kept.move_to_end(stamp)
-                return self.kept[stamp]
+            if key in self.kept:
+                self.kept.move_to_end(key)
+                return self.kept[key]
         made = image_of(path, folders, THUMBNAIL_SIDE)
         with self.lock:
-            if stamp not in self.kept:
-                self.kept[stamp] = made
+            if key not in self.kept:
+                self.kept[key] = made
                 self.num_bytes += len(made)
             while self.num_bytes > KEPT_BYTES:
                 self.num_bytes -= len(self.kept.popitem(last=False)[1])
         return made
 
 
-def stamp_of(path: str, folders: Sequence[str]) -> tuple[str, int, int]:
-    """Which file it is, in what state, for as long as it may be shown."""
-    found = find(path, folders)
-    try:
-        now = os.lstat(found)
-    except OSError:
-        raise Missing from None
-    return found, now.st_mtime_ns, now.st_size
-
-
 def find(path: str, folders: Sequence[str]) -> str:
-    """The real path of a file within the index's folders. Links are followed anew each time: they may have changed."""
+    """The real path of a file within the index's folders. Links are followed each time: they may have changed."""
     # Folders were indexed without links; one that has become a link leads elsewhere.
     found, _ = Folders(*(folder for folder in folders if os.path.realpath(folder) == folder)).find(path)
     if found is None:
@@ -66,10 +61,10 @@ def find(path: str, folders: Sequence[str]) -> str:
     return found
 
 
-def image_of(path: str, folders: Sequence[str], most_side: int = IMAGE_SIDE) -> bytes:
-    """A JPEG of a file of the index, no side longer than that; Missing when there is none any more."""
+def image_of(path: str, folders: Sequence[str], max_side: int = IMAGE_SIDE) -> bytes:
+    """A JPEG of a file of the index, no side longer than that; Missing when it no longer exists."""
     try:
-        return as_jpeg(whole(read_inside(path, folders), most_side))
+        return as_jpeg(whole(read_inside(path, folders), max_side))
     except (OSError, ValueError, Unreadable):
         raise Missing from None
 
@@ -79,8 +74,7 @@ def read_inside(path: str, folders: Sequence[str]) -> bytes:
     found = find(path, folders)
     with open_regular(found) as file:
         opened = os.fstat(file.fileno())
-        if find(path, folders) != found or not os.path.samestat(opened, os.lstat(found)):
-            raise Missing
-        if opened.st_size > MOST_BYTES:
+        is_same = find(path, folders) == found and os.path.samestat(opened, os.lstat(found))
+        if not is_same or opened.st_size > MOST_BYTES:
             raise Missing
         return file.read(MOST_BYTES)

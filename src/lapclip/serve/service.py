@@ -15,23 +15,24 @@ from lapclip.data.decode import Unreadable
 from lapclip.data.images import decode_as_trained
 from lapclip.embedder import TEMPLATES, Embedder, label_prompts, mean_of_prompts
 from lapclip.errors import UserError
-from lapclip.search.index import Entry, Index, list_indexes
+from lapclip.search.index import Index, list_indexes
 from lapclip.search.searcher import Match, NotIndexed, Searcher, Term, parse_query
 from lapclip.serve.batching import NUM_KNOWN, Batcher, Embedding
 from lapclip.serve.images import Missing, Thumbnails, image_of
-from lapclip.serve.operations import MOST_TEXTS
-from lapclip.serve.refusals import Refused, come_back
+from lapclip.serve.limits import Refused
 
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_LOOKS = 1.0  # at whether the index was updated
 NUM_DECODERS = 2  # each may hold as much memory as `decode` allows one image
 NUM_SEARCHERS = 2
-MOST_LETTERS = 2_000_000  # of the sentences that one request means: a template may name its label often
+MAX_TEXTS = 256  # of one request
+MAX_LETTERS = 2_000_000  # of all prompts of one request: a template may repeat its label
 T = TypeVar("T")
-Signed = Sequence[tuple[int, int]]  # the sign and the id of images of the index
 
 
 class Service:
-    """Made before the event loop, begun inside it."""
+    """A model and its index. Created before the event loop, used inside it."""
+
+    needs_token = False
 
     def __init__(
         self, embedder: Embedder, index: Index | None, *, is_batching: bool = True, num_known: int = NUM_KNOWN
@@ -45,15 +46,15 @@ class Service:
         self.searchers = ThreadPoolExecutor(NUM_SEARCHERS, "searching")
         self.thumbnails = Thumbnails()
         texts = Batcher(lambda texts: embedder.texts(texts, progress=False), num_known=num_known)
-        pictures = Batcher(lambda pixels: embedder.pixels(np.stack(pixels)))
-        self.embedding = Embedding(texts, pictures, is_batching=is_batching)
+        images = Batcher(lambda pixels: embedder.pixels(np.stack(pixels)))
+        self.embedding = Embedding(texts, images, is_batching=is_batching)
 
     async def in_thread(self, pool: ThreadPoolExecutor, function: Callable[..., T], *values: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *values)
 
     @asynccontextmanager
     async def current(self) -> AsyncIterator[Searcher]:
-        """The index as it is now, which stays open until it was used; Refused when there is none."""
+        """The index as it is now, which stays open while it is used; Refused when there is none."""
         async with self.looking:
             if self.searcher is None or time.monotonic() - self.looked > SECONDS_BETWEEN_LOOKS:
                 before, self.searcher = self.searcher, await self.in_thread(self.searchers, self.look_again)
@@ -62,12 +63,13 @@ class Service:
                     before.index.close()
         searcher = self.searcher
         if searcher is None:
-            raise Refused(
-                404, "nothing is indexed with this model yet", "index a folder: `lapclip index ~/Pictures`"
-            )
+            hint = "index a folder: `lapclip index ~/Pictures`"
+            raise Refused(404, "nothing is indexed with this model yet", hint)
         self.num_users[searcher] += 1
         try:
             yield searcher
+        except NotIndexed as problem:
+            raise Refused(404, problem.message, problem.hint) from None
         finally:
             self.num_users[searcher] -= 1
             if not self.num_users[searcher]:
@@ -76,40 +78,42 @@ class Service:
                     searcher.index.close()
 
     def look_again(self) -> Searcher | None:
-        """The same searcher for an index that stands still, a new one for one that was updated."""
+        """The same searcher for an index that has not changed, a new one for one that was updated."""
         if self.searcher is not None and not self.searcher.index.has_changed():
             return self.searcher
-        # An index is in a folder of its model's fingerprint; another one's rows would mean something else.
+        # An index is in a folder of its model's fingerprint; the rows of another model mean something else.
         own = [info for info in list_indexes() if info.path.name == self.embedder.fingerprint]
         return Searcher(Index(own[0]), self.embedder) if own else None
+
+    async def rows(self, kind: Batcher, items: Sequence[Any]) -> np.ndarray:
+        """Unit rows; Refused when the model fails: memory ran out, or its weights are not finite."""
+        try:
+            rows = await self.embedding.rows(kind, items)
+        except UserError as problem:
+            raise Refused(503, problem.message, problem.hint, retry_seconds=1) from None
+        if not np.isfinite(rows).all():
+            hint = "serve a trained run: `lapclip serve --model RUN`"
+            raise Refused(503, "the model returns embeddings that are not finite", hint, retry_seconds=60)
+        return rows
 
     async def text_rows(self, texts: Sequence[str]) -> np.ndarray:
         return await self.rows(self.embedding.texts, texts)
 
-    async def rows(self, kind: Batcher, items: Sequence[Any]) -> np.ndarray:
-        """Unit rows; Refused when the model cannot: memory ran out, or its weights are no numbers."""
-        try:
-            rows = await self.embedding.rows(kind, items)
-        except UserError as problem:
-            raise Refused(503, problem.message, problem.hint, come_back(1)) from None
-        if not np.isfinite(rows).all():
-            hint = "serve a run that has learned: `lapclip serve --model RUN`"
-            raise Refused(503, "the model answers with what is not a number", hint, come_back(60))
-        return rows
-
     async def image_row(self, data: bytes) -> np.ndarray:
-        """The row of one uploaded image; Refused when it is none."""
+        """The row of an uploaded image; Refused when it is not one."""
         try:
             decoded = await self.in_thread(self.decoders, decode_as_trained, data, self.embedder.image_size)
         except Unreadable as error:
-            raise Refused(415, f"what was sent {error}", "send a JPEG or PNG") from None
-        return (await self.rows(self.embedding.pictures, [decoded.pixels]))[0]
+            raise Refused(415, f"the body {error}", "send a JPEG or PNG") from None
+        return (await self.rows(self.embedding.images, [decoded.pixels]))[0]
 
-    async def vector(self, searcher: Searcher, words: str, likes: Signed, image: bytes) -> np.ndarray:
-        """What is asked for, as one unit row: words, images of the index and an image sent, added and taken away."""
+    async def vector(
+        self, searcher: Searcher, words: str, likes: Sequence[tuple[int, int]], image: bytes
+    ) -> np.ndarray:
+        """The unit row of a query: words, signed ids of indexed images, and an uploaded image."""
         terms = parse_query(words)
-        if len(terms) > MOST_TEXTS:
-            raise Refused(400, f"{len(terms):,} terms; {MOST_TEXTS} are answered at a time", "ask for less")
+        if len(terms) > MAX_TEXTS:
+            raise Refused(400, f"{len(terms):,} terms; {MAX_TEXTS} are answered at a time", "ask for less")
         text_rows = await self.text_rows([term.words for term in terms]) if terms else ()
         terms += [Term(sign, entry=id) for sign, id in likes]
         image_rows = [await self.image_row(image)] if image else ()
@@ -118,16 +122,10 @@ class Service:
             raise Refused(400, "nothing is asked", "give words as `q`, or an image's id as `like`")
         try:
             return searcher.combine(terms, text_rows, image_rows)
-        except NotIndexed as problem:
-            raise Refused(404, problem.message, problem.hint) from None
+        except NotIndexed:
+            raise
         except UserError as problem:
             raise Refused(400, problem.message, problem.hint) from None
-
-    def entry_of(self, searcher: Searcher, id: int) -> Entry:
-        try:
-            return searcher.entry(id)
-        except NotIndexed as problem:
-            raise Refused(404, problem.message, problem.hint) from None
 
     async def search(self, searcher: Searcher, vector_E: np.ndarray, **limits: Any) -> list[Match]:
         return await self.in_thread(self.searchers, lambda: searcher.search(vector_E, **limits).matches)
@@ -135,29 +133,28 @@ class Service:
     async def show(self, id: int, is_large: bool) -> bytes:
         """A JPEG of an image of the index."""
         async with self.current() as searcher:
-            path, folders = self.entry_of(searcher, id).path, searcher.index.folders
+            path, folders = searcher.entry(id).path, searcher.index.folders
         draw = image_of if is_large else self.thumbnails.of
         try:
             return await self.in_thread(self.decoders, draw, path, folders)
         except Missing:
-            raise Refused(404, "this image is no longer there", "run `lapclip index` again") from None
+            raise Refused(404, "this image no longer exists", "run `lapclip index` again") from None
 
     async def row_of(self, id: int) -> np.ndarray:
         async with self.current() as searcher:
-            return searcher.index.vectors[self.entry_of(searcher, id).row]
+            return searcher.index.vectors[searcher.entry(id).row]
 
     async def classify(
         self, row_E: np.ndarray, labels: Sequence[str], templates: Sequence[str]
     ) -> list[tuple[str, float]]:
-        """The probability of each label, best first; of a label given twice once."""
+        """The probability of each different label, best first."""
         labels, templates = list(dict.fromkeys(labels)), templates or TEMPLATES
         num_letters = sum(map(len, labels))
-        if sum(len(labels) * len(one) + one.count("{}") * num_letters for one in templates) > MOST_LETTERS:
+        if sum(len(labels) * len(one) + one.count("{}") * num_letters for one in templates) > MAX_LETTERS:
             raise Refused(400, "all labels in all templates are too much text", "ask for fewer at a time")
-        rows = await self.text_rows(label_prompts(labels, templates))
-        label_LE = mean_of_prompts(rows, len(labels))
-        (share_L,) = self.embedder.probabilities(row_E[None] @ label_LE.T)
-        found = zip(labels, share_L.tolist(), strict=True)
+        label_LE = mean_of_prompts(await self.text_rows(label_prompts(labels, templates)), len(labels))
+        (probability_L,) = self.embedder.probabilities(row_E[None] @ label_LE.T)
+        found = zip(labels, probability_L.tolist(), strict=True)
         return sorted(found, key=lambda one: -one[1])
 
     def close(self, seconds: float) -> bool:

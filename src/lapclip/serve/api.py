@@ -1,0 +1,447 @@
+"""The HTTP API: what can be asked, as one table of operations that is routed, checked and described from.
+
+Parameters, bodies and answers are msgspec structs; the OpenAPI document is made from their schemas.
+"""
+
+import asyncio
+import os
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from lapclip import __version__
+from lapclip.errors import UserError, suggest
+from lapclip.serve.http import HEADERS, Guard, build_app, json_response, send_static
+from lapclip.serve.limits import BodyLimit, Limits, Refused, busy, has_body, media_type
+from lapclip.serve.service import MAX_TEXTS, Service
+
+MAX_QUERY_BYTES = 48 << 10  # after the `?`
+MAX_FIELDS = 1200
+FRESH_SECONDS = 300  # of a thumbnail in the browser's cache
+IMAGE_TYPES = ("image/*", "application/octet-stream")
+PAGE_HEADERS = HEADERS | {  # the page shows an image that is dropped on it before it is sent
+    "content-security-policy": HEADERS["content-security-policy"].replace(
+        "img-src 'self'", "img-src 'self' blob:"
+    ),
+}
+# Every status of a refusal, for the description.
+REFUSALS = {
+    400: "The request is malformed, or asks for nothing.",
+    401: "A token is needed: `Authorization: Bearer TOKEN`.",
+    403: "Another site's page asked.",
+    404: "There is no such thing, or no index yet.",
+    405: "Not this method; `Allow` lists those that are answered.",
+    408: "The request took too long to arrive.",
+    413: "The body is too large.",
+    414: "The address is too long.",
+    415: "The body has an unsupported media type, or is not an image.",
+    421: "The server has another name.",
+    429: "Too many requests; `Retry-After` says when to ask again.",
+    431: "The head of the request is too long.",
+    503: "Too busy; `Retry-After` says when to ask again.",
+}
+RETRY = (429, 503)
+
+Text = Annotated[str, Meta(max_length=10_000)]
+Id = Annotated[int, Meta(ge=1, le=10**18 - 1, description="an image of the index, as `/search` names it")]
+Label = Annotated[str, Meta(min_length=1, max_length=1000)]
+Template = Annotated[str, Meta(max_length=1000, pattern=r"\{\}")]
+Top = Annotated[int, Meta(ge=1, le=1000, description="how many results, 1 to 1000")]
+Cosine = Annotated[float, Meta(ge=-1, le=1, description="the lowest cosine of a result, -1 to 1")]
+Inside = "only images in this folder, one of `/health`'s or inside one"
+
+
+class Nothing(Struct):
+    """No parameters."""
+
+
+class Search(Struct):
+    q: Annotated[Text, Meta(description="words; ` + ` and ` - ` between them add and subtract")] = ""
+    like: Annotated[list[Id], Meta(max_length=64, description="images of the index to look like")] = []
+    unlike: Annotated[list[Id], Meta(max_length=64, description="images of the index not to look like")] = []
+    top: Top = 24
+    min_score: Cosine | UnsetType = UNSET
+    folder: Annotated[str, Meta(max_length=4096, description=Inside)] = ""
+
+
+class Classify(Struct):
+    label: Annotated[list[Label], Meta(min_length=1, max_length=1000, description="once for each label")]
+    template: Annotated[
+        list[Template], Meta(max_length=16, description="sentences with `{}` where the label goes")
+    ] = []
+
+
+class ClassifyIndexed(Classify, kw_only=True):
+    id: Id
+
+
+class OneImage(Struct):
+    id: Id
+
+
+class OneFile(Struct):
+    name: Annotated[str, Meta(min_length=1, max_length=100, description="the file's name")]
+
+
+class Texts(Struct, forbid_unknown_fields=True):
+    texts: Annotated[list[Text], Meta(min_length=1, max_length=MAX_TEXTS)]
+
+
+class Health(Struct):
+    status: str
+    model: str
+    width: int
+    num_pictures: int
+    folders: list[str]
+    version: str
+
+
+class Found(Struct):
+    id: int
+    path: str
+    name: str
+    score: float
+    width: int
+    height: int
+    copies: list[str]
+
+
+class Results(Struct):
+    query: str
+    milliseconds: float
+    results: list[Found]
+    num_pictures: int
+
+
+class Embeddings(Struct):
+    embeddings: list[list[float]]
+    width: int
+
+
+class Probability(Struct):
+    label: str
+    probability: float
+
+
+class Probabilities(Struct):
+    results: list[Probability]
+
+
+class Problem(Struct):
+    error: str
+    hint: str
+
+
+async def health(service: Service, asked: Nothing) -> Health:
+    num_images, folders = 0, []
+    with suppress(Refused, UserError):
+        async with service.current() as searcher:
+            num_images, folders = searcher.index.num_images, searcher.index.folders
+    embedder = service.embedder
+    return Health("ok", embedder.name, embedder.width, num_images, folders, __version__)
+
+
+async def search(service: Service, asked: Search, image: bytes = b"") -> Results:
+    started = time.perf_counter()
+    async with service.current() as searcher:
+        folder = known_folder(asked.folder, searcher.index.folders)
+        likes = [(1, id) for id in asked.like] + [(-1, id) for id in asked.unlike]
+        vector_E = await service.vector(searcher, asked.q, likes, image)
+        found = await service.search(
+            searcher,
+            vector_E,
+            top=asked.top,
+            min_score=None if asked.min_score is UNSET else asked.min_score,
+            folder=folder,
+            without=[*asked.like, *asked.unlike],
+        )
+        num_images = searcher.index.num_images
+    results = [Found(**match.record() | {"score": round(match.score, 6)}) for match in found]
+    return Results(asked.q, round((time.perf_counter() - started) * 1000, 2), results, num_images)
+
+
+async def embed(service: Service, asked: Nothing, body: bytes | list[str]) -> Embeddings:
+    rows = await service.text_rows(body) if isinstance(body, list) else (await service.image_row(body))[None]
+    return Embeddings(rows.tolist(), rows.shape[1])
+
+
+async def classify(service: Service, asked: ClassifyIndexed) -> Probabilities:
+    return await probabilities(service, await service.row_of(asked.id), asked)
+
+
+async def classify_image(service: Service, asked: Classify, image: bytes) -> Probabilities:
+    return await probabilities(service, await service.image_row(image), asked)
+
+
+async def probabilities(service: Service, row: Any, asked: Classify) -> Probabilities:
+    found = await service.classify(row, asked.label, asked.template)
+    return Probabilities([Probability(label, probability) for label, probability in found])
+
+
+async def thumbnail(service: Service, asked: OneImage) -> Response:
+    return as_image(await service.show(asked.id, is_large=False))
+
+
+async def image(service: Service, asked: OneImage) -> Response:
+    return as_image(await service.show(asked.id, is_large=True))
+
+
+async def page(service: Service, asked: None) -> Response:
+    return send_static("search.html")
+
+
+async def static(service: Service, asked: OneFile) -> Response:
+    return send_static(asked.name)
+
+
+async def openapi(service: Service, asked: Nothing) -> dict[str, Any]:
+    return describe(service.needs_token)
+
+
+def as_image(jpeg: bytes) -> Response:
+    fresh = {"cache-control": f"private, max-age={FRESH_SECONDS}"}
+    return Response(jpeg, media_type="image/jpeg", headers=fresh)
+
+
+def known_folder(folder: str, folders: list[str]) -> str | None:
+    """The folder, if the index has it by that name; the disk is not asked."""
+    if not folder:
+        return None
+    plain = os.path.normpath(folder)
+    is_known = any(plain == own or plain.startswith(own.rstrip("/") + "/") for own in folders)
+    if not is_known or "\0" in folder:
+        raise Refused(404, "this folder is not indexed", "`/health` lists those that are")
+    return plain
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One thing to ask: where, how, with what, and the struct or the media type of the answer."""
+
+    name: str  # `operationId`, which generated clients use
+    method: Literal["GET", "POST"]
+    path: str
+    handler: Callable[..., Awaitable[Any]]
+    summary: str
+    answer: type | str
+    parameters: type[Struct] | None = Nothing  # of the path and the query; None takes any
+    has_image: bool = False
+    has_texts: bool = False
+
+
+OPERATIONS = (
+    Operation("health", "GET", "/health", health, "What is served", Health),
+    Operation("search", "GET", "/search", search, "Images that match words or images", Results, Search),
+    Operation(
+        "search_picture", "POST", "/search", search, "Images like this one", Results, Search, has_image=True
+    ),
+    Operation(
+        "embed", "POST", "/embed", embed, "Unit rows of texts or an image", Embeddings,
+        has_image=True, has_texts=True,
+    ),
+    Operation(
+        "classify", "GET", "/classify", classify, "Which label fits an image of the index",
+        Probabilities, ClassifyIndexed,
+    ),
+    Operation(
+        "classify_picture", "POST", "/classify", classify_image, "Which label fits this image",
+        Probabilities, Classify, has_image=True,
+    ),
+    Operation("thumbnail", "GET", "/thumbnail/{id}", thumbnail, "An image of the index, small", "image/jpeg", OneImage),
+    Operation("picture", "GET", "/picture/{id}", image, "An image of the index, large", "image/jpeg", OneImage),
+    Operation("openapi", "GET", "/openapi.json", openapi, "This description", dict),
+    Operation("page", "GET", "/", page, "The page", "text/html", None),
+    Operation("static", "GET", "/static/{name}", static, "A file of the page", "*/*", OneFile),
+)  # fmt: skip
+
+
+def build_server(
+    service: Service,
+    *,
+    address: str,
+    hosts: frozenset[str],
+    token: str | None,
+    limits: Limits,
+) -> ASGIApp:
+    """The whole application: who may ask, how much, and what is answered."""
+    service.needs_token = token is not None
+    free = asyncio.Semaphore(limits.requests)
+    by_path: dict[str, dict[str, Operation]] = defaultdict(dict)
+    for operation in OPERATIONS:
+        by_path[operation.path][operation.method] = operation
+
+    def route(path: str, operations: dict[str, Operation]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers={"allow": ", ".join(sorted(own.methods or ()))})
+            operation = operations["GET" if request.method == "HEAD" else request.method]
+            return await respond(operation, service, request, free)
+
+        own = Route(path, endpoint, methods=[*operations, "OPTIONS"])
+        return own
+
+    app = build_app([route(*item) for item in by_path.items()], hint="`/openapi.json` lists what there is")
+    guard = Guard(app, address=address, hosts=hosts, headers=PAGE_HEADERS, token=token, rate=limits.rate)
+    return BodyLimit(guard, limits)
+
+
+async def respond(
+    operation: Operation, service: Service, request: Request, free: asyncio.Semaphore
+) -> Response:
+    """Reads what is asked, and has it answered."""
+    asked: list[Any] = [operation.parameters and read_parameters(operation, request)]
+    if operation.has_image:
+        asked.append(await read_body(operation, request))
+    elif has_body(dict(request.scope["headers"])):
+        raise Refused(400, f"`{request.method}` has no body here", "omit it")
+    if free.locked():
+        raise busy()
+    async with free:
+        answer = await operation.handler(service, *asked)
+    return answer if isinstance(answer, Response) else json_response(answer)
+
+
+async def read_body(operation: Operation, request: Request) -> bytes | list[str]:
+    """The bytes of an image or the texts of a JSON object, by the media type."""
+    kind = media_type(dict(request.scope["headers"]))
+    if kind == "application/json" and operation.has_texts:
+        try:
+            return msgspec.json.decode(await request.body(), type=Texts).texts
+        except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+            raise Refused(400, f"the body: {problem}", 'send `{"texts": ["a cat", "a dog"]}`') from None
+    if not kind.startswith("image/") and kind != "application/octet-stream":
+        also = " or `application/json`" if operation.has_texts else ""
+        hint = f"send an image with `content-type: image/jpeg`{also}"
+        raise Refused(415, f"a body of type `{kind[:80]}` is not read here", hint)
+    data = await request.body()
+    if not data:
+        raise Refused(400, "the body is empty", "send the bytes of an image")
+    return data
+
+
+def read_parameters(operation: Operation, request: Request) -> Struct:
+    """The parameters of the path and the query as their struct; Refused names what is wrong."""
+    assert operation.parameters is not None
+    known = schema_of(operation.parameters)["properties"]
+    given: dict[str, Any] = dict(request.path_params)
+    for name, text in read_fields(request.scope["query_string"]):
+        if name not in known or name in request.path_params:
+            own = ", ".join(f"`{one}`" for one in known if one not in request.path_params) or "none"
+            shown = name[:40]
+            raise Refused(400, f"unknown parameter `{shown}`{suggest(shown, known)}", f"there is {own}")
+        if known[name]["type"] == "array":
+            given.setdefault(name, []).append(text)
+        elif name in given:
+            raise Refused(400, f"`{name}` is given twice", f"{name}: {known[name]['description']}")
+        else:
+            given[name] = text
+    try:
+        return msgspec.convert(given, operation.parameters, strict=False)
+    except msgspec.ValidationError as problem:
+        if request.path_params:
+            raise Refused(
+                404, "there is nothing at this address", "`/search` gives the ids of images"
+            ) from None
+        raise explained(operation.parameters, given) or Refused(
+            400, str(problem), "see `/openapi.json`"
+        ) from None
+
+
+def explained(parameters: type[Struct], given: dict[str, Any]) -> Refused | None:
+    """What is wrong with the first parameter that is: msgspec names it only inside a sentence."""
+    for field in msgspec.structs.fields(parameters):
+        hint = f"{field.name}: {schema_of(parameters)['properties'][field.name]['description']}"
+        if field.name in given:
+            try:
+                msgspec.convert(given[field.name], field.type, strict=False)
+            except msgspec.ValidationError as problem:
+                return Refused(400, f"`{field.name}` cannot be used: {problem}", hint)
+        elif field.required:
+            return Refused(400, f"`{field.name}` is missing", hint)
+    return None
+
+
+def read_fields(query: bytes) -> list[tuple[str, str]]:
+    if len(query) > MAX_QUERY_BYTES:
+        raise Refused(414, f"the address is longer than {MAX_QUERY_BYTES >> 10} KB", "ask for less at a time")
+    try:
+        return parse_qsl(
+            query.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
+        )
+    except UnicodeDecodeError:
+        raise Refused(400, "the address has bytes that are not UTF-8", "encode words as UTF-8") from None
+    except ValueError:
+        raise Refused(400, f"more than {MAX_FIELDS:,} parameters", "ask for less at a time") from None
+
+
+@cache
+def schema_of(struct: type[Struct]) -> dict[str, Any]:
+    return msgspec.json.schema_components([struct])[1][struct.__name__]
+
+
+@cache
+def describe(needs_token: bool) -> dict[str, Any]:
+    """The OpenAPI document."""
+    answers = [operation.answer for operation in OPERATIONS if not isinstance(operation.answer, str)]
+    kinds = list(dict.fromkeys([Problem, Texts, *answers]))
+    schemas, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    by_kind = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = defaultdict(dict)
+    for operation in OPERATIONS:
+        paths[operation.path][operation.method.lower()] = describe_operation(operation, by_kind)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "lapclip",
+            "version": __version__,
+            "summary": "A CLIP model and its index of images.",
+        },
+        "paths": paths,
+        "components": {"schemas": components}
+        | ({"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if needs_token else {}),
+    } | ({"security": [{"token": []}]} if needs_token else {})
+
+
+def describe_operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
+    problem = {"application/json": {"schema": schemas[Problem]}}
+    retry = {"headers": {"Retry-After": {"required": True, "schema": {"type": "integer"}}}}
+    kind = operation.answer
+    content = {kind: {}} if isinstance(kind, str) else {"application/json": {"schema": schemas[kind]}}
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "responses": {"200": {"description": operation.summary, "content": content}}
+        | {
+            str(status): {"description": reason, "content": problem} | (retry if status in RETRY else {})
+            for status, reason in REFUSALS.items()
+        },
+    }
+    own = schema_of(operation.parameters or Nothing)
+    if own["properties"]:
+        described["parameters"] = [
+            {
+                "name": name,
+                "in": "path" if f"{{{name}}}" in operation.path else "query",
+                "required": name in own["required"],
+                "description": schema["description"],
+                "schema": {key: value for key, value in schema.items() if key != "description"},
+            }
+            for name, schema in own["properties"].items()
+        ]
+    if operation.has_image:
+        image = {"schema": {"type": "string", "format": "binary"}}
+        texts = {"application/json": {"schema": schemas[Texts]}} if operation.has_texts else {}
+        described["requestBody"] = {"required": True, "content": texts | dict.fromkeys(IMAGE_TYPES, image)}
+    return described
