@@ -254,7 +254,7 @@ def test_everything_goes_by_keys(visit):
     seen.page.locator("#previous").click()  # is gone from there on
     keys.press("ArrowRight")
     seen.page.locator("#closer-place", has_text=f"2 of {len(shown)}").wait_for()
-    seen.wait("document.getElementById('closer-picture').naturalWidth > 0")
+    seen.wait("document.getElementById('closer-image').naturalWidth > 0")
     assert f"open={shown[1]}" in seen.page.url
     seen.page.evaluate("document.getElementById('close').click()")  # twice at once is still one step back
     keys.press("Escape")
@@ -426,7 +426,7 @@ def test_a_server_that_cannot_be_reached_is_said_and_asked_again(visit):
     before = wait_for_results(seen)
     seen.context.set_offline(True)
     seen.page.locator("#words").fill("old - red")
-    seen.wait("document.getElementById('connection').textContent.includes('does not answer')")
+    seen.wait("document.getElementById('connection').textContent.includes('does not respond')")
     assert seen.page.evaluate(SHOWN) == before
     seen.context.set_offline(False)
     wait_for_others(seen, before)
@@ -446,7 +446,7 @@ def test_a_server_that_goes_is_said_and_what_it_has_afterwards_is_shown(browser,
         assert "lapclip index" in seen.text("#welcome-words")
         server.stop(signal.SIGKILL)
         seen.page.locator("#words").fill("red")
-        seen.wait("document.getElementById('connection').textContent.includes('does not answer')")
+        seen.wait("document.getElementById('connection').textContent.includes('does not respond')")
         picture_folder(tmp_path / "few", 3)
         run_here(tmp_path, ["index", "few", "--model", "./mine"])
         server = Server(tmp_path, port=server.port)

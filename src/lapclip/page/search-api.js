@@ -3,7 +3,7 @@ import { find, sentence, show } from "./dom.js";
 
 const LONGEST_WAIT = 5000; // milliseconds between two tries
 const TIMEOUT = 60000;
-const REASONS = { 0: "the server does not answer: is `lapclip serve` running?", 429: "too many questions at once", 503: "the server is busy" };
+const REASONS = { 0: "the server does not respond: is `lapclip serve` running?", 429: "too many requests at once", 503: "the server is busy" };
 let isLost = false;
 
 /** An answer that is none: in words, with what to do. */

@@ -1,13 +1,13 @@
-// One picture, large, with what is known about it, and which of some labels it is.
+// One image, large, with what is known about it, and which of some labels it is.
 import { find, make, show, showText } from "./dom.js";
 import { ask } from "./search-api.js";
 import { copiesInWords, score } from "./search-grid.js";
 
 const PAUSE = 250; // milliseconds after typing a label
-const MOST_LABELS = 100;
+const MAX_LABELS = 100;
 let shown = null, order = [], asking = null, timer = 0;
 
-export const shownPicture = () => shown?.id ?? 0;
+export const shownImage = () => shown?.id ?? 0;
 
 /** Opens at this result, or changes to it; `results` are what the arrows go through. */
 export function openCloser(result, results) {
@@ -20,13 +20,13 @@ export function openCloser(result, results) {
   if (!dialog.contains(document.activeElement) || document.activeElement.disabled) dialog.focus(); // or keys would be lost
   showText("closer-place", `${at + 1} of ${results.length}`);
   if (!isNew) return;
-  const picture = find("closer-picture");
+  const image = find("closer-image");
   find("closer-gone").hidden = true;
-  picture.hidden = false;
-  picture.alt = result.name;
-  picture.removeAttribute("src"); // or the one before would stay until this one is there
-  picture.style.backgroundImage = `url("/thumbnail/${result.id}")`;
-  picture.src = `/picture/${result.id}`;
+  image.hidden = false;
+  image.alt = result.name;
+  image.removeAttribute("src"); // or the one before would stay until this one is there
+  image.style.backgroundImage = `url("/thumbnail/${result.id}")`;
+  image.src = `/picture/${result.id}`;
   showText("closer-name", result.name);
   showText("closer-path", result.path);
   const facts = [["Score", score(result.score)], ["Size", `${result.width} \u00d7 ${result.height}`]];
@@ -51,10 +51,10 @@ async function classify() {
   asking?.abort();
   asking = new AbortController();
   const { signal } = asking;
-  const labels = [...new Set(find("labels").value.split(",").map((label) => label.trim()).filter(Boolean))].slice(0, MOST_LABELS);
+  const labels = [...new Set(find("labels").value.split(",").map((label) => label.trim()).filter(Boolean))].slice(0, MAX_LABELS);
   if (labels.length < 2) {
     show("shares", [], () => []);
-    return showText("labels-note", labels.length ? "One more: a share needs at least two labels." : "Labels with commas between them; each gets its share.");
+    return showText("labels-note", labels.length ? "Add another: at least two labels are needed." : "Separate labels by commas; each gets a probability.");
   }
   const query = new URLSearchParams([["id", shown.id], ...labels.map((label) => ["label", label])]);
   try {
@@ -89,9 +89,9 @@ async function copyPath() {
   showText("copy", isCopied ? "Copied" : "Selected");
 }
 
-/** `actions`: step to another picture, close, similar, add, subtract. */
+/** `actions`: step to another image, close, similar, add, subtract. */
 export function setUpCloser(actions) {
-  const dialog = find("closer"), picture = find("closer-picture");
+  const dialog = find("closer"), image = find("closer-image");
   const step = (by) => {
     const other = order[order.indexOf(shown) + by];
     if (other) actions.step(other.id);
@@ -107,8 +107,8 @@ export function setUpCloser(actions) {
   find("add").addEventListener("click", () => actions.add(shown.id, 1));
   find("subtract").addEventListener("click", () => actions.add(shown.id, -1));
   find("labels").addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => shown && classify(), PAUSE); });
-  picture.addEventListener("load", () => { picture.style.backgroundImage = ""; });
-  picture.addEventListener("error", () => { picture.hidden = true; find("closer-gone").hidden = false; });
+  image.addEventListener("load", () => { image.style.backgroundImage = ""; });
+  image.addEventListener("error", () => { image.hidden = true; find("closer-gone").hidden = false; });
   dialog.addEventListener("keydown", (event) => {
     if (event.target.localName === "input" || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "ArrowLeft") step(-1);

@@ -1,21 +1,21 @@
-// The pictures found, in rows. A picture that is found again keeps its place in memory, so that typing does not flicker.
+// The images found, in rows. An image that is found again keeps its place in memory, so that typing does not flicker.
 import { find, make } from "./dom.js";
 
 const FLATTEST = 2.6, TALLEST = 0.56; // shapes beyond are cut at their edges, here only
-const MOST_TRIES = 4; // to load a thumbnail
+const MAX_TRIES = 4; // to load a thumbnail
 const tiles = new Map(); // by id
 let results = [];
 
 export const score = (value) => value.toFixed(3).replace("-", "\u2212");
 
-/** A small picture that is tried some times before it counts as gone, and `again` by whoever knows better. */
+/** A small image that is tried some times before it counts as gone, and `again` by whoever knows better. */
 function thumbnail(id, gone) {
   const image = make("img", { alt: "", loading: "lazy", decoding: "async", draggable: "false" });
   let tries = 0;
   const load = () => { tries += 1; image.src = `/thumbnail/${id}`; };
   image.addEventListener("load", () => { gone.hidden = true; });
   image.addEventListener("error", () => {
-    if (tries < MOST_TRIES) setTimeout(load, 700 * tries);
+    if (tries < MAX_TRIES) setTimeout(load, 700 * tries);
     else gone.hidden = false;
   });
   load();
@@ -45,7 +45,7 @@ export function copiesInWords(count) {
 
 /** Shows these results and no others. */
 export function showResults(found, actions) {
-  const held = focusedPicture();
+  const held = focusedImage();
   results = found;
   const kept = new Set(found.map((result) => result.id));
   for (const id of tiles.keys()) if (!kept.has(id)) tiles.delete(id);
@@ -63,11 +63,11 @@ export function showResults(found, actions) {
   if (!isSame) grid.replaceChildren(...items);
   const current = kept.has(held) ? held : found[0]?.id;
   for (const [id, { open }] of tiles) open.tabIndex = id === current ? 0 : -1;
-  if (held && !isSame) focusPicture(held);
+  if (held && !isSame) focusImage(held);
 }
 
-/** Gives the keyboard to a picture, or to the first if it is not there; the others are then reached by arrows. */
-export function focusPicture(id) {
+/** Gives the keyboard to an image, or to the first if it is not there; the others are then reached by arrows. */
+export function focusImage(id) {
   const tile = tiles.get(id) ?? tiles.get(results[0]?.id);
   if (!tile) {
     find("words").focus();
@@ -80,9 +80,9 @@ export function focusPicture(id) {
   item.scrollIntoView({ block: "nearest" });
 }
 
-export const focusedPicture = () => Number(document.activeElement?.closest?.(".tile")?.dataset.id) || 0;
+export const focusedImage = () => Number(document.activeElement?.closest?.(".tile")?.dataset.id) || 0;
 
-/** The picture in that direction: the next in order, or the nearest of the row above or below. 0 is beyond the edge. */
+/** The image in that direction: the next in order, or the nearest of the row above or below. 0 is beyond the edge. */
 function neighbour(id, key) {
   const at = results.findIndex((result) => result.id === id);
   if (key === "Home") return results[0].id;
@@ -106,11 +106,11 @@ function neighbour(id, key) {
 export function setUpGrid() {
   find("grid").addEventListener("keydown", (event) => {
     const isMove = ["ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key);
-    const id = focusedPicture();
+    const id = focusedImage();
     if (!isMove || !id || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     const next = neighbour(id, event.key);
-    if (next) focusPicture(next);
+    if (next) focusImage(next);
     else find("words").focus();
   });
   document.addEventListener("connected", () => { for (const { gone, again } of tiles.values()) if (!gone.hidden) again(); });

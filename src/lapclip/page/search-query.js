@@ -1,7 +1,7 @@
-// What is asked for, and how an address says it: words and pictures, each of them added or subtracted.
+// What is asked for, and how an address says it: words and images, each of them added or subtracted.
 
 export const FIRST_TOP = 48;
-export const MOST_TOP = 1000; // what the server gives at once
+export const MAX_TOP = 1000; // what the server gives at once
 const SIGN = /(?:^|(?<=\s))([+-])(?=\s|$)/; // as the server has it
 
 /** "beach - people" as terms. A hyphen inside a word has no spaces around it; a sign with nothing after it is not finished yet. */
@@ -29,16 +29,16 @@ export function readAddress(search) {
   const given = new URLSearchParams(search);
   const words = splitWords(given.get("q") ?? "");
   const last = words.pop() ?? { sign: 1, words: "" };
-  const pictures = [["like", 1], ["unlike", -1]].flatMap(([name, sign]) =>
+  const images = [["like", 1], ["unlike", -1]].flatMap(([name, sign]) =>
     given.getAll(name).filter((id) => /^[1-9]\d{0,14}$/.test(id)).map((id) => ({ sign, id: Number(id) })));
   const score = Number(given.get("min_score")), top = Number(given.get("top"));
   return {
-    terms: [...words, ...pictures],
+    terms: [...words, ...images],
     text: last.words,
     sign: last.sign,
     minScore: score > 0 && score <= 1 ? score : 0,
     folder: given.get("folder") ?? "",
-    top: Number.isInteger(top) && top > 0 && top <= MOST_TOP ? top : FIRST_TOP,
+    top: Number.isInteger(top) && top > 0 && top <= MAX_TOP ? top : FIRST_TOP,
     open: Number(given.get("open")) || 0,
   };
 }
@@ -53,7 +53,7 @@ function parameters(state) {
   return query;
 }
 
-/** The address of the page that shows this. A dropped picture has none: it is nowhere but here. */
+/** The address of the page that shows this. A dropped image has none: it is nowhere but here. */
 export function address(state) {
   const query = parameters(state);
   if (state.top !== FIRST_TOP) query.set("top", state.top);
@@ -70,6 +70,6 @@ export function request(state) {
 
 /** In words, for the title of the page. */
 export function inWords(state) {
-  const pictures = allTerms(state).filter((term) => !term.words).length;
-  return [joinWords(allTerms(state)), pictures && (pictures === 1 ? "a picture" : `${pictures} pictures`)].filter(Boolean).join(", ");
+  const images = allTerms(state).filter((term) => !term.words).length;
+  return [joinWords(allTerms(state)), images && (images === 1 ? "an image" : `${images} images`)].filter(Boolean).join(", ");
 }

@@ -2,20 +2,20 @@
 import { find, make } from "./dom.js";
 
 const MINUS = "\u2212";
-const uploads = new Map(); // dropped pictures by number, as long as the page lives
+const uploads = new Map(); // dropped images by number, as long as the page lives
 let nextUpload = Date.now(); // not those of before a reload, which the history may still name
 
-/** Keeps a dropped picture; its bytes now, since the file may change or go. Returns its term. */
+/** Keeps a dropped image; its bytes now, since the file may change or go. Returns its term. */
 export async function keepUpload(file) {
   const blob = new Blob([await file.arrayBuffer()], { type: file.type });
-  uploads.set(nextUpload, { blob, name: file.name || "a pasted picture", address: URL.createObjectURL(blob) });
+  uploads.set(nextUpload, { blob, name: file.name || "a pasted image", address: URL.createObjectURL(blob) });
   return { sign: 1, upload: nextUpload++ };
 }
 
 export const uploaded = (number) => uploads.get(number);
 
 function nameOf(term) {
-  return term.words ?? (term.upload ? uploads.get(term.upload).name : `picture ${term.id}`);
+  return term.words ?? (term.upload ? uploads.get(term.upload).name : `image ${term.id}`);
 }
 
 function chip(term, { toggle, remove }) {
@@ -28,7 +28,7 @@ function chip(term, { toggle, remove }) {
   face.addEventListener("error", () => face.replaceWith(words())); // a kind that the browser cannot show
   const change = isAdded ? "press to subtract it" : "press to add it";
   const sign = make("button", { type: "button", "aria-label": `${isAdded ? "with" : "without"} ${name}; ${change}`, title: name }, mark, face);
-  if (term.upload) { // the server adds the picture it is sent
+  if (term.upload) { // the server adds the image it is sent
     sign.disabled = true;
     sign.setAttribute("aria-label", `with ${name}`);
   }

@@ -1,15 +1,15 @@
 // The page: what is asked is one state, also in the address; every change of it asks the server, and the newest answer is shown.
 import { find, make, show, showText } from "./dom.js";
 import { ask, showProblem } from "./search-api.js";
-import { closeCloser, openCloser, setUpCloser, shownPicture } from "./search-closer.js";
-import { focusPicture, focusedPicture, setUpGrid, showResults } from "./search-grid.js";
-import { FIRST_TOP, MOST_TOP, address, allTerms, inWords, readAddress, request } from "./search-query.js";
+import { closeCloser, openCloser, setUpCloser, shownImage } from "./search-closer.js";
+import { focusImage, focusedImage, setUpGrid, showResults } from "./search-grid.js";
+import { FIRST_TOP, MAX_TOP, address, allTerms, inWords, readAddress, request } from "./search-query.js";
 import { keepUpload, showTerms, uploaded } from "./search-terms.js";
-import { counted, pictures, showWelcome } from "./search-welcome.js";
+import { counted, images, showWelcome } from "./search-welcome.js";
 
 const PAUSE = 150; // milliseconds without a key before words are asked for
 const SECONDS_BETWEEN_LOOKS = 15;
-const MOST_BYTES = 32 << 20; // of a picture, as the server allows
+const MAX_BYTES = 32 << 20; // of an image, as the server allows
 let state = readState(), health = null, found = null; // the answer that is shown
 let asking = null, timer = 0, isTyping = false, isGoingBack = false;
 
@@ -80,22 +80,22 @@ function showFound() {
   find("grid").removeAttribute("aria-busy");
   showResults(results, { open, similar });
   const isFull = results.length >= state.top;
-  find("more").hidden = !isFull || state.top >= MOST_TOP || results.length >= found.num_pictures;
+  find("more").hidden = !isFull || state.top >= MAX_TOP || results.length >= found.num_pictures;
   showText("count", found ? said(results.length) : "");
   const opened = results.find((result) => result.id === state.open);
   if (opened) {
     openCloser(opened, results);
     return;
   }
-  const last = shownPicture();
+  const last = shownImage();
   if (!last) return;
   closeCloser();
-  focusPicture(last);
+  focusImage(last);
 }
 
 function said(count) {
   if (!count) return state.minScore ? "nothing scores that high" : "nothing is found";
-  return `${pictures(count)}, the best of ${counted(found.num_pictures)} in ${Math.max(1, Math.round(found.milliseconds))} ms`;
+  return `${images(count)}, the best of ${counted(found.num_pictures)} in ${Math.max(1, Math.round(found.milliseconds))} ms`;
 }
 
 const toggle = (term) => change({ terms: state.terms.map((one) => (one === term ? { ...one, sign: -one.sign } : one)) });
@@ -123,11 +123,11 @@ function close() {
 async function take(file) {
   if (!file) return;
   try {
-    if (file.size > MOST_BYTES) throw new Error("it is larger than 32 MB");
+    if (file.size > MAX_BYTES) throw new Error("it is larger than 32 MB");
     const term = await keepUpload(file);
     change({ terms: [...state.terms.filter((one) => !one.upload), term] });
   } catch (problem) {
-    showProblem({ message: `this picture cannot be used: ${file.size > MOST_BYTES ? problem.message : "it cannot be read"}`, hint: "choose another one" });
+    showProblem({ message: `this image cannot be used: ${file.size > MAX_BYTES ? problem.message : "it cannot be read"}`, hint: "choose another one" });
   }
 }
 
@@ -151,7 +151,7 @@ function setUpField() {
   words.addEventListener("keydown", (event) => {
     if (event.key === "ArrowDown" && found?.results.length) {
       event.preventDefault();
-      focusPicture(found.results[0].id);
+      focusImage(found.results[0].id);
     } else if (event.key === "Backspace" && !words.value && !event.repeat) {
       const last = state.terms.at(-1);
       if (state.sign < 0) change({ sign: 1 });
@@ -163,7 +163,7 @@ function setUpField() {
   find("file").addEventListener("change", () => { take(find("file").files[0]); find("file").value = ""; });
   find("score").addEventListener("input", () => change({ minScore: Number(find("score").value) }, { replace: true, pause: 60 }));
   find("folder").addEventListener("change", () => change({ folder: find("folder").value }));
-  find("more").addEventListener("click", () => change({ top: Math.min(MOST_TOP, state.top * 2) }, { replace: true }));
+  find("more").addEventListener("click", () => change({ top: Math.min(MAX_TOP, state.top * 2) }, { replace: true }));
 }
 
 function setUpDropping() {
@@ -191,8 +191,8 @@ function setUpDropping() {
 function setUpKeys() {
   addEventListener("keydown", (event) => {
     if (event.target.matches?.("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const id = shownPicture() || focusedPicture();
-    if (event.key === "/" && !shownPicture()) find("words").select();
+    const id = shownImage() || focusedImage();
+    if (event.key === "/" && !shownImage()) find("words").select();
     else if (event.key === "s" && id) similar(id);
     else if ((event.key === "+" || event.key === "-") && id) add(id, event.key === "+" ? 1 : -1);
     else return;
@@ -209,7 +209,7 @@ async function look() {
     try {
       const before = health;
       health = await ask("/health");
-      showText("about", `${health.model} \u00b7 ${pictures(health.num_pictures)}`);
+      showText("about", `${health.model} \u00b7 ${images(health.num_pictures)}`);
       showFolders(health.folders);
       showWelcome(health, (words) => { change({ terms: [], text: words, sign: 1 }); find("words").focus(); });
       showAsked();
