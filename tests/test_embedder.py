@@ -18,7 +18,7 @@ from lapclip.config import load_config
 from lapclip.data.open import open_source
 from lapclip.embedder import TEMPLATES, Embedder, load
 from lapclip.errors import UserError
-from lapclip.evaluate.retrieval import embed_pool
+from lapclip.evaluate.pool import embed_pool
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
 from lapclip.units import finished
