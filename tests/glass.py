@@ -23,6 +23,7 @@ class Glass:
         self.columns, self.rows = columns, rows
         self.row = self.column = 0
         self.is_other = False
+        self.cursors = {False: (0, 0), True: (0, 0)}
         self.lines: dict[bool, list[str]] = {False: [], True: []}
 
     @property
@@ -41,10 +42,12 @@ class Glass:
         assert single is None, f"an unknown sequence {single!r}"
         if private:
             assert numbers in ("1049", "25", "2026"), numbers
-            if numbers == "1049":
+            if numbers == "1049":  # each screen has its own cursor
                 self.is_other = letter == "h"
+                self.cursors[not self.is_other] = self.row, self.column
+                self.row, self.column = self.cursors[self.is_other]
         elif letter == "H":
-            self.row, self.column = (int(number) - 1 for number in numbers.split(";"))
+            self.row, self.column = (int(number) - 1 for number in (numbers or "1;1").split(";"))
             assert self.row < self.rows, "below the window"
         elif letter == "K":
             self.put(self.line()[: self.column])

@@ -95,7 +95,7 @@ def test_train_then_eval_agree_and_speak_json(call):
     assert evaluated["text_to_image"].items() >= result["recall"]["text_to_image"].items()
     assert evaluated["image_to_text"].items() >= result["recall"]["image_to_text"].items()
     by_path = call("eval", result["run"])
-    assert "words -> image" in by_path.stdout and "chance" in by_path.stdout
+    assert "text → image" in by_path.stdout and "chance" in by_path.stdout
     assert call(*TRAIN, "--run", "r").returncode == 1, "the name is taken"
 
 
@@ -108,13 +108,13 @@ def test_piped_output_is_plain_lines_within_reason():
         "pairs/s",
         "tau",
         "left",
-        "words -> image",
+        "text → image",
         "learned.png",
         "lapclip eval r",
         "--resume r",
     ):
         assert expected in done.stderr
-    table = done.stderr[done.stderr.index("held-out images, ") :].splitlines()[:8]
+    table = done.stderr[done.stderr.index("validation images, ") :].splitlines()[:8]
     assert max(map(len, table)) <= 80 and "\u2026" not in done.stderr, "nothing is cut at 80 columns"
 
 

@@ -52,7 +52,7 @@ def test_the_built_wheel_installs_and_trains(tmp_path):
     ]
     run(*pip, "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     said = run(tmp_path / "env" / "bin" / "lapclip", "train", *QUICK.split(), cwd=tmp_path)
-    assert "words -> image" in said
+    assert "text → image" in said
 
 
 def test_twenty_kills_at_any_moment_change_nothing():

@@ -83,8 +83,8 @@ def test_a_person_reads_all_of_it_within_80_columns(call):
     done = call("eval", "mine", "--against", "other", "--mistakes", "3")
     assert done.returncode == 0, done.stderr
     for expected in (
-        "words -> image",
-        "95% sure",
+        "text → image",
+        "95% interval",
         "chance",
         "among 16 images",
         "`mine`",

@@ -172,7 +172,8 @@ def test_a_run_that_is_over_opens_and_hostile_words_are_only_words(visit, server
     assert (seen.text("#state"), seen.text("#percent")) == ("finished", "100%")
     assert HOSTILE in seen.text("#queries q") and HOSTILE in seen.text("#warnings strong")
     assert (
-        seen.text("#queries .right b") == "\u2713 right" and seen.page.locator("#queries .right").count() == 1
+        seen.text("#queries .right b") == "\u2713 correct"
+        and seen.page.locator("#queries .right").count() == 1
     )
     seen.page.locator("#matrix").hover(position={"x": 20, "y": 20})
     seen.page.locator("#matrix-details summary").click()
@@ -225,7 +226,7 @@ def test_a_curve_can_be_read_and_looked_at_closely(visit):
         seen.page.wait_for_timeout(50)
     seen.page.locator("#range").select_option("1")
     figure.locator("summary").click()
-    assert "held-out" in figure.locator("th").all_inner_texts()
+    assert "validation" in figure.locator("th").all_inner_texts()
     assert figure.locator("tbody tr").count() == 12
     assert figure.locator(".plot").get_attribute("aria-label").startswith("Loss: training ")
 

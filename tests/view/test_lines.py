@@ -15,9 +15,9 @@ import pytest
 from conftest import SMALL, as_flags, command, environment
 from rich.console import Console
 
-from lapclip.runs.events import Paused, Started, Step, Warned
+from lapclip.runs.events import Continued, Evaluated, Paused, Started, Step, Warned
 from lapclip.units import duration, milliseconds, percent
-from lapclip.view.lines import Average, Screen
+from lapclip.view.lines import Screen, sentence
 
 
 def in_a_terminal(*arguments: str, columns: int, rows: int = 24) -> str:
@@ -54,7 +54,7 @@ def test_the_live_line_is_one_line_that_is_drawn_again(columns):
     assert len(live) >= 2 and all(len(line.rstrip()) <= columns for line in live)
     for part in ("loss", "acc", "chance", "pairs/s", "tau", "left"):
         assert part in live[-1]
-    assert "words -> image" in plain and "next:" in plain
+    assert "text → image" in plain and "next:" in plain
 
 
 def screen_at(columns: int) -> Screen:
@@ -65,7 +65,7 @@ def test_a_live_line_fits_into_80_columns_at_its_longest(capsys):
     screen = screen_at(80)
     screen.show(Started(0, 0.0, 1, 2, 3, 512, 5, "cpu", 2, None, 10))
     screen.show(Step(99999, 1.5, 10**9, 12.345, 1.0, 1e-3, 0.0701, 1.0, 123456.0, 0.0, 9e4, 1.0, 35999.0))
-    line = capsys.readouterr().err.partition(": ")[2].rstrip()
+    line = capsys.readouterr().err.splitlines()[-1].partition(": ")[2]
     assert len(line) <= 80, line
 
 
@@ -82,10 +82,33 @@ def test_what_a_run_says_cannot_steer_the_terminal(capsys):
     screen.show(Paused(1, "\x1b]0;owned\x07"))
     said = capsys.readouterr().err
     assert not set("\x1b\x9b\x07") & set(said)
-    assert "warning: a\ufffd[2Jb\nhint: c" in said and "owned" in said
+    assert "warning: a [2Jb; hint: c" in said and "owned" in said
 
 
-def test_shares_and_moments_read_well():
+def test_a_pause_is_said_once_and_its_end_too(capsys):
+    screen = screen_at(200)
+    for event in (
+        Paused(3, "low battery"),
+        Paused(3, "low battery"),
+        Continued(3, 90.0),
+        Paused(4, "again low"),
+    ):
+        screen.show(event)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in said] == [
+        "paused, everything is saved: low battery",
+        "continuing after a pause of 1m30s",
+        "paused, everything is saved: again low",
+    ]
+
+
+def test_an_evaluation_is_one_sentence_everywhere():
+    way = {"recall@1": 0.5, "recall@10": 0.9, "chance@1": 0.01, "chance@10": 0.1}
+    said = sentence(Evaluated(1200, {"text_to_image": way}, True, 1.0))
+    assert said == "step 1,200: recall@1 50% (chance 1.0%), recall@10 90% (chance 10%), best so far"
+
+
+def test_shares_and_durations_read_well():
     shares = (1.0, 0.5, 0.1, 0.0996, 0.034, 0.0039, 0.0005, 1 / 32768, 0.0)
     assert [percent(share) for share in shares] == [
         "100%", "50%", "10%", "10%", "3.4%", "0.4%", "0.1%", "0.003%", "0%",
@@ -93,11 +116,4 @@ def test_shares_and_moments_read_well():
     assert [milliseconds(s) for s in (0.0012, 0.0123, 0.123, 1.25, 1234.5)] == [
         "1.2 ms", "12.3 ms", "123 ms", "1.25 s", "1,234.50 s",
     ]  # fmt: skip
-
-
-def test_durations_and_averages_read_well():
-    assert [duration(s) for s in (0, 59.6, 61, 3600, 9000)] == ["0m00s", "1m00s", "1m01s", "1h00m", "2h30m"]
-    average = Average()
-    for value in [10.0] * 3 + [20.0] * 40:
-        average.add(value)
-    assert 19 < average.value <= 20
+    assert [duration(s) for s in (8.3, 59.6, 61, 3600, 9000)] == ["8.3 s", "1m00s", "1m01s", "1h00m", "2h30m"]

@@ -133,7 +133,7 @@ def test_on_a_pipe_it_says_plain_lines_and_goes_on_until_told(beside):
     finally:
         follower.kill()
     assert follower.returncode == 130 and "goes on training" in said
-    assert re.match(r"run live: running, step [\d,]+: \d+%, loss [\d.]+, accuracy .* left$", lines[0])
+    assert re.match(r"run live: running, step [\d,]+ of 1,000,000, epoch [\d.]+, .* of training$", lines[0])
     assert re.match(r"step [\d,]+: ", lines[1]) and "\x1b" not in "".join(lines) + rest + said
 
 
@@ -193,7 +193,8 @@ def test_a_terminal_without_these_characters_gets_others(tmp_path):
         check=True,
         env=environment(PYTHONIOENCODING="latin-1"),
     )
-    assert shown.stdout.isascii() and b"loss 123.456" in shown.stdout and b"=====---" in shown.stdout
+    text = shown.stdout.decode("latin-1")
+    assert "loss 123.456" in text and "-----" in text and "?" not in text
 
 
 def test_whoever_reads_only_the_first_line_gets_no_complaint(tmp_path):

@@ -30,7 +30,7 @@ MOST_DRAWN = 50  # mistakes on a sheet, which is then 9,000 pixels high
 def show(result: Mapping[str, Any], num_mistakes: int) -> None:
     """Prints all of it on stdout, within 80 columns."""
     screen = Console()
-    images = "held-out images" if result["held_out"] else "pictures"
+    images = "validation images" if result["held_out"] else "images"
     screen.print(recall_table(result, images), highlight=False)
     tell(screen, how_measured(result))
     if asked := result.get("negatives"):

@@ -87,8 +87,8 @@ def refuse_together(**flags: bool) -> None:
 
 
 def show(watched: "Summary", *, once: bool) -> int:
+    from lapclip.view.lines import follow_in_lines
     from lapclip.view.terminal import draw_once, watch_here
-    from lapclip.view.terminal_lines import follow_in_lines
 
     if once:
         watched.read()

@@ -9,15 +9,15 @@ const tiny = (value) => String(Number(value.toPrecision(2)));
 const steps = (column, label, more) => ({ from: "steps", column, label, ...more });
 const looks = (column, label, more) => ({ from: "evaluations", column, label, hasPoints: true, ...more });
 const CHARTS = [
-  { title: "Loss", say: plain, lines: [steps("loss", "training", { isNoisy: true }), looks("loss", "held-out")] },
-  { title: "Right in the batch", say: share, fromZero: true, against: ["accuracy", "chance"],
+  { title: "Loss", say: plain, lines: [steps("loss", "training", { isNoisy: true }), looks("loss", "validation")] },
+  { title: "In-batch accuracy", say: share, fromZero: true, against: ["accuracy", "chance"],
     lines: [steps("accuracy", "training", { isNoisy: true })] },
-  { title: "Pairs a second", say: whole, fromZero: true, against: ["pairs_per_second", "bench"],
+  { title: "Pairs/s", say: whole, fromZero: true, against: ["pairs_per_second", "bench"],
     lines: [steps("pairs_per_second", "training", { isNoisy: true })] },
   { title: "Recall@1", say: share, fromZero: true, against: ["recall_1", "chance"],
-    lines: [looks("there_1", "words → picture"), looks("back_1", "picture → words")] },
+    lines: [looks("there_1", "text → image"), looks("back_1", "image → text")] },
   { title: "Recall@10", say: share, fromZero: true, against: ["recall_10", "chance"],
-    lines: [looks("there_10", "words → picture"), looks("back_10", "picture → words")] },
+    lines: [looks("there_10", "text → image"), looks("back_10", "image → text")] },
   { title: "Negatives by difficulty", say: share, fromZero: true, against: ["negatives", "chance"], isOwn: true,
     lines: [looks("easy", "easy"), looks("medium", "medium"), looks("hard", "hard")] },
   { title: "Temperature (tau)", say: tiny, isOwn: true, lines: [steps("temperature", "tau")] },
@@ -70,7 +70,7 @@ class Chart {
       make("figcaption", {}, make("h3", {}, this.title), this.at), this.legend, this.plot, this.details);
   }
 
-  /** The lines to draw, each with its own steps: the run's, what to hold them against, other runs'. */
+  /** The lines to draw, each with its own steps: the run's, a reference to compare with, other runs'. */
   linesOf(run, others) {
     const found = [];
     this.lines.forEach(({ from, column, label, isNoisy, hasPoints }, i) => {

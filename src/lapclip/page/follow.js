@@ -1,6 +1,6 @@
 // One run as the server tells it: columns of points, and `now`, all that is said in words.
 
-const MOST_POINTS = 4000; // of one kind; beyond, the server is asked for all anew, evenly thinned to half of that or less
+const MOST_POINTS = 4000; // of one kind; beyond, the server sends all again, evenly thinned to half of that or less
 const RETRY = 1500; // milliseconds
 
 export class Followed {

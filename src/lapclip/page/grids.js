@@ -1,4 +1,4 @@
-// Two tables of numbers as colours: gradients by layer over time, and captions against pictures.
+// Two tables of numbers as colours: gradients by layer over time, and similarities of captions and images.
 import { colour, find, make, show, showText, table } from "./dom.js";
 
 const LABELS = 92; // pixels for the names of the layers
@@ -114,7 +114,7 @@ function sayLayer(row, column) {
   showText("layers-cell", `${name} at step ${heat.steps[column].toLocaleString("en")}: ${norm(heat.norms[column][name])}`);
 }
 
-/** The similarities of one snapshot; `address` makes a picture's address of its path. */
+/** The similarities of one snapshot; `address` makes the address of an image from its path. */
 export function showMatrix(told, address) {
   if (!told?.cosine?.length) return;
   [snapshot, pictures] = [told, told.pictures.map(address)];
@@ -124,12 +124,12 @@ export function showMatrix(told, address) {
   const right = nearest.filter((column, row) => column === row).length;
   const own = told.cosine.reduce((sum, line, row) => sum + line[row], 0) / told.cosine.length;
   const rest = (all.reduce((a, b) => a + b, 0) - own * told.cosine.length) / Math.max(1, all.length - told.cosine.length);
-  const words = `Rows are captions, columns pictures; each pair stands on the diagonal. ${right} of ${told.captions.length} captions `
-    + `are nearest to their own picture. Mean cosine ${own.toFixed(2)} with their own, ${rest.toFixed(2)} with others.`;
+  const words = `Rows are captions, columns are images; pairs are on the diagonal. ${right} of ${told.captions.length} captions `
+    + `are nearest to their own image. Mean cosine ${own.toFixed(2)} with their own image, ${rest.toFixed(2)} with others.`;
   find("matrix-words").textContent = words;
-  matrix.canvas.setAttribute("aria-label", `cosine of captions and pictures. ${words}`);
+  matrix.canvas.setAttribute("aria-label", `cosine of captions and images. ${words}`);
   find("matrix-details").hidden = false;
-  find("matrix-table").replaceChildren(table("nearest picture of each caption", ["caption", "own", "nearest", "which"],
+  find("matrix-table").replaceChildren(table("nearest image of each caption", ["caption", "own", "nearest", "which"],
     told.captions.map((caption, row) => [caption, told.cosine[row][row].toFixed(2), told.cosine[row][nearest[row]].toFixed(2),
       nearest[row] === row ? "its own" : `of "${told.captions[nearest[row]]}"`])));
   if (matrix.cell) sayPair(...matrix.cell);
@@ -138,8 +138,8 @@ export function showMatrix(told, address) {
 function sayPair(row, column) {
   const cosine = snapshot.cosine[row][column].toFixed(3), own = snapshot.captions[row], other = snapshot.captions[column];
   show("matrix-cell", [cosine, own, other, pictures[column], row === column], () => [
-    make("img", { src: pictures[column], alt: `picture of "${other}"`, width: 72, height: 72 }),
-    make("p", {}, make("b", {}, `cosine ${cosine}`), row === column ? " of a pair" : " of two that are no pair"),
+    make("img", { src: pictures[column], alt: `image of "${other}"`, width: 72, height: 72 }),
+    make("p", {}, make("b", {}, `cosine ${cosine}`), row === column ? " of a pair" : " of two that are not a pair"),
     make("p", {}, make("span", { class: "quiet" }, "caption "), own),
-    make("p", {}, make("span", { class: "quiet" }, "picture of "), other)]);
+    make("p", {}, make("span", { class: "quiet" }, "image of "), other)]);
 }

@@ -1,4 +1,4 @@
-// What the model found for the fixed questions, at one evaluation after another; follows the newest until told otherwise.
+// What the model found for the fixed captions at each evaluation; follows the newest until another is chosen.
 import { find, make, showText } from "./dom.js";
 import { showMatrix } from "./grids.js";
 
@@ -15,7 +15,7 @@ export function setUpSnapshots() {
 
 export function showSnapshots({ name, evaluations }) {
   run = name;
-  // All told anew: a run that was resumed writes the same names again.
+  // All sent again: a run that was resumed writes the same names again.
   if (evaluations !== told) [told, read, shownAddress] = [evaluations, new Map(), ""];
   const before = files[chosen]?.step;
   files = (evaluations.snapshot ?? []).map((file, i) => ({ file, step: evaluations.step[i] })).filter(({ file }) => file);
@@ -52,7 +52,7 @@ async function load(address) {
   } catch {
     if (!isShown()) return;
     shownAddress = ""; // the next news ask again
-    find("thinks-note").textContent = "This one is not here yet: no connection.";
+    find("thinks-note").textContent = "This one is not loaded yet: no connection.";
   }
 }
 
@@ -72,8 +72,8 @@ function draw(snapshot) {
     const items = queries.map(drawQuery), first = queries.filter(({ rank }) => rank === 1).length;
     showMatrix(matrix, addressOf);
     find("queries").replaceChildren(...items);
-    find("thinks-note").textContent = `The six nearest pictures for each question, best first; `
-      + `${first} of ${queries.length} find the right one first.`;
+    find("thinks-note").textContent = `The six nearest images for each caption, best first; `
+      + `${first} of ${queries.length} find the correct one first.`;
   } catch { // whatever the file says, the rest of the page goes on
     find("thinks-note").textContent = "This one cannot be read: of a long run only some are kept.";
   }
@@ -84,10 +84,10 @@ const drawQuery = ({ text, rank, found }) => make("li", {},
   make("ol", { class: "found" }, ...found.map(drawFound)));
 
 function drawFound({ picture, score, is_right: isRight }, i) {
-  const alt = `${isRight ? "the right picture" : "another picture"}, place ${i + 1}`;
+  const alt = `${isRight ? "the correct image" : "another image"}, place ${i + 1}`;
   return make("li", isRight ? { class: "right" } : {},
     make("img", { src: addressOf(picture), alt, width: 96, height: 96 }),
-    make("span", {}, score.toFixed(2)), ...(isRight ? [make("b", {}, "✓ right")] : []));
+    make("span", {}, score.toFixed(2)), ...(isRight ? [make("b", {}, "✓ correct")] : []));
 }
 
-const inWords = (rank) => (rank === 1 ? "✓ found first" : `right one at place ${rank.toLocaleString("en")}`);
+const inWords = (rank) => (rank === 1 ? "✓ found first" : `correct one at rank ${rank.toLocaleString("en")}`);

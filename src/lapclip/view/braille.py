@@ -1,31 +1,29 @@
-"""Numbers drawn with characters: a curve of braille dots, a bar, a row of columns; each exactly as wide as asked."""
+"""Numbers drawn with characters: a curve of braille dots, or a row of columns; each exactly as wide as asked."""
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 Point = tuple[float, float]
 
 BRAILLE = 0x2800
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # the bits of a cell, by column, from its top
 COLUMNS = " ▁▂▃▄▅▆▇█"
-GAP_IN_LINE = 4  # dots from one of a dotted line to the next
+DOT_GAP = 4  # between the dots of a dotted line
 
-# What a terminal without these characters gets; every one of them still says something.
+# For a terminal whose encoding lacks these characters.
 ASCII = {
     **{BRAILLE + bits: "." for bits in range(1, 256)},
     **{ord(column): level for column, level in zip(COLUMNS, " ..::++##", strict=True)},
     BRAILLE: " ",
-    ord("━"): "=",
-    ord("╸"): "-",
-    ord("─"): "-",
-    ord("·"): "-",
     ord("…"): "~",
     ord("°"): " ",
+    ord("·"): "-",
 }
 
 
 def resample(points: Iterable[Point], count: int, span: tuple[float, float]) -> list[float | None]:
-    """The mean in each of `count` equal stretches of the span of x; between two known ones a straight line."""
+    """The mean in each of `count` equal intervals of the span of x, interpolated between known ones."""
     known = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if not known or count < 1:
         return [None] * max(0, count)
@@ -37,23 +35,11 @@ def resample(points: Iterable[Point], count: int, span: tuple[float, float]) -> 
         sums[place] += y
         counts[place] += 1
     means = [total / number if number else None for total, number in zip(sums, counts, strict=True)]
-    return fill(means)
-
-
-def fill(values: list[float | None]) -> list[float | None]:
-    """Straight lines between the known values; before the first and after the last there is nothing."""
-    filled = list(values)
-    before: int | None = None
-    for place, value in enumerate(values):
-        if value is None:
-            continue
-        if before is not None and place - before > 1:
-            start = values[before]
-            assert start is not None
-            for between in range(before + 1, place):
-                filled[between] = start + (value - start) * (between - before) / (place - before)
-        before = place
-    return filled
+    places = [(place, mean) for place, mean in enumerate(means) if mean is not None]
+    for (left, low), (right, high) in pairwise(places):
+        for place in range(left + 1, right):
+            means[place] = low + (high - low) * (place - left) / (right - left)
+    return means
 
 
 def bounds(values: Iterable[float], *, lowest: float | None = None) -> tuple[float, float]:
@@ -85,7 +71,7 @@ def curve(
         return round((1 - share) * (num_rows - 1))
 
     if line is not None and math.isfinite(line):
-        for x in range(0, 2 * width, GAP_IN_LINE):
+        for x in range(0, 2 * width, DOT_GAP):
             dot(x, row_of(line))
     before: int | None = None
     for x, value in enumerate(resample(points, 2 * width, across)):
@@ -100,15 +86,8 @@ def curve(
     return ["".join(chr(BRAILLE + cell) if cell else " " for cell in row) for row in cells]
 
 
-def bar(share: float, width: int) -> tuple[str, str]:
-    """The full part and the rest of a bar, together `width` cells."""
-    halves = round(min(1.0, max(0.0, share)) * 2 * width) if math.isfinite(share) else 0
-    full = "━" * (halves // 2) + "╸" * (halves % 2)
-    return full, "─" * (width - len(full))
-
-
 def columns(shares: Sequence[float]) -> str:
-    """One cell for each share of 0..1, filled from below; what is not nothing can be seen."""
+    """One cell for each share of 0..1, filled from below; the smallest use is visible."""
     top = len(COLUMNS) - 1
     return "".join(
         COLUMNS[min(top, max(1 if share > 0 else 0, round(share * top)))] if math.isfinite(share) else " "

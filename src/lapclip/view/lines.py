@@ -1,5 +1,6 @@
-"""A run in one line while it trains, and in a short table at its end; on a pipe, plain lines now and then."""
+"""A run in sentences: one for an event, one for its state; shown in one live line, or as plain lines on a pipe."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,26 +11,92 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.errors import printable
+from lapclip.errors import one_line, printable
 from lapclip.runs.events import Continued, Evaluated, Event, Paused, Started, Step, Warned
+from lapclip.runs.history import History, Summary
 from lapclip.units import duration, percent
 
 SECONDS_BETWEEN_LINES = 10  # on a pipe
+SECONDS_BETWEEN_READS = 2.0
+
+
+def sentence(event: Event) -> str:
+    """What happened, in one line; nothing for an event that is not worth one."""
+    match event:
+        case Started():
+            resumed = f"resuming after {duration(event.seconds)} of training"
+            return f"step {event.step:,}: {resumed if event.step else 'training starts'}"
+        case Evaluated():
+            found = event.recall["text_to_image"]
+            shares = (
+                f"recall@{k} {percent(found[f'recall@{k}'])} (chance {percent(found[f'chance@{k}'])})"
+                for k in (1, 10)
+            )
+            return f"step {event.step:,}: {', '.join(shares)}" + (", best so far" if event.is_best else "")
+        case Warned():
+            return f"step {event.step:,}: warning: {one_line(event.message)}; hint: {one_line(event.hint)}"
+        case Paused():
+            return f"step {event.step:,}: paused, everything is saved: {one_line(event.reason)}"
+        case Continued():
+            return f"step {event.step:,}: continuing after a pause of {duration(event.paused_seconds)}"
+    return ""
+
+
+def progress(history: History) -> str:
+    """How far training is, in less than 80 columns."""
+    step, loss = history.step, history.recently("loss") or 0.0
+    if step is None:
+        return ""
+    return (
+        f"{step.progress:4.0%}  loss {loss:.{3 if loss < 10 else 1}f}"
+        f"  acc {percent(history.recently('accuracy') or 0.0)} (chance {percent(history.chance or 0.0)})"
+        f"  {history.recently('pairs_per_second'):,.0f} pairs/s  tau {step.temperature:.3f}"
+        f"  {duration(step.seconds_left)} left"
+    )
+
+
+def how_far(summary: Summary) -> str:
+    history = summary.history
+    if history.step is None:
+        return "no step is done yet"
+    total = f" of {history.started.total_steps:,}" if history.started and history.started.total_steps else ""
+    minutes = f" of {history.started.minutes:g} min" if history.started and history.started.minutes else ""
+    seconds = duration(history.step.seconds)
+    return (
+        f"step {history.step.step:,}{total}, epoch {history.step.epoch:.2f}, {seconds}{minutes} of training"
+    )
+
+
+def what_now(summary: Summary) -> str:
+    """What to know, and to type, about a run that is not simply running; nothing about one that is."""
+    history, name = summary.history, one_line(summary.run.reference)
+    resume = f"resume it with `lapclip train --resume {name}`"
+    if summary.is_preparing:
+        return "the data is read, or the model measured; training starts soon"
+    match summary.state:
+        case "paused" if history.paused:
+            return one_line(history.paused.reason)
+        case "finished" if end := history.finished:
+            done = f"{end.step:,} steps, {end.epochs:.2f} epochs in {duration(end.seconds)}"
+            return f"{done}; evaluate it with `lapclip eval {name}`"
+        case "failed" if failed := summary.failed:
+            return f"{one_line(failed.message)}; hint: {one_line(failed.hint)}"
+        case "crashed":
+            return f"its process is gone; {resume}"
+        case "stopped":
+            return f"{'everything is saved' if history.finished else 'it was never trained'}; {resume}"
+    return ""
 
 
 class Screen:
-    """Shows events as they come. Only this class decides what a person sees of them."""
+    """Shows events as they come: one live line on a terminal, lines now and then on a pipe."""
 
     def __init__(self, console: Console):
-        self.console = console
+        self.console, self.history = console, History()
         self.live = (
             Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
         )
-        self.last_line = 0.0
-        self.speed = Average()
-        self.loss = Average()
-        self.accuracy = Average()
-        self.chance = 0.0
+        self.last_line = -math.inf
         self.is_paused = False
 
     def __enter__(self) -> "Screen":
@@ -42,91 +109,64 @@ class Screen:
             self.live.stop()
 
     def show(self, event: Event) -> None:
-        match event:
-            case Started():
-                self.chance = 1 / event.batch_size
-                if event.step:
-                    self.say(f"going on from step {event.step:,}, {duration(event.seconds)} of training")
-            case Step():
-                self.show_step(event)
-            case Evaluated():
-                words = event.recall["text_to_image"]
-                self.say(
-                    f"step {event.step:,}: recall@1 {words['recall@1']:.1%}, recall@10 {words['recall@10']:.1%}"
-                    f" (chance {words['chance@1']:.1%}, {words['chance@10']:.1%})"
-                    + (", best so far" if event.is_best else "")
-                )
-            case Warned():
-                self.say(f"warning: {event.message}\nhint: {event.hint}")
-            case Paused() if not self.is_paused:
-                self.is_paused = True
-                self.say(f"paused, with all saved: {event.reason}")
-            case Continued():
-                self.is_paused = False
-                self.say(f"going on after {duration(event.paused_seconds)}")
-            case _:
-                pass  # the command line ends with a summary of its own
+        self.history.add(event)
+        self.tell(event, self.history)
 
-    def show_step(self, event: Step) -> None:
-        self.speed.add(event.pairs_per_second)
-        self.loss.add(event.loss)
-        self.accuracy.add(event.accuracy)
-        if event.num_different:  # equal captions are all right
-            self.chance = 1 / event.num_different
-        loss = self.loss.value
-        line = (
-            f"{event.progress:4.0%}  loss {loss:.{3 if loss < 10 else 1}f}"
-            f"  acc {percent(self.accuracy.value)} (chance {percent(self.chance)})"
-            f"  {self.speed.value:,.0f} pairs/s  tau {event.temperature:.3f}  {duration(event.seconds_left)} left"
-        )
-        if self.live:
-            self.live.update(Text(line, no_wrap=True, overflow="ellipsis"))
-        elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or event.progress >= 1:
-            self.last_line = time.monotonic()
-            self.say(f"step {event.step:,}: {line.strip()}")
+    def tell(self, event: Event, history: History) -> None:
+        """Shows an event that the history has in it already."""
+        is_known = self.is_paused and isinstance(event, Paused)  # a pause is reported again and again
+        self.is_paused = history.paused is not None
+        if isinstance(event, Step) and self.live:
+            self.live.update(Text(progress(history), no_wrap=True, overflow="ellipsis"))
+        elif isinstance(event, Step):
+            if time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or event.progress >= 1:
+                self.last_line = time.monotonic()
+                self.say(f"step {event.step:,}: {progress(history).strip()}")
+        elif (line := sentence(event)) and not is_known:
+            self.say(line)
 
-    def say(self, sentence: str) -> None:
+    def say(self, text: str) -> None:
         soft_wrap = not self.console.is_terminal
-        self.console.print(printable(sentence), markup=False, highlight=False, soft_wrap=soft_wrap)
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=soft_wrap)
 
 
-class Average:
-    """A mean over about the last ten values, so that a person can read it."""
+def follow_in_lines(summary: Summary) -> int:
+    """One line for how the run stands, then lines as things happen; 0 when it ends."""
+    summary.read()
+    screen, history = Screen(Console(soft_wrap=True, color_system=None)), summary.history
+    screen.say(f"run {summary.run.reference}: {summary.state_words}, {how_far(summary)}")
+    if summary.is_over and history.evaluated:
+        screen.say(sentence(history.evaluated))
+    while not summary.is_over:
+        time.sleep(SECONDS_BETWEEN_READS)
+        for event in summary.read()[0]:
+            screen.tell(event, summary.history)
+    screen.say(f"{summary.state}: {what_now(summary)}")
+    return 0
 
-    def __init__(self) -> None:
-        self.value: float = 0.0
-        self.count = 0
 
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.value += (value - self.value) / min(self.count, 10)
-
-
-def recall_table(recall: Mapping[str, Any], images: str = "held-out images") -> Table:
-    """Recall both ways with its intervals, as far as they were measured, beside chance."""
-    table = Table(
-        title=f"{recall['num_images']:,} {images}, {recall['num_captions']:,} captions",
-        title_justify="left",
-        box=box.SIMPLE,
-    )
+def recall_table(recall: Mapping[str, Any], images: str = "validation images") -> Table:
+    """Recall in both directions with 95% intervals, as far as they were measured, beside chance."""
+    title = f"{recall['num_images']:,} {images}, {recall['num_captions']:,} captions"
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE)
     for heading in ("", "recall@1", "@5", "@10", "median rank"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     chances = []
-    for direction, words in (("text_to_image", "words -> image"), ("image_to_text", "image -> words")):
+    for direction, name in (("text_to_image", "text → image"), ("image_to_text", "image → text")):
         found = recall[direction]
         shares = [f"{found[f'recall@{k}']:.1%}" for k in (1, 5, 10)]
-        table.add_row(words, *shares, f"{found['median_rank']:g}")
-        table.add_row("  95% sure", *(between(found.get(f"interval@{k}")) for k in (1, 5, 10)), style="dim")
+        table.add_row(name, *shares, f"{found['median_rank']:g}")
+        intervals = [between(found.get(f"interval@{k}")) for k in (1, 5, 10)]
+        table.add_row("  95% interval", *intervals, style="dim")
         chances.append([f"{found[f'chance@{k}']:.1%}" for k in (1, 5, 10)])
     table.add_row("chance", *chances[0])
     if chances[1] != chances[0]:
-        table.add_row("chance, -> words", *chances[1])
+        table.add_row("chance, image → text", *chances[1])
     if batches := recall.get("in_batch"):
         table.caption = (
-            f"in batches of {batches['batch_size']}, {batches['accuracy']:.1%} are matched rightly"
+            f"in batches of {batches['batch_size']}, {batches['accuracy']:.1%} are matched correctly"
             f" (chance {batches['chance']:.1%})"
         )
-        table.caption_justify = "left"
     return table
 
 

@@ -1,17 +1,19 @@
-"""A run for the page: its History as columns of points, and in words everything the panels say now. Pure."""
+"""A run for the live views: curves as columns of points, and every number and sentence that is shown beside them."""
 
 import math
 from collections.abc import Iterable
 from typing import Any
 
-from lapclip.runs.events import Evaluated, Event, Finished, Inspected, Started, Step
+from lapclip.runs.events import Evaluated, Event, Inspected, Step
 from lapclip.runs.history import History, Summary
-from lapclip.units import duration, milliseconds, percent, plural, size
+from lapclip.units import NOT_MEASURED, duration, milliseconds, percent, plural, size
+from lapclip.view.lines import how_far, what_now
 
 Columns = dict[str, list[Any]]
+Bar = dict[str, Any]  # `name`, `share` of 0..1 or None, `words`
 
-MOST_WARNINGS = 12  # shown, the newest first
-NOT_MEASURED = "not measured"
+MAX_WARNINGS = 12  # shown, the newest first
+STEP_COLUMNS = ("loss", "accuracy", "temperature", "lr", "grad_norm", "pairs_per_second")
 
 
 def points_of(history: History) -> dict[str, Columns]:
@@ -21,34 +23,27 @@ def points_of(history: History) -> dict[str, Columns]:
 
 def columns_of(events: Iterable[Event]) -> dict[str, Columns]:
     """The points of these events, in columns of equal length."""
+    row: dict[str, Any]
     found: dict[str, Columns] = {"steps": {}, "inspections": {}, "evaluations": {}}
     for event in events:
         match event:
             case Step():
-                add_row(found["steps"], row_of_step(event))
+                kind, row = "steps", {name: short(getattr(event, name)) for name in STEP_COLUMNS}
             case Inspected():
-                norms = {name: short(norm) for name, norm in event.grad_norms.items()}
-                add_row(found["inspections"], {"step": event.step, "norms": norms})
+                kind, row = "inspections", {"norms": {n: short(v) for n, v in event.grad_norms.items()}}
             case Evaluated():
-                add_row(found["evaluations"], row_of_evaluation(event))
+                kind, row = "evaluations", row_of_evaluation(event)
+            case _:
+                continue
+        for name, value in ({"step": event.step} | row).items():
+            found[kind].setdefault(name, []).append(value)
     return found
-
-
-def add_row(columns: Columns, row: dict[str, Any]) -> None:
-    for name, value in row.items():
-        columns.setdefault(name, []).append(value)
-
-
-def row_of_step(event: Step) -> dict[str, Any]:
-    names = ("loss", "accuracy", "temperature", "lr", "grad_norm", "pairs_per_second")
-    return {"step": event.step} | {name: short(getattr(event, name)) for name in names}
 
 
 def row_of_evaluation(event: Evaluated) -> dict[str, Any]:
     there, back = event.recall.get("text_to_image", {}), event.recall.get("image_to_text", {})
     negatives = event.recall.get("negatives") or {}
     return {
-        "step": event.step,
         "loss": short(event.loss),
         "there_1": short(there.get("recall@1")),
         "there_10": short(there.get("recall@10")),
@@ -60,13 +55,13 @@ def row_of_evaluation(event: Evaluated) -> dict[str, Any]:
 
 
 def short(value: Any) -> float | None:
-    """Five digits are more than a screen shows; what is no finite number is no point, and JSON has no word for it."""
-    is_number = isinstance(value, (int, float)) and math.isfinite(value)
-    return float(f"{value:.5g}") if is_number else None
+    """Five digits, more than a screen shows; None for what is no finite number, since JSON has no other word for it."""
+    is_finite = isinstance(value, (int, float)) and math.isfinite(value)
+    return float(f"{value:.5g}") if is_finite else None
 
 
 def now_of(summary: Summary) -> dict[str, Any]:
-    """All the words and numbers beside the curves."""
+    """All that the page shows beside the curves."""
     history = summary.history
     return {
         "name": summary.run.name,
@@ -76,193 +71,158 @@ def now_of(summary: Summary) -> dict[str, Any]:
         "progress": short(summary.progress),
         "progress_words": f"{int(summary.progress * 100)}%",
         "is_over": summary.is_over,
-        "facts": facts_of(history.started, summary.machine) if history.started else "",
+        "facts": facts_of(summary),
         "figures": figures_of(summary),
-        "lines": lines_of(summary),
+        "lines": references_of(summary),
         "warnings": warnings_of(history),
-        "parts": parts_of(history.inspected),
-        "memory": memory_of(history.inspected),
-        "cores": cores_of(history.inspected),
-        "readings": readings_of(history),
+        "parts": parts_of(history),
+        "memory": memory_of(history),
+        "cores": cores_of(history),
+        "readings": [
+            [name, NOT_MEASURED if value is None else value] for name, value in readings_of(history).items()
+        ],
         "inspected": f"at step {history.inspected.step:,}" if history.inspected else "",
     }
 
 
 def sentence_of(summary: Summary) -> str:
-    if summary.is_preparing:
-        return "the data is being read, or the model measured; training begins soon"
-    history = summary.history
-    step, done = history.step, how_far(history.step, history.started)
-    goes_on = f"`lapclip train --resume {summary.run.reference}` goes on from its last checkpoint"
-    match summary.state:
-        case "running":
-            return f"{done}, {duration(step.seconds_left)} left" if step else "the first step is on its way"
-        case "paused":
-            return f"{done}: {history.paused.reason}" if history.paused else done
-        case "finished":
-            return all_done(history.finished) if history.finished else done
-        case "failed" if summary.failed:
-            return f"{summary.failed.message}; {summary.failed.hint}"
-        case "crashed":
-            return f"{done}; its process is gone without a word; {goes_on}"
-    return f"{done}; {goes_on}"
+    """How far it is, and what to know or to type."""
+    note = what_now(summary)
+    if summary.is_preparing or summary.state == "finished":
+        return note
+    return "; ".join(filter(None, (how_far(summary) + time_left(summary), note)))
 
 
-def all_done(finished: Finished) -> str:
-    return f"{finished.step:,} steps, {finished.epochs:.2f} epochs, in {duration(finished.seconds)}"
+def time_left(summary: Summary) -> str:
+    return f", {duration(summary.seconds_left)} left" if summary.seconds_left is not None else ""
 
 
-def how_far(step: Step | None, started: Started | None) -> str:
-    if step is None:
-        return "no step was made"
-    of = f" of {started.total_steps:,}" if started and started.total_steps else ""
-    return f"step {step.step:,}{of}, epoch {step.epoch:.2f}"
-
-
-def facts_of(started: Started, machine: dict[str, Any]) -> str:
+def facts_of(summary: Summary) -> str:
     """What is trained, and on what."""
-    batch = f"batches of {started.batch_size:,}"
-    if started.chunk < started.batch_size:
-        batch += f" in chunks of {started.chunk:,}"
-    words = [
-        f"{started.num_parameters / 1e6:.1f} million parameters",
+    started = summary.history.started
+    if started is None:
+        return ""
+    millions = started.num_parameters / 1e6
+    chunks = f" in chunks of {started.chunk:,}" if started.chunk < started.batch_size else ""
+    facts = [
+        f"{millions:,.{1 if millions < 100 else 0}f} million parameters",
         f"{started.num_train:,} pairs",
-        batch,
+        f"batches of {started.batch_size:,}{chunks}",
         f"{started.device}, {plural(started.threads, 'thread')}",
-        str(machine.get("chip", "")),
+        str(summary.machine.get("chip", "")),
     ]
-    return " · ".join(filter(None, words))
+    return " · ".join(filter(None, facts))
 
 
 def figures_of(summary: Summary) -> list[dict[str, str]]:
-    """The few numbers to read first, each with what to hold it against."""
-    history, lines = summary.history, lines_of(summary)
-    evaluated, best = history.evaluated, history.best
+    """The few numbers to read first, each with a reference to compare it with."""
+    history, references = summary.history, references_of(summary)
     if history.step is None:
         return []
-    bench, accuracy = lines["pairs_per_second"], history.recently("accuracy") or 0.0
+    validation, best = history.evaluated, history.best
+    loss = f"validation {validation.loss:.3f}" if validation and validation.loss is not None else ""
+    chance, speed = references["accuracy"], history.recently("pairs_per_second") or 0.0
+    share = f"{summary.bench_share:.0%} of bench" if summary.bench_share is not None else ""
     found = [
-        figure("loss", f"{history.recently('loss'):.3f}", validation_of(evaluated)),
-        figure("right in the batch", percent(accuracy), against(lines["accuracy"])),
+        ("loss", f"{history.recently('loss'):.3f}", loss),
+        ("in-batch accuracy", percent(history.recently("accuracy") or 0.0), of_chance(chance)),
     ]
-    if evaluated:
-        row = row_of_evaluation(evaluated)
-        best_one = row_of_evaluation(best)["there_1"] if best else None
-        note = f"best checkpoint {best_one:.1%}" if best_one is not None and best is not evaluated else ""
-        for k, more in ((1, note), (10, "")):
-            if (value := row[f"there_{k}"]) is not None:
-                notes = ", ".join(filter(None, [against(lines[f"recall_{k}"]), more]))
-                found.append(figure(f"recall@{k}", f"{value:.1%}", notes))
-    speed = f"{history.recently('pairs_per_second'):,.0f}"
-    found.append(figure("pairs a second", speed, f"bench {bench:,.0f}" if bench else ""))
-    found.append(figure("temperature", f"{history.step.temperature:.4f}", "tau, learned"))
-    return found
+    for k in (1, 10):
+        now, highest = (row_of_evaluation(e)[f"there_{k}"] if e else None for e in (validation, best))
+        if now is not None:
+            notes = [of_chance(references[f"recall_{k}"])]
+            notes += [f"best {highest:.1%}"] if highest is not None and best is not validation else []
+            found.append((f"recall@{k}", f"{now:.1%}", ", ".join(filter(None, notes))))
+    found += [
+        ("pairs/s", f"{speed:,.0f}", share),
+        ("temperature", f"{history.step.temperature:.4f}", "learned"),
+    ]
+    return [{"name": name, "value": value, "note": note} for name, value, note in found]
 
 
-def figure(name: str, value: str, note: str) -> dict[str, str]:
-    return {"name": name, "value": value, "note": note}
-
-
-def validation_of(evaluated: Evaluated | None) -> str:
-    return f"held-out {evaluated.loss:.3f}" if evaluated and evaluated.loss is not None else ""
-
-
-def against(chance: float | None) -> str:
+def of_chance(chance: float | None) -> str:
     return f"chance {percent(chance)}" if chance is not None else ""
 
 
-def lines_of(summary: Summary) -> dict[str, float | None]:
-    """What to hold each curve against: chance, and what the machine was measured to do."""
-    history = summary.history
-    recall = history.evaluated.recall if history.evaluated else {}
-    there, negatives = recall.get("text_to_image", {}), recall.get("negatives") or {}
+def references_of(summary: Summary) -> dict[str, float | None]:
+    """What to compare each curve with: chance, and the speed that was measured on this machine."""
+    recall = summary.history.evaluated.recall if summary.history.evaluated else {}
+    found, negatives = recall.get("text_to_image", {}), recall.get("negatives") or {}
     return {
-        "accuracy": short(history.chance) if history.chance else None,
-        "recall_1": short(there.get("chance@1")),
-        "recall_10": short(there.get("chance@10")),
+        "accuracy": short(summary.chance),
+        "recall_1": short(found.get("chance@1")),
+        "recall_10": short(found.get("chance@10")),
         "negatives": short(negatives.get("chance")),
         "pairs_per_second": short(summary.bench_speed),
     }
 
 
 def warnings_of(history: History) -> list[dict[str, str]]:
-    """The newest first; what was said several times stands once, at its last step."""
+    """The newest first; of each kind only the last."""
     newest: dict[str, dict[str, str]] = {}
     for warning in reversed(history.warnings):
-        words = {"message": warning.message, "hint": warning.hint, "when": f"step {warning.step:,}"}
-        newest.setdefault(warning.kind or warning.message, words)
-    return list(newest.values())[:MOST_WARNINGS]
+        shown = {"message": warning.message, "hint": warning.hint, "when": f"step {warning.step:,}"}
+        newest.setdefault(warning.kind or warning.message, shown)
+    return list(newest.values())[:MAX_WARNINGS]
 
 
-def parts_of(inspected: Inspected | None) -> list[dict[str, Any]]:
-    """A step's seconds by part."""
-    if inspected is None:
+def parts_of(history: History) -> list[Bar]:
+    """A step's seconds by part, and in total."""
+    parts = history.parts or {}
+    total = sum(parts.values())
+    shares = {name: seconds / total if total else 0.0 for name, seconds in parts.items()}
+    rows = [bar(name, shares[name], f"{milliseconds(parts[name])}, {shares[name]:.0%}") for name in parts]
+    return [*rows, bar("total", None, milliseconds(total))] if rows else []
+
+
+def memory_of(history: History) -> list[Bar]:
+    """Bytes by kind as shares of the limit, then the total and its peak."""
+    if (seen := history.inspected) is None:
         return []
-    total = sum(inspected.parts.values())
-    rows = []
-    for name, seconds in inspected.parts.items():
-        share = seconds / total if total else 0.0
-        rows.append(bar(name, share, f"{milliseconds(seconds)}, {share:.0%}"))
-    return [*rows, bar("together", None, milliseconds(total))]
-
-
-def memory_of(inspected: Inspected | None) -> list[dict[str, Any]]:
-    """Bytes by kind as shares of what is allowed, then all that is held and the most there was."""
-    if inspected is None:
-        return []
-    limit = inspected.memory_limit
-    rows = []
-    for name, held in inspected.memory.items():
-        share = held / limit if held is not None and limit else None
-        rows.append(bar(name, share, NOT_MEASURED if held is None else size(held)))
-    for name, held in (("in all, now", inspected.memory_used), ("peak", inspected.memory_peak)):
-        share = held / limit if limit else None
-        of = f" of {size(limit)}, {share:.0%}" if share is not None else ""
-        rows.append(bar(name, share, f"{size(held)}{of}"))
+    limit = seen.memory_limit
+    rows = [
+        bar(
+            name,
+            held / limit if held is not None and limit else None,
+            NOT_MEASURED if held is None else size(held),
+        )
+        for name, held in seen.memory.items()
+    ]
+    for name, held in (("total", seen.memory_used), ("peak", seen.memory_peak)):
+        of = f" of {size(limit)}, {held / limit:.0%}" if limit else ""
+        rows.append(bar(name, held / limit if limit else None, f"{size(held)}{of}"))
     return rows
 
 
-def cores_of(inspected: Inspected | None) -> list[dict[str, Any]]:
-    shares = (inspected.readings.get("cores") if inspected else None) or []
+def cores_of(history: History) -> list[Bar]:
+    shares = (history.inspected.readings.get("cores") if history.inspected else None) or []
     return [bar(f"core {number}", share, f"{share:.0%}") for number, share in enumerate(shares, 1)]
 
 
-def readings_of(history: History) -> list[list[str]]:
-    """What the sensors say, and plainly where none can be read."""
+def readings_of(history: History) -> dict[str, str | None]:
+    """What the sensors say by name; None where there is none that can be read."""
     if history.inspected is None:
-        return []
+        return {}
     read = history.inspected.readings
-    rows = [
-        ["temperature", f"{read['temperature']:.0f} °C" if "temperature" in read else NOT_MEASURED],
-        ["power", power_of(read)],
-        ["energy so far", f"{history.joules / 3600:.2f} Wh" if history.joules else NOT_MEASURED],
-        ["battery", battery_of(read)],
-    ]
-    if "speed_limit" in read:
-        rows.append(["speed the system allows", f"{read['speed_limit']:.0%}"])
-    if "other_cores" in read:
-        rows.append(["other programs", f"{read['other_cores']:.1f} cores' worth"])
-    if "memory_available" in read:
-        rows.append(["memory free", size(read["memory_available"])])
-    if "swap_used" in read:
-        rows.append(["swap used", size(read["swap_used"])])
-    return rows
+    power = f"{read['power_watts']:.1f} W" if "power_watts" in read else None
+    if power and read.get("power_of"):
+        power += f" ({read['power_of']})"
+    battery = f"{read['battery']:.0f}%" if "battery" in read else None
+    if battery and "is_plugged" in read:
+        battery += ", plugged in" if read["is_plugged"] else ", not plugged in"
+    optional = {
+        "speed limit": f"{read['speed_limit']:.0%}" if "speed_limit" in read else None,
+        "other programs": f"{read['other_cores']:.1f} cores" if "other_cores" in read else None,
+        "free memory": size(read["memory_available"]) if "memory_available" in read else None,
+        "swap": size(read["swap_used"]) if "swap_used" in read else None,
+    }
+    return {
+        "temperature": f"{read['temperature']:.0f} °C" if "temperature" in read else None,
+        "power": power,
+        "battery": battery,
+        "energy": f"{history.joules / 3600:.2f} Wh" if history.joules else None,
+    } | {name: value for name, value in optional.items() if value is not None}
 
 
-def power_of(read: dict[str, Any]) -> str:
-    if "power_watts" not in read:
-        return NOT_MEASURED
-    of = f" ({read['power_of']})" if read.get("power_of") else ""
-    return f"{read['power_watts']:.1f} W{of}"
-
-
-def battery_of(read: dict[str, Any]) -> str:
-    if "battery" not in read:
-        return NOT_MEASURED
-    is_plugged = read.get("is_plugged")
-    plug = "" if is_plugged is None else ", plugged in" if is_plugged else ", not plugged in"
-    return f"{read['battery']:.0f}%{plug}"
-
-
-def bar(name: str, share: float | None, words: str) -> dict[str, Any]:
+def bar(name: str, share: float | None, words: str) -> Bar:
     return {"name": name, "share": short(share), "words": words}
