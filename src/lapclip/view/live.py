@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from lapclip.errors import one_line
 from lapclip.runs.events import Evaluated, Event, Inspected, Step
 from lapclip.runs.history import History, Summary
 from lapclip.units import NOT_MEASURED, duration, milliseconds, percent, plural, size
@@ -108,8 +109,8 @@ def facts_of(summary: Summary) -> str:
         f"{millions:,.{1 if millions < 100 else 0}f} million parameters",
         f"{started.num_train:,} pairs",
         f"batches of {started.batch_size:,}{chunks}",
-        f"{started.device}, {plural(started.threads, 'thread')}",
-        str(summary.machine.get("chip", "")),
+        f"{one_line(started.device)}, {plural(started.threads, 'thread')}",
+        one_line(summary.machine.get("chip", "")),
     ]
     return " · ".join(filter(None, facts))
 

@@ -3,7 +3,6 @@
 Each follows the run to its end, or until Ctrl-C, and can be started again: no number is written twice.
 """
 
-import dataclasses
 import hashlib
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 from lapclip.errors import UserError, printable
 from lapclip.files import cannot_write
 from lapclip.runs.events import Evaluated, Event, Failed, Follower, Inspected, Started, Step, Warned
+from lapclip.runs.history import Summary
 from lapclip.runs.run import Run
 
 SECONDS_BETWEEN_READS = 1.0
@@ -83,17 +83,6 @@ def texts_of(event: Event) -> dict[str, str]:
     return {f"warnings/{event.kind or 'other'}": f"{event.message}; {event.hint}"}
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    """The resolved settings by name; none for a run of a version that had others."""
-    try:
-        sections = dataclasses.asdict(run.load_config())
-    except UserError:
-        return {}
-    return {
-        name: value for section in sections.values() for name, value in section.items() if value is not None
-    }
-
-
 def to_tensorboard(run: Run) -> bool:
     """Writes `tensorboard/` in the run folder, from the start each time; False after Ctrl-C."""
     try:
@@ -109,7 +98,7 @@ def to_tensorboard(run: Run) -> bool:
         with (folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}{SUFFIX}").open("wb") as file:
             records = RecordWriter(file)
             records.write(record(0, time.time(), file_version="brain.Event:2"))
-            settings = "\n\n".join(f"{name} = {value}" for name, value in settings_of(run).items())
+            settings = "\n\n".join(f"{name} = {value}" for name, value in Summary(run).settings.items())
             records.write(record(0, time.time(), summary={"value": [text_value("settings", settings)]}))
             for event in follow(run):
                 if event is None:
@@ -191,7 +180,7 @@ def begin_wandb(run: Run, first: Event) -> Any:
         dir=run.path.absolute(),
         id=identity,
         name=run.name,
-        config=settings_of(run),
+        config=Summary(run).settings,
         resume="allow",
         mode=mode,
         settings=wandb.Settings(silent=True, console="off", x_save_requirements=False, **private),

@@ -13,7 +13,6 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -25,7 +24,7 @@ from rich.text import Text
 
 from lapclip.errors import one_line
 from lapclip.runs.history import Summary
-from lapclip.units import milliseconds, percent, size
+from lapclip.units import UNKNOWN, milliseconds, percent, size
 from lapclip.view.braille import ASCII, Point, bounds, columns, curve
 from lapclip.view.lines import how_far, what_now
 from lapclip.view.live import (
@@ -60,13 +59,8 @@ def watch_here(summary: Summary) -> int:
     if summary.is_over:
         draw_once(summary, console)
         return 0
-    screen: dict[str, Any] = {
-        "screen": True,
-        "auto_refresh": False,
-        "redirect_stdout": False,
-        "redirect_stderr": False,
-    }
-    with keyboard() as wait_for_key, Live(View(summary), console=console, **screen) as live:
+    live = Live(View(summary), console=console, screen=True, auto_refresh=False)
+    with keyboard(console) as wait_for_key, live:
         while not summary.is_over:
             key = wait_for_key(SECONDS_BETWEEN_READS)
             if key and key in LEAVE + INTERRUPT:
@@ -100,7 +94,7 @@ def closest(error: UnicodeError) -> str:
 
 
 @contextmanager
-def keyboard() -> Iterator[Callable[[float], bytes]]:
+def keyboard(console: Console) -> Iterator[Callable[[float], bytes]]:
     """Gives a function that waits for a key: b"" when the time is over or the window has another size."""
     keys = sys.stdin.fileno() if sys.stdin.isatty() else None
     before = termios.tcgetattr(keys) if keys is not None else None
@@ -111,8 +105,8 @@ def keyboard() -> Iterator[Callable[[float], bytes]]:
             mode = termios.tcgetattr(keys)
             mode[3] &= ~termios.ISIG  # Ctrl-C and Ctrl-Z are keys, so that neither interrupts drawing
             termios.tcsetattr(keys, termios.TCSANOW, mode)
-        size, end = terminal_size(), time.monotonic() + seconds
-        while time.monotonic() < end and terminal_size() == size:
+        size, end = console.size, time.monotonic() + seconds
+        while time.monotonic() < end and console.size == size:
             if select.select([] if keys is None else [keys], [], [], SECONDS_BETWEEN_SIZES)[0]:
                 return os.read(keys or 0, 1024)[:1] or b"q"
         return b""
@@ -131,13 +125,6 @@ def keyboard() -> Iterator[Callable[[float], bytes]]:
             signal.signal(number, handler)
 
 
-def terminal_size() -> os.terminal_size | None:
-    try:
-        return os.get_terminal_size(sys.stdout.fileno())
-    except OSError:
-        return None
-
-
 class View:
     """The whole view of a run, never larger than the window."""
 
@@ -148,9 +135,8 @@ class View:
         self.history, self.console = self.summary.history, console
         width = max(1, options.max_width - 2)  # one free column at each edge
         height = (options.height or console.height) - (0 if self.is_live else 1)
-        footer = (
-            self.rows(line(Text(FOOTER, "dim")), width) if self.is_live and not self.summary.is_over else []
-        )
+        has_footer = self.is_live and not self.summary.is_over
+        footer = self.rows(line(Text(FOOTER, "dim")), width) if has_footer else []
         top = self.rows(self.header(), width) + self.wrapped(self.what_now(), width, 2)
         room = height - len(top) - len(footer)
         if self.history.step is None and self.history.evaluated is None:
@@ -198,23 +184,13 @@ class View:
     def wide(self, width: int, room: int) -> Rows:
         """The curves on the left, the machine on the right, the warnings below."""
         right = min(76, width * 2 // 5)
-        space = Text("")
-        beside = Group(
-            self.courses(right),
-            space,
-            self.parts(1),
-            space,
-            self.memory(1),
-            space,
-            self.cores(6),
-            self.sensors(),
-        )
+        left = width - right - 3
+        machine = [self.parts(1), "", self.memory(1), "", self.cores(6), self.sensors()]
+        beside = Group(self.courses(right), "", *machine)
         needed = len(self.rows(beside, right))
         said = self.warnings(width, max(3, room - needed - 2))
         height = min(MAX_CURVE_ROWS, (room - len(said) - 2) // 2 - 3)
-        both = grid(
-            [width - right - 3, right], [[self.curves(width - right - 3, height, has_steps=True), beside]]
-        )
+        both = grid([left, right], [[self.curves(left, height, has_steps=True), beside]])
         return [[], *self.rows(both, width), [], *said]
 
     def header(self) -> RenderableType:
@@ -222,14 +198,8 @@ class View:
         summary = self.summary
         style = STATE_STYLES.get(summary.state, "red")
         name = Text.assemble((one_line(summary.run.name), "bold"), "  ", (summary.state_words, style))
-        first = Table.grid(expand=True, padding=(0, 2, 0, 0))
-        first.add_column(no_wrap=True)
-        first.add_column(no_wrap=True, justify="right", ratio=1)
-        first.add_row(name, Text(facts_of(summary), "dim"))
-        second = Table.grid(expand=True, padding=(0, 1, 0, 0))
-        second.add_column(ratio=1)
-        second.add_column(no_wrap=True)
-        second.add_row(share_bar(summary.progress), f"{summary.progress:4.0%}{time_left(summary)}")
+        first = spread(name, Text(facts_of(summary), "dim"), wide=1)
+        second = spread(share_bar(summary.progress), f"{summary.progress:4.0%}{time_left(summary)}", wide=0)
         return Group(first, second, line(Text(how_far(summary), "dim")))
 
     def what_now(self) -> Text:
@@ -304,13 +274,10 @@ class View:
         if (seen := self.history.inspected) is None:
             return Text("memory by kind: not measured yet", "dim", no_wrap=True)
         *kinds, _, peak = memory_of(self.history)
-        title = Table.grid(expand=True, padding=(0, 1, 0, 0))
-        title.add_column(no_wrap=True)
-        title.add_column(ratio=1)
         share = peak["share"] or 0.0
         words = Text.assemble(("memory", "bold"), f" {size(seen.memory_used)}, peak {peak['words']}")
-        title.add_row(words, share_bar(share, "yellow" if share > NEARLY_FULL else "cyan"))
-        return Group(title, bars(kinds, num_columns))
+        full = share_bar(share, "yellow" if share > NEARLY_FULL else "cyan")
+        return Group(spread(words, full, wide=1), bars(kinds, num_columns))
 
     def cores(self, max_rows: int = 0) -> RenderableType:
         """Each core's use: a bar each if they fit into so many rows, else a column each in one line."""
@@ -377,6 +344,15 @@ def share_bar(share: float, style: str = "cyan") -> ProgressBar:
     return ProgressBar(total=1.0, completed=share, style="dim", complete_style=style, finished_style=style)
 
 
+def spread(left: RenderableType, right: RenderableType, *, wide: int) -> Table:
+    """Two cells in one line; the first (0) or the second (1) takes the room that is left."""
+    table = Table.grid(expand=True, padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True, ratio=1 - wide or None)
+    table.add_column(no_wrap=True, ratio=wide or None, justify="right")
+    table.add_row(left, right)
+    return table
+
+
 def bars(rows: Sequence[Bar], num_columns: int) -> Table:
     """Named bars with their values, in rows of so many."""
     table = Table.grid(expand=True, padding=(0, 1, 0, 0))
@@ -387,7 +363,8 @@ def bars(rows: Sequence[Bar], num_columns: int) -> Table:
     for start in range(0, len(rows), num_columns):
         cells: list[RenderableType] = []
         for row in rows[start : start + num_columns]:
-            cells += [row["name"], share_bar(row["share"] or 0.0), row["words"]]
+            known = row["share"] is not None
+            cells += [row["name"], share_bar(row["share"] or 0.0), row["words"] if known else UNKNOWN]
         table.add_row(*cells)
     return table
 
