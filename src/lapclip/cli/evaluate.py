@@ -187,7 +187,7 @@ def page_path(named: Sequence[Path], folder: Path | None) -> Path:
             f"`--html {path}` does not end in `.html`",
             hint="name the page `evaluation.html`, or alike; a source stands before `--html`",
         )
-    from lapclip.view.report import refuse_foreign
+    from lapclip.view.html import refuse_foreign
 
     try:
         refuse_foreign(path)

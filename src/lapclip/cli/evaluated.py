@@ -16,8 +16,15 @@ from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.data.whole import as_jpeg
 from lapclip.errors import UserError, printable, shortened
-from lapclip.view.against import comparison, is_told, points_between, tests_of
-from lapclip.view.evaluation import how_measured, write_evaluation, zero_shot_words
+from lapclip.view.evaluation import (
+    comparison,
+    how_measured,
+    is_told,
+    points_between,
+    tests_of,
+    write_evaluation,
+    zero_shot_words,
+)
 from lapclip.view.lines import recall_table
 from lapclip.view.sheet import NUM_FOUND, TILE, draw_found
 

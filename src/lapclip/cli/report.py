@@ -33,21 +33,22 @@ def report(
     refuse_contradictions(len(runs), output, markdown=markdown, json=json)
     from lapclip.runs.history import summarize
     from lapclip.runs.run import open_run
-    from lapclip.view.numbers import as_numbers
-    from lapclip.view.report import sections_for, to_markdown, write_page
+    from lapclip.view.html import write_html
+    from lapclip.view.markdown import as_markdown
+    from lapclip.view.summary import as_numbers, document_of
 
     opened = list({run.path.resolve(): run for run in map(open_run, runs)}.values())
     with working("reading"):
-        records = [summarize(run) for run in opened]
+        summaries = [summarize(run) for run in opened]
     if json:
-        print_json(as_numbers(records))
+        print_json(as_numbers(summaries))
     elif markdown:
-        sys.stdout.write(to_markdown(records))
+        sys.stdout.write(as_markdown(document_of(summaries)))
     else:
         default = opened[0].path / "report.html" if len(opened) == 1 else Path("report.html")
-        sections = sections_for(records)
-        path = write_page(records, sections, output or default)
-        for sentence in sections[0].words:
+        document = document_of(summaries)
+        path = write_html(document, output or default)
+        for sentence in document.sections[0].words:
             people.print(sentence, markup=False, highlight=False, soft_wrap=not people.is_terminal)
         sys.stdout.write(f"{printable(str(path)) if sys.stdout.isatty() else path}\n")
     return 0

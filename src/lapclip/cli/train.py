@@ -243,7 +243,7 @@ def value_of(config: "Config", name: str) -> Any:
 
 def write_page(run: "Run") -> Path | None:
     """Writes the report; without one the run is as good."""
-    from lapclip.view.report import write_report
+    from lapclip.view.summary import write_report
 
     try:
         return write_report(run)

@@ -32,7 +32,6 @@ from lapclip.runs.events import (
     failure_in,
 )
 from lapclip.runs.run import Run, read_own
-from lapclip.units import is_number
 
 State = Literal["running", "paused", "finished", "stopped", "failed", "crashed"]
 OVER = ("finished", "stopped", "failed", "crashed")
@@ -604,10 +603,3 @@ def summarize(run: Run) -> Summary:
     summary = Summary(run)
     summary.read()
     return summary
-
-
-def find(tree: Any, *names: str) -> float | None:
-    """A number in dictionaries of dictionaries, or None."""
-    for name in names:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree if is_number(tree) else None

@@ -1,171 +1,90 @@
-"""The curves of a run, or of several over one another, as plain numbers, with the phases they went through."""
+"""The curves of a run, or of several runs over one another, with the phases of training."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 from lapclip.errors import one_line, shortened
 from lapclip.runs.events import Evaluated, Step
-from lapclip.runs.history import Summary, find
+from lapclip.runs.history import Summary
 from lapclip.units import duration, is_number
+from lapclip.view.document import Chart, Line, Points, find
 
-MOST_POINTS = 600  # of a line, in a page of one run
-MOST_DOTS = 60  # beyond, they would hide the line
-Look = Literal["line", "faint", "dots", "level"]
-# What tells lines apart for those who do not see their colours: stroke and gap in turn, none for a whole line.
-DASHES = ((), (10, 4), (3, 3), (12, 3, 3, 3), (5, 7), (12, 3, 3, 3, 3, 3))
-LEVELS = ((1, 4), (5, 3, 1, 3))  # of straight lines to compare with
-NUM_COLOURS = 6
-Points = list[tuple[float, float]]
+MAX_POINTS = 600  # of a line, in a page of one run
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a chart; lines of one colour belong together."""
+def charts_of(summary: Summary) -> list[Chart]:
+    """Every curve of one run; those without data are omitted."""
+    history = summary.history
+    steps, evaluations, span = list(history.steps), list(history.evaluations), span_of(summary)
 
-    label: str
-    points: Points
-    number: int  # in its chart: decides colour and dashes
-    look: Look = "line"
+    def points(name: str) -> Points:
+        return [(s.step, getattr(s, name)) for s in steps]
 
-    @property
-    def colour(self) -> int:
-        return self.number % NUM_COLOURS
+    def both(label: str, name: str) -> list[Line]:
+        return [Line("each step", thin(points(name)), 0, "faint"), Line(label, thin(smooth(points(name))), 0)]
 
-    @property
-    def dash(self) -> tuple[int, ...]:
-        """No two lines of one kind in a chart have the same, nor beyond six the same with the same colour."""
-        if self.look == "level":
-            return LEVELS[self.number % len(LEVELS)]
-        return DASHES[(self.number + self.number // NUM_COLOURS) % len(DASHES)]
+    def level(label: str, height: float | None, number: int = 4) -> Line:
+        """A reference line."""
+        return Line(label, [] if height is None else [(x, height) for x in span], number, "level")
 
-    @property
-    def has_dots(self) -> bool:
-        return len(self.points) == 1 or (self.look == "dots" and len(self.points) <= MOST_DOTS)
-
-
-@dataclass(frozen=True)
-class Band:
-    """A phase of the run, from one place on the axis to another."""
-
-    start: float
-    end: float
-    label: str
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Something that happened at one place."""
-
-    at: float
-    label: str
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Lines over the steps of a run, or over minutes where several runs share it."""
-
-    title: str
-    about: str
-    lines: list[Line]
-    is_share: bool = False  # shown in percent
-    from_zero: bool = False
-    is_log: bool = False
-    bands: list[Band] = field(default_factory=list)
-    marks: list[Mark] = field(default_factory=list)
-    axis: str = "step"
-    span: tuple[float, float] = (0.0, 1.0)  # of the axis, the same for all charts of a page
-
-
-def charts_of(record: Summary) -> list[Chart]:
-    """Every curve of one run; those without data are left out."""
-    steps, evaluations = list(record.history.steps), list(record.history.evaluations)
-    bands, marks = phases(record), marks_of(record)
-    span = span_of(record)
-
-    def of_steps(value: Callable[[Step], float]) -> Points:
-        return [(s.step, value(s)) for s in steps]
-
-    def both(label: str, value: Callable[[Step], float]) -> list[Line]:
-        points = of_steps(value)
-        return [Line("each step", thin(points), 0, "faint"), Line(label, thin(smooth(points)), 0)]
-
-    chance = record.history.chance
+    recall: list[Line] = []
+    for place, k in enumerate((1, 10)):
+        found = known((e.step, e.recall["text_to_image"][f"recall@{k}"]) for e in evaluations)
+        chance = evaluations[-1].recall["text_to_image"][f"chance@{k}"] if evaluations else None
+        recall += [Line(f"recall@{k}", found, place, "dots"), level(f"chance, @{k}", chance, place)]
+    validation = Line("validation", known((e.step, e.loss) for e in evaluations), 1, "dots")
+    clip, bench = find(summary.settings, "clip_norm"), summary.bench_speed
     charts = [
         Chart(
             "Loss",
-            "of the training batches, and over the held-out pairs",
-            [
-                *both("training", lambda s: s.loss),
-                Line("held-out", known((e.step, e.loss) for e in evaluations), 1, "dots"),
-            ],
+            "of the training batches, and over the validation set",
+            [*both("training", "loss"), validation],
         ),
         Chart(
             "Accuracy",
-            "how often an image's own words are the nearest of its batch, and the other way round",
-            [*both("training", lambda s: s.accuracy), level("chance", chance, span)],
+            "how often the own caption is the nearest in the batch, averaged over both directions",
+            [*both("training", "accuracy"), level("chance", history.chance)],
             is_share=True,
             from_zero=True,
         ),
-        recall_chart(evaluations, span),
+        Chart("Recall", "text → image, over the validation set", recall, is_share=True, from_zero=True),
         Chart(
             "Temperature",
-            "tau, learned: the smaller, the more sharply it tells pairs apart",
-            [Line("tau", thin(of_steps(lambda s: s.temperature)), 0)],
+            "learned: the smaller, the more sharply it separates pairs",
+            [Line("temperature", thin(points("temperature")), 0)],
         ),
-        Chart("Learning rate", "", [Line("lr", thin(of_steps(lambda s: s.lr)), 0)], from_zero=True),
+        Chart("Learning rate", "", [Line("lr", thin(points("lr")), 0)], from_zero=True),
         Chart(
             "Gradient norm",
-            "before it is clipped",
-            [
-                *both("mean", lambda s: s.grad_norm),
-                level("clipped above", find(record.settings, "clip_norm"), span),
-            ],
+            "before clipping",
+            [*both("mean", "grad_norm"), level("clipping norm", clip)],
             is_log=all(s.grad_norm > 0 for s in steps),
         ),
         Chart(
-            "Pairs a second",
-            "evaluation and saving apart",
-            [
-                *both("mean", lambda s: s.pairs_per_second),
-                level("measured by bench", record.bench_speed, span),
-            ],
+            "Pairs per second",
+            "without evaluation and saving",
+            [*both("mean", "pairs_per_second"), level("measured by bench", bench)],
             from_zero=True,
         ),
     ]
-    shared = {"bands": bands, "marks": marks, "span": span}
-    return [Chart(**{**vars(chart), **shared}) for chart in map(without_empty, charts) if chart.lines]
+    return with_data(charts, bands=phases(summary), marks=marks_of(summary), span=span)
 
 
-def span_of(record: Summary) -> tuple[float, float]:
+def with_data(charts: Iterable[Chart], **shared: Any) -> list[Chart]:
+    """Those charts that have more than reference lines, without their empty lines."""
+    full = [replace(chart, lines=[line for line in chart.lines if line.points], **shared) for chart in charts]
+    return [chart for chart in full if any(line.look != "level" for line in chart.lines)]
+
+
+def span_of(summary: Summary) -> tuple[float, float]:
     """From the first step to the last; also a single one needs an axis."""
-    first = next(iter(record.history.steps), None)
-    last = float(record.history.num_steps)
+    first, last = next(iter(summary.history.steps), None), float(summary.history.num_steps)
     return (min(float(first.step), last - 1), last) if first else (0.0, 1.0)
 
 
-def recall_chart(evaluations: Sequence[Evaluated], span: tuple[float, float]) -> Chart:
-    lines: list[Line] = []
-    for number, k in enumerate((1, 10)):
-        points = known((e.step, find(e.recall, "text_to_image", f"recall@{k}")) for e in evaluations)
-        chance = find(evaluations[-1].recall, "text_to_image", f"chance@{k}") if evaluations else None
-        lines += [Line(f"recall@{k}", points, number, "dots"), level(f"chance, @{k}", chance, span, number)]
-    return Chart("Recall", "words to image, over the held-out pairs", lines, is_share=True, from_zero=True)
-
-
-def without_empty(chart: Chart) -> Chart:
-    lines = [line for line in chart.lines if line.points]
-    is_only_level = all(line.look == "level" for line in lines)
-    return Chart(**{**vars(chart), "lines": [] if is_only_level else lines})
-
-
-def known(points: object) -> Points:
-    return [(x, y) for x, y in points if is_number(y)]  # type: ignore[attr-defined]
-
-
-def level(label: str, height: float | None, span: tuple[float, float], number: int = 4) -> Line:
-    """A straight line to compare with."""
-    return Line(label, [] if height is None else [(x, height) for x in span], number, "level")
+def known(points: Iterable[tuple[float, float | None]]) -> Points:
+    return [(x, y) for x, y in points if is_number(y)]
 
 
 def smooth(points: Points) -> Points:
@@ -178,121 +97,117 @@ def smooth(points: Points) -> Points:
     for place, (x, _) in enumerate(points):
         near = min(
             reach, place, len(points) - 1 - place
-        )  # even-sided, so that the ends are not pulled inwards
+        )  # symmetric, so that the ends are not pulled inwards
         low, high = place - near, place + near + 1
         smoothed.append((x, (sums[high] - sums[low]) / (high - low)))
     return smoothed
 
 
-def thin(points: Points, most: int = MOST_POINTS) -> Points:
+def thin(points: Points, most: int = MAX_POINTS) -> Points:
     """At most so many, evenly spread, the last one among them."""
     every = -(-len(points) // most) or 1
     kept = points[::every]
     return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def phases(record: Summary) -> list[Band]:
-    """Warm-up, learning, whole images: by how far the run was at each step, which a resumed run may do twice."""
-    warmup = find(record.settings, "warmup") or 0.0
-    whole_from, keeps = find(record.settings, "whole_from"), find(record.settings, "keep_patches")
+def phases(summary: Summary) -> list[tuple[float, float, str]]:
+    """Warm-up, learning, whole images, by the progress at each step; a resumed run may go through one twice."""
+    warmup = find(summary.settings, "warmup") or 0.0
+    whole_from, keeps = find(summary.settings, "whole_from"), find(summary.settings, "keep_patches")
     is_parted = whole_from is not None and keeps is not None and keeps < 1
-    bands: list[Band] = []
-    for step in record.history.steps:
+    bands: list[tuple[float, float, str]] = []
+    for step in summary.history.steps:
         if step.progress <= warmup:
             label = "warm-up"
         else:
             label = "whole images" if is_parted and step.progress > (whole_from or 0) else "learning"
-        if bands and bands[-1].label == label:
-            bands[-1] = Band(bands[-1].start, step.step, label)
+        if bands and bands[-1][2] == label:
+            bands[-1] = (bands[-1][0], step.step, label)
         else:
-            bands.append(Band(bands[-1].end if bands else step.step, step.step, label))
+            bands.append((bands[-1][1] if bands else step.step, step.step, label))
     return bands
 
 
-def phases_in_words(record: Summary) -> list[str]:
+def phases_in_words(summary: Summary) -> list[str]:
     """What the shaded parts of the charts are."""
-    bands = {band.label for band in phases(record)}
-    warmup, whole_from = find(record.settings, "warmup"), find(record.settings, "whole_from")
+    labels = {label for _, _, label in phases(summary)}
+    warmup, whole_from = find(summary.settings, "warmup"), find(summary.settings, "whole_from")
     said = []
-    if "warm-up" in bands and warmup:
+    if "warm-up" in labels and warmup:
         said.append(f"the warm-up, {warmup:.0%} of the run, in which the learning rate rises")
-    if "whole images" in bands and whole_from:
-        keeps = find(record.settings, "keep_patches") or 0.0
+    if labels & {"whole images"} and whole_from:
+        keeps = find(summary.settings, "keep_patches") or 0.0
         said.append(
             f"the part from {whole_from:.0%} on, which sees whole images instead of {keeps:.0%} of them"
         )
     return [f"Shaded: {'; '.join(said)}."] if said else []
 
 
-def marks_of(record: Summary) -> list[Mark]:
-    marks = [Mark(start.step, "resumed") for start in record.history.starts[1:] if start.step]
-    for pause in record.history.pauses:
-        how_long = f" {duration(pause.seconds)}" if pause.seconds is not None else ""
-        marks.append(Mark(pause.step, f"paused{how_long}"))
-    if record.history.step is not None:
+def marks_of(summary: Summary) -> list[tuple[float, str]]:
+    history = summary.history
+    marks = [(float(start.step), "resumed") for start in history.starts[1:] if start.step]
+    for pause in history.pauses:
         marks.append(
-            Mark(record.history.num_steps, "now" if record.state in ("running", "paused") else "end")
+            (pause.step, f"paused {duration(pause.seconds)}" if pause.seconds is not None else "paused")
         )
-    return marks
+    return [*marks, (history.num_steps, "end" if summary.is_over else "now")] if history.step else marks
 
 
-def overlaid(records: Sequence[Summary]) -> list[Chart]:
-    """The curves of several runs over the minutes of training, which is what they all have."""
-    most = max(100, 1600 // len(records))
+def overlaid(summaries: Sequence[Summary]) -> list[Chart]:
+    """The curves of several runs over the minutes of training, which they all have."""
+    most = max(100, 1600 // len(summaries))
 
-    def lines_of(value: Callable[[Step], float]) -> list[Line]:
-        return [
-            Line(
-                name_of(record),
-                thin(smooth([(s.seconds / 60, value(s)) for s in record.history.steps]), most),
-                n,
-            )
-            for n, record in enumerate(records)
-        ]
+    def of_steps(name: str) -> list[Line]:
+        lines = []
+        for number, summary in enumerate(summaries):
+            points = [(s.seconds / 60, getattr(s, name)) for s in summary.history.steps]
+            lines.append(Line(name_of(summary), thin(smooth(points), most), number))
+        return lines
 
-    def evaluated(value: Callable[[Evaluated], float | None]) -> list[Line]:
-        return [
-            Line(
-                name_of(r), known((minutes_at(r, e.step), value(e)) for e in r.history.evaluations), n, "dots"
-            )
-            for n, r in enumerate(records)
-        ]
+    def of_evaluations(value: Callable[[Evaluated], float | None]) -> list[Line]:
+        lines = []
+        for number, summary in enumerate(summaries):
+            steps = list(summary.history.steps)
+            points = known((minutes_at(steps, e.step), value(e)) for e in summary.history.evaluations)
+            lines.append(Line(name_of(summary), points, number, "dots"))
+        return lines
+
+    def recall(k: int) -> Chart:
+        lines = of_evaluations(lambda e: e.recall["text_to_image"][f"recall@{k}"])
+        return Chart(
+            f"Recall@{k}", "text → image, over the validation set", lines, is_share=True, from_zero=True
+        )
 
     charts = [
-        Chart("Loss", "of the training batches", lines_of(lambda s: s.loss)),
-        Chart("Held-out loss", "over the held-out pairs", evaluated(lambda e: e.loss)),
-        *(
-            Chart(
-                f"Recall@{k}",
-                "words to image, over the held-out pairs",
-                evaluated(lambda e, k=k: find(e.recall, "text_to_image", f"recall@{k}")),  # type: ignore[misc]
-                is_share=True,
-                from_zero=True,
-            )
-            for k in (1, 10)
-        ),
-        Chart("Accuracy", "in the batch", lines_of(lambda s: s.accuracy), is_share=True, from_zero=True),
-        Chart("Temperature", "tau", lines_of(lambda s: s.temperature)),
-        Chart("Learning rate", "", lines_of(lambda s: s.lr), from_zero=True),
-        Chart("Gradient norm", "before it is clipped", lines_of(lambda s: s.grad_norm), is_log=True),
-        Chart("Pairs a second", "", lines_of(lambda s: s.pairs_per_second), from_zero=True),
+        Chart("Loss", "of the training batches", of_steps("loss")),
+        Chart("Validation loss", "over the validation set", of_evaluations(lambda e: e.loss)),
+        recall(1),
+        recall(10),
+        Chart("Accuracy", "in the batch", of_steps("accuracy"), is_share=True, from_zero=True),
+        Chart("Temperature", "", of_steps("temperature")),
+        Chart("Learning rate", "", of_steps("lr"), from_zero=True),
+        Chart("Gradient norm", "before clipping", of_steps("grad_norm"), is_log=True),
+        Chart("Pairs per second", "", of_steps("pairs_per_second"), from_zero=True),
     ]
-    longest = max((record.history.seconds / 60 for record in records), default=0.0)
-    shared = {"axis": "minutes of training", "span": (0.0, longest or 1.0)}
-    return [Chart(**{**vars(chart), **shared}) for chart in map(without_empty, charts) if chart.lines]
+    longest = max((summary.history.seconds / 60 for summary in summaries), default=0.0)
+    return with_data(charts, axis="minutes of training", span=(0.0, longest or 1.0))
 
 
-def name_of(record: Summary) -> str:
-    return shortened(one_line(record.run.reference), 40)
+def name_of(summary: Summary) -> str:
+    return shortened(one_line(summary.run.reference), 40)
 
 
-def minutes_at(record: Summary, step: int) -> float:
-    """Of training, at a step; between two that were written down it goes evenly."""
+def minutes_at(steps: Sequence[Step], step: int) -> float:
+    """Of training, at a step; between two recorded steps it grows evenly."""
+    return between([(s.step, s.seconds) for s in steps], step) / 60
+
+
+def between(marks: Iterable[tuple[int, float]], step: int) -> float:
+    """The value at a step, from 0 at step 0 and linear between the marks."""
     before = (0, 0.0)
-    for s in record.history.steps:
-        if s.step >= step:
-            between = s.step - before[0]
-            part = (step - before[0]) / between if between else 1.0
-            return (before[1] + (s.seconds - before[1]) * part) / 60
-        before = (s.step, s.seconds)
-    return before[1] / 60
+    for mark in marks:
+        if mark[0] >= step:
+            width = mark[0] - before[0]
+            return before[1] + (mark[1] - before[1]) * ((step - before[0]) / width if width else 1.0)
+        before = mark
+    return before[1]

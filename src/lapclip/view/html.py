@@ -1,7 +1,7 @@
-"""A report as one HTML file that needs nothing beside itself and asks nobody for anything.
+"""A document as one HTML file that needs nothing else and loads nothing.
 
-Words, tables and charts are plain HTML and SVG; a script draws the charts again to be looked into. The page forbids
-every other script by name of its contents, so that no caption can become one.
+uPlot draws the charts. The page's policy allows its own scripts by their hash and forbids every other, so that no
+caption can become one; a page without charts has no script at all.
 """
 
 import base64
@@ -9,195 +9,70 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 
-from lapclip.errors import one_line
-from lapclip.units import number
-from lapclip.view.charts import Chart
-from lapclip.view.found import Query
-from lapclip.view.section import Section, Table
-from lapclip.view.svg import draw, draw_heat, draw_key, in_words
+from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup, escape
+
+from lapclip.errors import UserError, code, one_line
+from lapclip.files import write_atomically
+from lapclip.view.document import Document, Found
 
 PAGE = Path(__file__).parent.parent / "page"
-SIGN = '<meta name="generator" content="lapclip report">'  # by which our own files are known
+SIGN = Markup('<meta name="generator" content="lapclip report">')  # by which our own files are recognised
+NUM_BYTES_READ = 2000  # enough to recognise a report
 
 
-def as_page(
-    title: str, about: str, tiles: Sequence[tuple[str, str, str]], sections: Sequence[Section]
-) -> str:
-    """The whole file; `tiles` are the few numbers that stand large: what, how much, beside what."""
-    scripts = [read("uPlot.iife.min.js"), read("report.js")]
-    charts = [chart for section in sections for chart in section.charts]
-    allowed = " ".join(f"'{fingerprint(script)}'" for script in scripts) if charts else "'none'"
-    policy = (
-        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
-    )
-    style = (read("uPlot.min.css") if charts else "") + read("report.css")
-    names = slugs([section.title for section in sections])
-    links = "".join(
-        f'<li><a href="#{name}">{said(section.title)}</a></li>'
-        for name, section in zip(names[1:], sections[1:], strict=True)
-    )
-    ends = "".join(f"<script>{script}</script>" for script in scripts) if charts else ""
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            f'<head><meta charset="utf-8">{SIGN}',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta name="color-scheme" content="light dark"><title>{said(title)}: lapclip</title>',
-            f"<style>{style}</style></head>",
-            '<body><a class="skip" href="#summary">To the summary</a>',
-            f'<header><p class="kicker">lapclip report</p><h1>{said(title)}</h1>',
-            f'<p class="about">{words(about)}</p></header>',
-            "<main>",
-            section_html(names[0], sections[0], tiles),
-            f'<nav aria-label="Contents"><ul>{links}</ul></nav>',
-            *(section_html(*named) for named in zip(names[1:], sections[1:], strict=True)),
-            "</main>",
-            "<footer><p>Written by lapclip from what the run wrote down while it trained. "
-            "This page is one file and loads nothing.</p></footer>",
-            f'<script type="application/json">{embedded(charts)}</script>{ends}',
-            "</body></html>\n",
-        ]
-    )
-
-
-def section_html(name: str, section: Section, tiles: Sequence[tuple[str, str, str]] = ()) -> str:
-    inner = [f"<p>{words(sentence)}</p>" for sentence in section.words]
-    if tiles:
-        inner.append(f'<dl class="tiles">{"".join(tile_html(*tile) for tile in tiles)}</dl>')
-    if section.points:
-        inner.append(f"<ul>{''.join(f'<li>{words(point)}</li>' for point in section.points)}</ul>")
-    if section.queries:
-        inner.append("".join(query_html(query) for query in section.queries))
-    if section.charts:
-        inner.append(f'<div class="charts">{"".join(chart_html(chart) for chart in section.charts)}</div>')
-    inner += [table_html(table, section.title) for table in section.tables]
-    if section.gradients and (drawn := draw_heat(section.gradients)):
-        norms = [n for row in section.gradients.norms for n in row if n]
-        about = f"From {number(min(norms))} (faint) to {number(max(norms))} (strong), logarithmic."
-        inner.append(
-            '<figure class="map"><figcaption><strong>Every layer over the run</strong> '
-            f"<span>{about}</span></figcaption>{drawn}</figure>"
-        )
-    if section.text:
-        inner.append(
-            f"<details><summary>The settings file, whole</summary><pre>{escape(as_it_is(section.text))}</pre></details>"
-        )
-    body = "\n".join(inner)
-    title = f'<h2 id="{name}-title">{said(section.title)}</h2>'
-    return f'<section id="{name}" aria-labelledby="{name}-title">{title}\n{body}</section>'
-
-
-def tile_html(what: str, value: str, beside: str) -> str:
-    return f"<div><dt>{said(what)}</dt><dd>{said(value)}</dd><dd class='beside'>{said(beside)}</dd></div>"
-
-
-def table_html(table: Table, title: str) -> str:
-    is_number = [table.is_numbers(column) for column in range(len(table.header))]
-    mark = [' class="n"' if n else "" for n in is_number]
-    head = "".join(f'<th scope="col"{mark[n]}>{words(cell)}</th>' for n, cell in enumerate(table.header))
-    rows = "\n".join(
-        "<tr>"
-        + f'<th scope="row"{mark[0]}>{words(row[0])}</th>'
-        + "".join(f"<td{mark[n]}>{words(cell)}</td>" for n, cell in enumerate(row) if n)
-        + "</tr>"
-        for row in table.rows
-    )
-    hidden = ' class="hidden"' if table.caption == title else ""
-    note = f'<p class="note">{words(table.note)}</p>' if table.note else ""
+def as_html(document: Document) -> str:
+    charts = [chart for section in document.sections for chart in section.charts]
+    scripts = [read("uPlot.iife.min.js"), read("report.js")] if charts else []
+    data = json.dumps([chart.data() for chart in charts], separators=(",", ":"), allow_nan=False)
+    allowed = "".join(f" '{fingerprint(script)}'" for script in scripts)
+    names = slugs([section.title for section in document.sections])
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{said(table.caption)}"><table>'
-        f"<caption{hidden}>{words(table.caption)}</caption><thead><tr>{head}</tr></thead>\n<tbody>{rows}</tbody>"
-        f"</table></div>{note}"
-    )
-
-
-def chart_html(chart: Chart) -> str:
-    keys = "".join(f"<li>{draw_key(line)}{said(line.label)}</li>" for line in chart.lines)
-    about = f"<span>{said(chart.about)}</span>" if chart.about else ""
-    heard = said(f"{chart.title}: {in_words(chart)}")
-    return (
-        f'<figure class="chart"><figcaption><strong>{said(chart.title)}</strong> {about}</figcaption>'
-        f'<div class="plot" role="img" aria-label="{heard}"></div>'
-        f'<div class="still">{draw(chart)}<ul class="keys">{keys}</ul></div>'
-        f'<p class="ends">{said(in_words(chart))}</p></figure>'
-    )
-
-
-def query_html(query: Query) -> str:
-    images = []
-    for found in query.found:
-        data = base64.b64encode(found.content).decode()
-        score = f"{found.score:.2f}" if found.score is not None else ""
-        right, alt = (" class='right'", "the right image") if found.is_right else ("", "another image")
-        label = "right" if found.is_right else ""
-        images.append(
-            f'<li{right}><img src="data:{found.kind};base64,{data}" alt="{alt}" width="96" height="96">'
-            f"<span>{label} {score}</span></li>"
+        environment()
+        .get_template("report.html")
+        .render(
+            document=document,
+            sections=list(zip(names, document.sections, strict=True)),
+            sign=SIGN,
+            policy=f"script-src{allowed}; " if scripts else "",
+            style=(read("uPlot.min.css") if charts else "") + read("report.css"),
+            scripts=scripts,
+            data=data.replace("<", "\\u003c"),  # no text in it can end its element
         )
-    rank = "" if query.rank is None else f"its own image comes {ordinal(query.rank)}"
-    return (
-        f'<div class="query"><p><q>{said(query.text)}</q> <span class="rank">{rank}</span></p>'
-        f"<ol>{''.join(images)}</ol></div>"
     )
 
 
-def ordinal(number: int) -> str:
-    names = {1: "first", 2: "second", 3: "third"}
-    return names.get(number, f"at place {number:,}")
+def environment() -> Environment:
+    env = Environment(
+        loader=FileSystemLoader(PAGE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=finalize,
+    )
+    env.filters |= {"words": words, "image": as_data, "lines": as_lines}
+    return env
 
 
-def embedded(charts: Sequence[Chart]) -> str:
-    """The charts for the script; no text in them can end the element they stand in."""
-    data = [
-        {
-            "lines": [
-                {
-                    "label": one_line(line.label),
-                    "x": [short(x) for x, _ in line.points],
-                    "y": [short(y) for _, y in line.points],
-                    "colour": line.colour,
-                    "dash": line.dash,
-                    "look": line.look,
-                    "hasDots": line.has_dots,
-                }
-                for line in chart.lines
-            ],
-            "isShare": chart.is_share,
-            "fromZero": chart.from_zero,
-            "isLog": chart.is_log,
-            "axis": chart.axis,
-            "span": [short(end) for end in chart.span],
-            "bands": [[band.start, band.end, band.label] for band in chart.bands],
-            "marks": [[mark.at, one_line(mark.label)] for mark in chart.marks],
-        }
-        for chart in charts
-    ]
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+def finalize(value: object) -> object:
+    """Every text of a page, on one line and printable, before it is escaped."""
+    return one_line(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
-def short(value: float) -> float:
-    """With as many digits as an eye can tell apart on a chart."""
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+def words(text: str) -> Markup:
+    """A sentence: escaped, with names in backticks set as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(one_line(text)))))  # noqa: S704  # escaped
 
 
-def words(text: str) -> str:
-    """A sentence: escaped, and names in backticks set as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", said(text))
+def as_data(found: Found) -> Markup:
+    return Markup(f"data:{found.media_type};base64,{base64.b64encode(found.content).decode()}")  # noqa: S704
 
 
-def said(text: object) -> str:
-    return escape(one_line(text))
-
-
-def as_it_is(text: str) -> str:
+def as_lines(text: str) -> Markup:
     lines = text.encode("utf-8", "replace").decode("utf-8").splitlines()
-    return "\n".join(one_line(line) for line in lines).strip()
+    return Markup("\n").join(escape(one_line(line)) for line in lines).strip()
 
 
 def slugs(titles: Sequence[str]) -> list[str]:
@@ -215,3 +90,34 @@ def fingerprint(script: str) -> str:
 
 def read(name: str) -> str:
     return (PAGE / name).read_text("utf-8")
+
+
+def write_html(document: Document, path: Path) -> Path:
+    """Writes the page; a file that lapclip did not write is left alone."""
+    refuse_foreign(path)
+    write_atomically(path, as_html(document))
+    return path
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuses to overwrite what lapclip did not write."""
+    if path.exists() and not path.is_file():
+        raise UserError(f"{code(path)} is not a file", hint="name a file; `--markdown` prints on stdout")
+    if not path.absolute().parent.is_dir():
+        raise UserError(
+            f"there is no folder {code(path.parent)}", hint="make the folder first, or name another file"
+        )
+    try:
+        with path.open("rb") as file:
+            start = file.read(NUM_BYTES_READ)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UserError(
+            f"cannot write {code(path)}: {(error.strerror or str(error)).lower()}", hint="name another file"
+        ) from None
+    if SIGN.encode() not in start:
+        raise UserError(
+            f"{code(path)} exists already and is no report of lapclip",
+            hint="name another file with `--out`, or move that one away",
+        )

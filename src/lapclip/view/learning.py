@@ -1,34 +1,169 @@
 """How a run learned: what it finds, its table by epoch, the phases of its loss, temperature, gradients, difficulty."""
 
+import json
 import math
-from collections.abc import Iterable, Sequence
-from statistics import median
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import StatisticsError, fmean, linear_regression, median
+from typing import Any
 
-from lapclip.runs.events import Evaluated, Inspected
-from lapclip.runs.history import Summary, find
-from lapclip.units import count, duration, energy, is_number, listed, number, rate, share
-from lapclip.view.found import read_queries
-from lapclip.view.section import Gradients, Section, Table
-from lapclip.view.stretches import FLAT, STEEP, Stretches, phases_of, thinned
+from lapclip.errors import one_line
+from lapclip.runs.events import Evaluated, Step
+from lapclip.runs.history import History, Summary
+from lapclip.runs.run import read_own
+from lapclip.units import count, is_number, number, share
+from lapclip.view.charts import between
+from lapclip.view.document import Found, HeatMap, Query, Section, Table, columns_of, find
 
-VANISHED = 1e-3  # of the tower's median layer
-EXPLODED = 10.0  # times its usual length
+MAX_SNAPSHOT_BYTES = 8 << 20
+MAX_IMAGE_BYTES = 1 << 16  # a 96 px JPEG has a tenth of that
+MAX_QUERIES = 12
+MEDIA_TYPES = {b"\xff\xd8\xff": "image/jpeg", b"\x89PN": "image/png"}  # by the first bytes
+MAX_ROWS = 40
 NUM_COLUMNS = 48  # of the heat map
+NUM_POINTS = 40  # the loss is divided into phases at one of these
+MIN_POINTS = 5  # of a phase
+STEEP, FLAT = 1.5, 0.33  # times the mean fall of the run
+NOTABLE = 0.1  # share of the loss: a phase that loses more is no plateau
 
 
-def found_section(record: Summary) -> Section:
-    step, queries = read_queries(record.run.path, record.history)
+def found_section(summary: Summary) -> Section:
+    step, queries = read_queries(summary.run.path, summary.history)
     if not queries:
         return Section("What it finds")
     first = sum(query.rank == 1 for query in queries)
     words = (
-        f"Captions kept out of training, and the images it finds for them, best first, at step "
-        f"{count(step)}. For {first} of these {len(queries)} the right one comes first."
+        f"Captions of the validation set, and the images found for them, best first, at step {count(step)}. "
+        f"For {first} of these {len(queries)} the correct one comes first."
     )
     return Section("What it finds", [words], queries=queries)
 
 
-def stretches_section(record: Summary, stretches: Stretches) -> Section:
+def read_queries(folder: Path, history: History) -> tuple[int | None, list[Query]]:
+    """What the last snapshot that is still there shows; older ones are thinned."""
+    for evaluated in reversed(list(history.evaluations)):
+        if evaluated.snapshot is None:
+            continue
+        path = folder / evaluated.snapshot
+        try:
+            queries = json.loads(read_own(path, folder, MAX_SNAPSHOT_BYTES))["queries"]
+            return evaluated.step, [read_query(query, path.parent) for query in queries[:MAX_QUERIES]]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue
+    return None, []
+
+
+def read_query(query: dict[str, Any], folder: Path) -> Query:
+    found = []
+    for one in query["found"][:6]:
+        try:
+            content = read_own(folder / str(one["picture"]), folder, MAX_IMAGE_BYTES)
+        except (OSError, ValueError):
+            continue
+        if media_type := MEDIA_TYPES.get(content[:3]):
+            found.append(Found(media_type, content, find(one, "score"), bool(one.get("is_right"))))
+    rank = find(query, "rank")
+    return Query(one_line(query["text"]), None if rank is None else int(rank), found)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """An epoch, or a tenth of a run."""
+
+    label: str
+    step: int  # its last one
+    loss: float  # mean
+    accuracy: float  # mean
+    temperature: float  # at its end
+    seconds: float  # of training
+    pairs_per_second: float | None
+    recall: float | None  # recall@1, text to image, at the last evaluation in it
+    validation_loss: float | None
+    joules: float | None
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """What the table of a run is made of."""
+
+    kind: str  # epoch, or tenth
+    rows: list[Stretch]
+
+
+def stretches_of(history: History) -> Stretches:
+    """Epochs; tenths of what was trained when it is less than two epochs."""
+    if history.step is None:
+        return Stretches("tenth", [])
+    return (
+        Stretches("epoch", epochs(history))
+        if history.num_epochs >= 2
+        else Stretches("tenth", tenths(history))
+    )
+
+
+def stretch(
+    label: str, last: Any, seconds: float, pairs: int, evaluated: Evaluated | None, **more: Any
+) -> Stretch:
+    return Stretch(
+        label=label,
+        step=last.step,
+        temperature=last.temperature,
+        seconds=seconds,
+        pairs_per_second=pairs / seconds if pairs and seconds > 0 else None,
+        recall=evaluated.recall["text_to_image"]["recall@1"] if evaluated else None,
+        validation_loss=evaluated.loss if evaluated else None,
+        **more,
+    )
+
+
+def epochs(history: History) -> list[Stretch]:
+    rows = []
+    for n, epoch in sorted(history.epochs.items()):
+        rest = history.num_epochs - n + 1
+        label = f"{n}, {rest:.0%} of it" if rest < 0.995 else str(n)
+        pairs = (epoch.step - epoch.step_before) * (history.started.batch_size if history.started else 0)
+        means = {"loss": epoch.loss, "accuracy": epoch.accuracy, "joules": epoch.joules}
+        rows.append(stretch(label, epoch, epoch.seconds, pairs, epoch.evaluated, **means))
+    return rows
+
+
+def tenths(history: History) -> list[Stretch]:
+    steps, rows = list(history.steps), []
+    before: Step | None = None
+    for tenth in range(1, 11):
+        low, high = (steps[-1].step * n / 10 for n in (tenth - 1, tenth))
+        own = [step for step in steps if low < step.step <= high]
+        if not own:
+            continue
+        last, first_step = own[-1], before.step if before else 0
+        seconds = last.seconds - (before.seconds if before else 0.0)
+        pairs = last.num_pairs_seen - (before.num_pairs_seen if before else 0)
+        evaluated = [e for e in history.evaluations if first_step < e.step <= last.step]
+        joules = between(history.energy, last.step) - between(history.energy, first_step)
+        means = {"loss": fmean(s.loss for s in own), "accuracy": fmean(s.accuracy for s in own)}
+        means["joules"] = joules if joules > 0 else None  # type: ignore[assignment]
+        rows.append(
+            stretch(f"{tenth}/10", last, seconds, pairs, evaluated[-1] if evaluated else None, **means)
+        )
+        before = last
+    return rows
+
+
+def thinned(rows: list[Stretch]) -> list[Stretch]:
+    """Few enough for a table, evenly spread over the steps; the first and the last one stay."""
+    if len(rows) <= MAX_ROWS:
+        return rows
+    first, last = rows[0].step, rows[-1].step
+    steps = [row.step for row in rows]
+    targets = (first + (last - first) * n / (MAX_ROWS - 1) for n in range(MAX_ROWS))
+    places = {min(bisect_left(steps, step), len(rows) - 1) for step in targets}
+    return [rows[place] for place in sorted(places | {0, len(rows) - 1})]
+
+
+def stretches_section(history: History, stretches: Stretches) -> Section:
     if not stretches.rows:
         return Section("By epoch")
     words = []
@@ -37,195 +172,205 @@ def stretches_section(record: Summary, stretches: Stretches) -> Section:
             "The run has fewer than two epochs, so these are tenths of what was trained. Loss and accuracy are means, "
             "the rest is at the end of each."
         )
-    shown = thinned(stretches.rows)
-    if len(shown) < len(stretches.rows):
-        words.append(f"{len(shown)} of {math.ceil(record.history.num_epochs):,} epochs, evenly spread.")
-    rows = [
+    rows = thinned(stretches.rows)
+    if len(rows) < len(stretches.rows):
+        words.append(f"{len(rows)} of {math.ceil(history.num_epochs):,} epochs, evenly spread.")
+    columns = columns_of(
+        f"{stretches.kind}, loss: number, accuracy: share, temperature: number, recall@1: share, time: seconds, "
+        "pairs/s: rate, energy: joules"
+    )
+    cells = [
         (
-            row.label,
-            number(row.loss),
-            share(row.accuracy),
-            number(row.temperature, 4),
-            share(row.recall),
-            duration(row.seconds),
-            rate(row.pairs_per_second),
-            energy(row.joules),
+            r.label,
+            r.loss,
+            r.accuracy,
+            number(r.temperature, 4),
+            r.recall,
+            r.seconds,
+            r.pairs_per_second,
+            r.joules,
         )
-        for row in shown
+        for r in rows
     ]
-    header = (stretches.kind, "loss", "accuracy", "tau", "recall@1", "time", "pairs/s", "energy")
     title = "By epoch" if stretches.kind == "epoch" else "By tenth of the run"
-    chance = f"chance of accuracy {share(record.history.chance)}" if record.history.chance else ""
-    recall_chance = find(record.history.recall, "text_to_image", "chance@1")
-    note = f"{chance}, of recall@1 {share(recall_chance)}" if chance and recall_chance is not None else chance
-    return Section(title, words, tables=[Table(title, header, rows, note)])
+    note = f"chance of accuracy {share(history.chance)}" if history.chance else ""
+    if note and history.recall:
+        note += f", of recall@1 {share(history.recall['text_to_image']['chance@1'])}"
+    return Section(title, words, tables=[Table(title, columns, cells, note)])
 
 
-def phases_section(record: Summary, stretches: Stretches) -> Section:
-    phases = phases_of(record, stretches.kind)
+@dataclass(frozen=True)
+class Phase:
+    """A part of the run over which the loss fell along about one line."""
+
+    name: str  # steep, gradual, plateau, rising or falling
+    start: float  # in epochs, or in tenths
+    end: float
+    loss_before: float
+    loss_after: float
+
+    @property
+    def slope(self) -> float:
+        """Per epoch, or per tenth."""
+        return (self.loss_after - self.loss_before) / (self.end - self.start)
+
+
+def phases_of(history: History, kind: str) -> list[Phase]:
+    """At most three lines that follow the loss best, named by how fast it falls compared with the run's mean."""
+    points = loss_points(list(history.steps), kind)
+    if len(points) < 2 * MIN_POINTS or any(b[0] <= a[0] for a, b in pairwise(points)):
+        return []  # too few, or steps that do not advance: there is no slope
+    cuts = best_cuts(points)
+    fitted = [fit(points[i : j + 1])[0] for i, j in zip([0, *cuts], [*cuts, len(points) - 1], strict=True)]
+    fall = (fitted[0].loss_before - fitted[-1].loss_after) / (points[-1][0] - points[0][0])
+    phases: list[Phase] = []
+    for line in fitted:
+        name = named(line, fall)
+        if phases and phases[-1].name == name:
+            earlier = phases.pop()
+            phases.append(Phase(name, earlier.start, line.end, earlier.loss_before, line.loss_after))
+        else:
+            phases.append(Phase(name, line.start, line.end, line.loss_before, line.loss_after))
+    return phases
+
+
+def named(line: Phase, fall: float) -> str:
+    if fall <= 0:
+        return "rising" if line.slope > 0 else "falling"
+    if line.slope > FLAT * fall:
+        return "rising"
+    if -line.slope >= STEEP * fall:
+        return "steep"
+    is_flat = -line.slope < FLAT * fall and line.loss_before - line.loss_after <= NOTABLE * abs(
+        line.loss_before
+    )
+    return "plateau" if is_flat else "gradual"
+
+
+def loss_points(steps: Sequence[Step], kind: str) -> list[tuple[float, float]]:
+    """The mean loss of up to forty equal parts of the run, over epochs or tenths."""
+    if not steps or steps[-1].step <= 0:
+        return []
+    parts = min(NUM_POINTS, len(steps) // 2)
+    unit = (steps[-1].epoch if kind == "epoch" else 10) / steps[-1].step
+    points = []
+    for part in range(parts):
+        own = steps[part * len(steps) // parts : (part + 1) * len(steps) // parts]
+        points.append((fmean(s.step for s in own) * unit, fmean(s.loss for s in own)))
+    return points
+
+
+def best_cuts(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Where to cut so that at most three lines follow the points with the least squared error."""
+    last = len(points) - 1
+    error = {
+        (i, j): fit(points[i : j + 1])[1] for i in range(last) for j in range(i + MIN_POINTS - 1, last + 1)
+    }
+    options: dict[tuple[int, ...], float] = {(): error[0, last]}
+    for i in range(MIN_POINTS - 1, last - MIN_POINTS + 2):
+        options[i,] = error[0, i] + error[i, last]
+        for j in range(i + MIN_POINTS - 1, last - MIN_POINTS + 2):
+            options[i, j] = error[0, i] + error[i, j] + error[j, last]
+    # A cut must earn its place: the simplest description that is nearly as good.
+    good = [cuts for cuts, total in options.items() if total <= 1.15 * min(options.values()) + 1e-12]
+    return list(sorted(good, key=lambda cuts: (len(cuts), options[cuts]))[0]) if good else []
+
+
+def fit(points: Sequence[tuple[float, float]]) -> tuple[Phase, float]:
+    """The best line through the points, and its squared error."""
+    xs, ys = zip(*points, strict=True)
+    try:
+        slope, at_zero = linear_regression(xs, ys)
+    except StatisticsError:  # no extent
+        slope, at_zero = 0.0, fmean(ys)
+    heights = [at_zero + slope * x for x in xs]
+    error = sum((y - height) ** 2 for y, height in zip(ys, heights, strict=True))
+    return Phase("", xs[0], xs[-1], heights[0], heights[-1]), error
+
+
+def phases_section(history: History, kind: str) -> Section:
+    phases = phases_of(history, kind)
     if not phases:
         return Section("Phases of the loss")
-    unit = stretches.kind
     words = "; then ".join(
-        f"{phase.name} from {unit} {phase.start:.1f} to {phase.end:.1f} ({phase.slope:+.3f} per {unit})"
+        f"{phase.name} from {kind} {phase.start:.1f} to {phase.end:.1f} ({phase.slope:+.3f} per {kind})"
         for phase in phases
     )
     rows = [
-        (
-            p.name,
-            f"{p.start:.1f} to {p.end:.1f}",
-            number(p.loss_before),
-            number(p.loss_after),
-            f"{p.slope:+.3f}",
-        )
+        (p.name, f"{p.start:.1f} to {p.end:.1f}", p.loss_before, p.loss_after, f"{p.slope:+.3f}")
         for p in phases
     ]
     note = (
         "measured: up to three straight lines that follow the loss best; steep falls at least "
         f"{STEEP} times as fast as the run's mean, a plateau less than {FLAT} times"
     )
-    header = ("phase", f"{unit}s", "loss before", "after", f"per {unit}")
-    return Section(
-        "Phases of the loss",
-        [f"The loss, in phases: {words}."],
-        tables=[Table("Phases of the loss", header, rows, note)],
-    )
+    columns = columns_of(f"phase, {kind}s, loss before: number, after: number, per {kind}: number")
+    table = Table("Phases of the loss", columns, rows, note)
+    return Section("Phases of the loss", [f"The loss, in phases: {words}."], tables=[table])
 
 
-def temperature_section(stretches: Stretches) -> Section:
-    rows = stretches.rows
-    if len(rows) < 2:
-        return Section("Temperature")
-    chosen = sorted({round(place * (len(rows) - 1) / 5) for place in range(6)})
-    first, last = rows[0].temperature, rows[-1].temperature
-    if abs(last - first) < 0.02 * first:
-        words = f"The temperature tau hardly moved: {number(first, 4)} to {number(last, 4)}."
-    else:
-        fell = last < first
-        words = (
-            f"The temperature tau {'fell' if fell else 'rose'} from {number(first, 4)} to {number(last, 4)}: "
-            f"it learned to tell pairs apart {'more' if fell else 'less'} sharply."
-        )
-    header = (stretches.kind, *(rows[n].label for n in chosen))
-    values = ("tau", *(number(rows[n].temperature, 4) for n in chosen))
-    return Section(
-        "Temperature", [words], tables=[Table(f"tau at the end of each {stretches.kind}", header, [values])]
-    )
-
-
-def gradients_section(record: Summary) -> Section:
-    gradients = gradients_of(list(record.history.inspections))
-    if gradients is None:
-        return Section("Gradients by layer")
-    rows = []
-    for tower in ("image", "text"):
-        for what, layer in first_middle_last(gradients.layers, tower):
-            norms = (number(gradients.at(layer, place)) for place in (0, 0.5, 1))
-            rows.append((f"{tower}, {what}", layer, *norms))
-    gone, burst = vanishing(gradients), exploding(record)
-    words = []
-    if gone:
-        words.append(
-            f"Gradients vanish in {listed(gone[:5])}: at the end below a thousandth of their tower's median layer."
-        )
-    if burst:
-        words.append(
-            f"The gradient burst at step {count(burst[0])}: {number(burst[1])}, where {number(burst[2])} is usual; "
-            "it was clipped."
-        )
-    if not words:
-        words.append(
-            "No layer's gradient vanishes (none is below a thousandth of its tower's median), and none explodes "
-            f"(none is over {EXPLODED:.0f} times the usual after the warm-up)."
-        )
-    tables = (
-        [Table("Gradient norm by layer", ("layer", "name", "start", "middle", "end"), rows)] if rows else []
-    )
-    return Section("Gradients by layer", words, tables=tables, gradients=gradients)
-
-
-def negatives_section(record: Summary) -> Section:
-    measured = [e for e in record.history.evaluations if isinstance(e.recall.get("negatives"), dict)]
-    if not measured:
-        return Section("By difficulty")
-    first, last = measured[0], measured[-1]
-    choices, chance = find(last.recall, "negatives", "num_choices"), find(last.recall, "negatives", "chance")
-    words = (
-        f"How often words find their own image among {count(choices)}, when the wrong ones are easy, medium or hard. "
-        "Hard are the third of the held-out images whose words are most alike (rare words count more), easy the "
-        "third least alike; the words decide, not the model."
-    )
-    levels = [
-        level for level in ("easy", "medium", "hard") if find(last.recall, "negatives", level) is not None
-    ]
-
-    def row(label: str, evaluated: Evaluated) -> tuple[str, ...]:
-        return (
-            label,
-            *(share(find(evaluated.recall, "negatives", level)) for level in levels),
-            share(chance),
-        )
-
-    rows = [row(f"first, step {count(first.step)}", first)] * (first is not last)
-    rows.append(row(f"last, step {count(last.step)}", last))
-    header = ("evaluation", *levels, "chance")
-    return Section("By difficulty", [words], tables=[Table("Accuracy by difficulty", header, rows)])
-
-
-def gradients_of(inspections: Sequence[Inspected]) -> Gradients | None:
-    seen = [i for i in inspections if i.grad_norms]
+def gradients_section(history: History) -> Section:
+    """Whether a layer's gradient vanishes or explodes is said by the run's own warnings."""
+    seen = [i for i in history.inspections if i.grad_norms]
     if not seen:
-        return None
+        return Section("Gradients by layer")
     layers = list(dict.fromkeys(name for i in seen for name in i.grad_norms))
     columns = min(NUM_COLUMNS, len(seen))
     parts = [seen[c * len(seen) // columns : (c + 1) * len(seen) // columns] for c in range(columns)]
-    norms = [[middle(i.grad_norms.get(layer) for i in part) for part in parts] for layer in layers]
-    return Gradients(layers, [part[-1].step for part in parts], norms)
+    norms = [[middle([i.grad_norms.get(layer) for i in part]) for part in parts] for layer in layers]
+    places = [round(place * (columns - 1)) for place in (0, 0.5, 1)]
+    rows = [(layer, [row[place] for place in places]) for layer, row in zip(layers, norms, strict=True)]
+    header = columns_of("layer, start: number, middle: number, end: number")
+    blocks = [row for row in rows if row[0].partition(".")[2].isdecimal()]
+    shown = [
+        row for tower in ("image.", "text.") for row in ends_of([b for b in blocks if b[0].startswith(tower)])
+    ]
+    tables = (
+        [Table("Gradient norm by layer", header, [(layer, *ends) for layer, ends in shown])] if shown else []
+    )
+    logs = [[math.log10(norm) if norm else None for norm in row] for row in norms]
+    known = [log for row in logs for log in row if log is not None]
+    if not known:
+        return Section("Gradients by layer", tables=tables)
+    low, high = min(known), max(known)
+    strengths = [
+        [None if log is None else (log - low) / (high - low) if high > low else 0.5 for log in row]
+        for row in logs
+    ]
+    steps = [f"step {part[-1].step:,}" for part in (parts[0], parts[-1])]
+    about = f"From {number(10**low)} (faint) to {number(10**high)} (strong), logarithmic."
+    heat = HeatMap("Gradient norm of every layer over the run", about, layers, steps, strengths)
+    return Section("Gradients by layer", tables=tables, heat_maps=[heat])
 
 
-def middle(values: Iterable[object]) -> float | None:
+def ends_of(rows: list[Any]) -> list[Any]:
+    """The first, the middle and the last."""
+    return [rows[place] for place in sorted({0, len(rows) // 2, len(rows) - 1})] if rows else []
+
+
+def middle(values: Sequence[object]) -> float | None:
     known = [float(v) for v in values if is_number(v)]
     return found if known and math.isfinite(found := median(known)) else None
 
 
-def tower_layers(layers: Sequence[str], tower: str) -> list[str]:
-    """The blocks of a tower, without what comes before and after."""
-    return [name for name in layers if name.startswith(f"{tower}.") and name.split(".")[1].isdecimal()]
-
-
-def first_middle_last(layers: Sequence[str], tower: str) -> list[tuple[str, str]]:
-    """What to call some layers of a tower, and which they are."""
-    blocks = tower_layers(layers, tower)
-    if not blocks:
-        return []
-    chosen = [("first", blocks[0]), ("middle", blocks[len(blocks) // 2]), ("last", blocks[-1])]
-    return [(name, layer) for layer, name in {layer: f"{name} layer" for name, layer in chosen}.items()]
-
-
-def vanishing(gradients: Gradients) -> list[str]:
-    """Layers whose gradient is nothing beside those of their tower, at the end."""
-    found = []
-    for tower in ("image", "text"):
-        ends = {
-            layer: norm
-            for layer in tower_layers(gradients.layers, tower)
-            if (norm := gradients.at(layer, 1)) is not None
-        }
-        usual = median(ends.values()) if ends else 0.0
-        found += [layer for layer, norm in ends.items() if usual > 0 and norm < VANISHED * usual]
-    return found
-
-
-def exploding(record: Summary) -> tuple[int, float, float] | None:
-    """The step with the longest gradient beyond the usual, its length and the usual one; the warm-up apart."""
-    warmup = find(record.settings, "warmup") or 0.0
-    steps = [s for s in record.history.steps if s.progress > warmup]
-    if len(steps) < 10:
-        return None
-    usual = median(s.grad_norm for s in steps)
-    longest = max(steps, key=lambda s: s.grad_norm)
+def difficulty_words(num_choices: float | None) -> str:
     return (
-        (longest.step, longest.grad_norm, usual)
-        if usual > 0 and longest.grad_norm > EXPLODED * usual
-        else None
+        f"How often a caption finds its own image among {count(num_choices)}, when the others are easy, medium or hard "
+        "negatives: the thirds of the images whose captions are least, somewhat and most similar (rare words count "
+        "more). The captions decide, not the model."
     )
+
+
+def negatives_section(history: History) -> Section:
+    measured = [e for e in history.evaluations if isinstance(e.recall.get("negatives"), dict)]
+    if not measured:
+        return Section("By difficulty")
+    levels = ("easy", "medium", "hard", "chance")
+    rows = [
+        (f"{name}, step {count(e.step)}", *(find(e.recall, "negatives", level) for level in levels))
+        for name, e in (("first", measured[0]), ("last", measured[-1]))
+    ]
+    columns = columns_of("evaluation, easy: share, medium: share, hard: share, chance: share")
+    table = Table("Accuracy by difficulty", columns, rows if len(measured) > 1 else rows[-1:])
+    words = difficulty_words(find(measured[-1].recall, "negatives", "num_choices"))
+    return Section("By difficulty", [words], tables=[table])

@@ -1,29 +1,26 @@
-"""A report as Markdown: the same sentences and tables, and a curve as a row of small bars."""
+"""A document as Markdown: the same sentences and tables, and a curve as a row of small bars."""
 
 import re
 from collections.abc import Sequence
 
 from lapclip.errors import one_line
-from lapclip.view.charts import Chart, Line
-from lapclip.view.found import Query
-from lapclip.view.section import Section, Table
-from lapclip.view.svg import in_words
+from lapclip.view.document import Chart, Document, Line, Table
 
 BARS = "▁▂▃▄▅▆▇█"
 NUM_BARS = 40
 
 
-def as_markdown(title: str, sections: Sequence[Section]) -> str:
-    blocks = [f"# {inline(title)}"]
-    for section in sections:
+def as_markdown(document: Document) -> str:
+    blocks = [f"# {inline(document.title)}"]
+    for section in document.sections:
         blocks.append(f"## {inline(section.title)}")
         blocks += [inline(sentence) for sentence in section.words]
-        if section.points:
-            blocks.append("\n".join(f"- {inline(point)}" for point in section.points))
-        if section.queries:
-            blocks.append("\n".join(query_line(query) for query in section.queries))
-        if section.charts:
-            blocks.append("\n".join(chart_lines(chart) for chart in section.charts))
+        lists = (
+            [inline(point) for point in section.points],
+            [f"{inline(query.text)}: {inline(query.rank_words)}" for query in section.queries],
+            [chart_line(chart) for chart in section.charts],
+        )
+        blocks += ["\n".join(f"- {line}" for line in lines) for lines in lists if lines]
         blocks += [table_lines(table) for table in section.tables]
         if section.text:
             blocks.append(fenced(section.text))
@@ -40,8 +37,8 @@ def inline(text: str) -> str:
 
 
 def table_lines(table: Table) -> str:
-    marks = ["---:" if table.is_numbers(column) else "---" for column in range(len(table.header))]
-    lines = [row_line(table.header), f"| {' | '.join(marks)} |", *(row_line(row) for row in table.rows)]
+    marks = ["---:" if is_number else "---" for is_number in table.is_number]
+    lines = [row_line(table.header), f"| {' | '.join(marks)} |", *map(row_line, table.cells)]
     note = f"\n\n{inline(table.note)}" if table.note else ""
     return f"**{inline(table.caption)}**\n\n" + "\n".join(lines) + note
 
@@ -50,15 +47,10 @@ def row_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(inline(cell) for cell in cells)} |"
 
 
-def query_line(query: Query) -> str:
-    rank = "not known" if query.rank is None else f"at place {query.rank}"
-    return f"- {inline(query.text)}: its own image {rank}"
-
-
-def chart_lines(chart: Chart) -> str:
+def chart_line(chart: Chart) -> str:
     shown = [line for line in chart.lines if line.look in ("line", "dots")]
     bars = " ".join(f"`{sparkline(line)}`" for line in shown)
-    return f"- {inline(chart.title)}: {bars} {inline(in_words(chart))}"
+    return f"{inline(chart.title)}: {bars} {inline(chart.in_words)}"
 
 
 def sparkline(line: Line) -> str:

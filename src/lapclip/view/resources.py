@@ -1,99 +1,165 @@
-"""What a run cost: the time of a step by part, memory, cores and energy, from the closer looks at single steps."""
+"""What a run cost and what it ran on: the time of a step, memory, cores and energy; settings, machine and versions."""
 
-from lapclip.errors import one_line
-from lapclip.runs.history import Summary, find
-from lapclip.units import NOT_MEASURED, UNKNOWN, duration, energy, number, plural, share, size
-from lapclip.view.section import Section, Table
-from lapclip.view.stretches import Stretches, thinned
+from collections.abc import Sequence
+from typing import Any
+
+from lapclip.config import SETTINGS
+from lapclip.errors import one_line, shortened
+from lapclip.runs.history import Summary
+from lapclip.units import NOT_MEASURED, UNKNOWN, count, duration, energy, number, plural, rate, share, size
+from lapclip.view.document import Section, Table, columns_of, find, shown
+from lapclip.view.learning import Stretches, thinned
+
+MAX_TEXT = 20_000  # characters of the settings file
+TEXTS = columns_of("fact, value")
 
 
-def time_section(record: Summary) -> Section:
-    parts = record.history.mean_parts
+def time_section(summary: Summary) -> Section:
+    parts = summary.history.mean_parts
     if not parts:
         return Section("A step's time")
-    rows = [(name, share(part), duration(seconds)) for name, (part, seconds) in parts.items()]
     largest = max(parts, key=lambda name: parts[name][0])
-    seen = len(record.history.inspections)
-    words = (
-        f"Of a step, {share(parts[largest][0])} is {one_line(largest)}; means over {plural(seen, 'step')}."
-    )
-    return Section("A step's time", [words], tables=[Table("A step's time", ("part", "share", "time"), rows)])
+    seen = plural(len(summary.history.inspections), "step")
+    rows = [(name, part, seconds) for name, (part, seconds) in parts.items()]
+    table = Table("A step's time", columns_of("part, share: share, time: seconds"), rows)
+    words = f"Of a step, {share(parts[largest][0])} is {largest}; means over {seen}."
+    return Section("A step's time", [words], tables=[table])
 
 
-def memory_section(record: Summary) -> Section:
-    kinds, last = record.history.memory_by_kind, record.history.inspected
-    rows = [(name, NOT_MEASURED if n is None else size(n)) for name, n in kinds.items()]
-    if record.history.peak_memory is not None:
-        rows.append(("peak of the process", size(record.history.peak_memory)))
+def memory_section(summary: Summary) -> Section:
+    kinds, last = summary.history.memory_by_kind, summary.history.inspected
+    rows: list[tuple[str, Any]] = [
+        (kind, NOT_MEASURED if held is None else held) for kind, held in kinds.items()
+    ]
+    if summary.history.peak_memory is not None:
+        rows.append(("peak of the process", summary.history.peak_memory))
     if last is not None:
-        rows.append(("it may use", size(last.memory_limit)))
-    words = [
-        "The most of each kind at one moment; the process holds the program and its libraries besides."
-    ] * bool(kinds)
-    return Section("Memory", words, tables=[Table("Memory", ("kind", "most"), rows)] if rows else [])
+        rows.append(("limit", last.memory_limit))
+    words = ["The maximum of each kind; the process also holds the program and its libraries."] * bool(kinds)
+    tables = [Table("Memory", columns_of("kind, maximum: bytes"), rows)] if rows else []
+    return Section("Memory", words, tables=tables)
 
 
-def cores_section(record: Summary) -> Section:
-    readings = record.history.readings
-    shares = record.history.core_shares
-    words = []
+def cores_section(summary: Summary) -> Section:
+    readings, shares, words = summary.history.readings, summary.history.core_shares, []
     if shares:
         words.append(
-            f"On average {sum(shares):.1f} of {len(shares)} cores were busy, with whatever ran besides."
-        )
-    fast, slow = (find(record.machine, f"num_{kind}_cores") for kind in ("performance", "efficiency"))
-    if shares and fast and slow:
-        words.append(
-            f"The chip has {fast:.0f} performance and {slow:.0f} efficiency cores; "
-            "which number is which, the system does not say."
+            f"On average {sum(shares):.1f} of {len(shares)} cores were busy, including other programs."
         )
     if others := readings("other_cores"):
-        words.append(f"Other programs used {sum(others) / len(others):.1f} cores' worth of time.")
+        words.append(f"Other programs used {sum(others) / len(others):.1f} cores.")
     if heat := readings("temperature"):
-        words.append(f"The processor was at most {max(heat):.0f} °C warm.")
+        words.append(f"The processor reached {max(heat):.0f} °C.")
     if (limit := readings("speed_limit")) and min(limit) < 1:
-        words.append(f"The system slowed the processor to {min(limit):.0%} of its speed to cool it.")
+        words.append(f"The system limited the processor to {min(limit):.0%} of its speed to cool it.")
     if len(swapped := readings("swapped_bytes")) > 1 and swapped[-1] - swapped[0] > 1e6:
-        words.append(f"The machine swapped {size(swapped[-1] - swapped[0])}: memory was short.")
-    rows = [(f"core {n}", share(value)) for n, value in enumerate(shares, 1)]
-    return Section("Cores", words, tables=[Table("Cores", ("core", "busy"), rows)] if rows else [])
+        words.append(f"The machine swapped {size(swapped[-1] - swapped[0])}.")
+    rows = [(f"core {n}", value) for n, value in enumerate(shares, 1)]
+    tables = [Table("Cores", columns_of("core, busy: share"), rows)] if rows else []
+    return Section("Cores", words, tables=tables)
 
 
-def energy_section(record: Summary, stretches: Stretches) -> Section:
-    joules = record.history.joules
-    if not record.history.num_steps:
+def energy_section(summary: Summary, stretches: Stretches) -> Section:
+    history = summary.history
+    joules, seconds, recall = history.joules, history.power_seconds, summary.recall_1
+    if not history.num_steps:
         return Section("Energy")
     if joules is None:
         return Section(
             "Energy",
             [f"Energy: {NOT_MEASURED}. No power could be read on this machine, and none is guessed."],
         )
-    of = record.history.power_source
-    watt_hours, seconds = joules / 3600, record.history.power_seconds
+    source = one_line(history.power_source) if history.power_source else "machine; which part is unknown"
     words = [
-        f"{energy(joules)} ({number(watt_hours)} Wh) in {duration(seconds)} over which the power is "
-        f"known, {number(joules / seconds, 1) if seconds else UNKNOWN} W on average: "
-        f"the power of the {one_line(of) if of else 'machine; of what part, is not said'}."
+        f"{energy(joules)} ({number(joules / 3600)} Wh) in {duration(seconds)} over which the power is known, "
+        f"{number(joules / seconds, 1) if seconds else UNKNOWN} W on average: the power of the {source}."
     ]
-    recall, chance = (
-        find(record.history.recall, "text_to_image", "recall@1"),
-        find(record.history.recall, "text_to_image", "chance@1"),
-    )
-    if recall is not None and watt_hours > 0:
-        words.append(
-            f"That is {number(100 * recall / watt_hours, 2)} points of recall@1 per watt-hour "
-            f"(recall@1 {share(recall)}, chance {share(chance)})."
-        )
+    if recall is not None and joules > 0:
+        words.append(f"That is {number(100 * recall / (joules / 3600), 2)} points of recall@1 per watt-hour.")
     rows = [
-        (
-            row.label,
-            energy(row.joules),
-            number(row.joules / row.seconds, 1) if row.joules is not None and row.seconds > 0 else UNKNOWN,
-            share(row.recall),
-        )
-        for row in thinned(stretches.rows)
+        (r.label, r.joules, number(r.joules / r.seconds if r.joules and r.seconds > 0 else None, 1), r.recall)
+        for r in thinned(stretches.rows)
     ]
-    header = (stretches.kind, "energy", "mean W", "recall@1")
+    columns = columns_of(f"{stretches.kind}, energy: joules, mean W: number, recall@1: share")
     return Section(
-        "Energy", words, tables=[Table(f"Energy per {stretches.kind}", header, rows)] if rows else []
+        "Energy", words, tables=[Table(f"Energy per {stretches.kind}", columns, rows)] if rows else []
     )
+
+
+def settings_section(summary: Summary) -> Section:
+    rows = [(name, shown(value), reason_of(summary, name, value)) for name, value in summary.settings.items()]
+    columns = columns_of("setting, value, why")
+    return Section("Settings", tables=[Table("Settings", columns, rows)] if rows else [])
+
+
+def reason_of(summary: Summary, name: str, value: Any) -> str:
+    if name in summary.reasons:
+        return shown(summary.reasons[name], most=200)
+    if name not in SETTINGS:
+        return "a setting of another version"
+    return "default" if SETTINGS[name].field.default == value else "set"
+
+
+def machine_section(summary: Summary) -> Section:
+    facts, started = summary.machine, summary.history.started
+    fast, slow = find(facts, "num_performance_cores"), find(facts, "num_efficiency_cores")
+    kinds = f", {fast:.0f} performance and {slow:.0f} efficiency" if fast and slow else ""
+    cores, memory, caches = find(facts, "num_cores"), find(facts, "memory_bytes"), facts.get("caches")
+    sizes = [f"{one_line(k)} {size(v)}" for k, v in caches.items()] if isinstance(caches, dict) else []
+    rows = [
+        ("chip", facts.get("chip")),
+        ("cores used", count(cores) + kinds if cores else None),
+        ("memory", size(memory) if memory else None),
+        ("caches", ", ".join(sizes) or None),
+        ("system", facts.get("system")),
+        ("Python", facts.get("python")),
+        ("trained on", f"{started.device}, {plural(started.threads, 'thread')}" if started else None),
+        ("measured by bench", f"{rate(summary.bench_speed)} pairs/s" if summary.bench_speed else None),
+    ]
+    return Section("Machine", tables=table_of("Machine", rows))
+
+
+def table_of(caption: str, rows: Sequence[tuple[str, Any]]) -> list[Table]:
+    """A table of the facts that are known."""
+    known = [(name, value) for name, value in rows if value not in (None, "")]
+    return [Table(caption, TEXTS, known)] if known else []
+
+
+def provenance_section(summary: Summary) -> Section:
+    facts, history = summary.machine, summary.history
+    versions = facts.get("versions")
+    rows = [
+        *((name, facts.get(name)) for name in ("lapclip", "commit", "data")),
+        *((name, summary.settings.get(name)) for name in ("source", "seed")),
+        ("Python", facts.get("python")),
+        *(sorted(versions.items()) if isinstance(versions, dict) else [("torch", facts.get("torch"))]),
+    ]
+    if not summary.config[0]:
+        words = ["The settings of this run could not be read, so it cannot be repeated from this page."]
+    else:
+        words = [f"`lapclip train --config {one_line(summary.run.path)}/config.toml` repeats it."]
+        if find(summary.settings, "minutes") is not None and history.num_steps:
+            words.append(
+                "Its budget is time, so another machine, or this one on another day, makes more steps or fewer; "
+                f"`--steps {history.num_steps}` makes as many as here."
+            )
+        elif summary.settings.get("device") == "cpu":
+            words.append(
+                "On a CPU, with the same versions and threads, the same seed gives the same numbers."
+            )
+    text = summary.config[0][:MAX_TEXT]
+    return Section("To repeat it", words, tables=table_of("What it depends on", rows), text=text)
+
+
+def warnings_section(summary: Summary) -> Section:
+    seen: dict[tuple[str, str], list[int]] = {}
+    for warned in summary.history.warnings:
+        seen.setdefault((one_line(warned.message), one_line(warned.hint)), []).append(warned.step)
+    rows = [
+        (steps[0], len(steps), shortened(message, 300), shortened(hint, 300))
+        for (message, hint), steps in list(seen.items())[:50]
+    ]
+    if not rows:
+        return Section("Warnings", ["None."] if summary.history.num_steps else [])
+    columns = columns_of("step: count, times: count, warning, what to do")
+    return Section("Warnings", tables=[Table("Warnings", columns, rows)])

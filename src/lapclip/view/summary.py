@@ -1,209 +1,208 @@
-"""A run in words: what was trained on what, what it came to and what limited it.
+"""The report of a run, or of several side by side: what was trained on what, what it came to, and where to go on.
 
-Each sentence stands only where the run's data carries it.
+Each sentence stands only where the run's data supports it. Problems are not searched for here: the run's own
+`Warned` events say them.
 """
 
+import dataclasses
 import math
-from collections import Counter
-from dataclasses import dataclass
-from statistics import median
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from lapclip.errors import code, one_line, shortened
-from lapclip.runs.events import Evaluated
-from lapclip.runs.history import Summary, find
-from lapclip.units import count, duration, epochs, listed, plural, rate, share, size, times
+from lapclip.runs.history import Summary, summarize
+from lapclip.runs.run import Run
+from lapclip.runs.status import MACHINE
+from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, plural, rate, share, times
+from lapclip.view.charts import charts_of, name_of, overlaid, phases_in_words
+from lapclip.view.document import KINDS, Document, Section, Table, columns_of, find, finite, shown
+from lapclip.view.html import write_html
+from lapclip.view.learning import (
+    found_section,
+    gradients_section,
+    negatives_section,
+    phases_of,
+    phases_section,
+    stretches_of,
+    stretches_section,
+)
+from lapclip.view.resources import (
+    cores_section,
+    energy_section,
+    machine_section,
+    memory_section,
+    provenance_section,
+    settings_section,
+    time_section,
+    warnings_section,
+)
 
-LEAST_EVALUATIONS = 4
-CLEARLY_RISEN = 0.03  # of the held-out loss, over its lowest
-SLOWER = 0.85  # of the speed at the start
-NEAR_LIMIT = 0.9  # of the memory it may use
-WAITS = 0.1  # share of time spent waiting for data that is worth a word
-# The warnings that say most about a result, the gravest first.
-GRAVEST = (
-    "collapsed", "exploding-gradients", "vanishing-gradients", "over-fitting", "scale-pinned", "data-bound",
-    "memory-near-limit", "slower", "slept", "duplicate-captions", "small-pool", "lr-still-high",
-    "loss-rises-recall-too",
-)  # fmt: skip
+MIN_EVALUATIONS = 4
+MAX_ADVICE = 3  # hints of warnings
+FOOTER = "Written by lapclip from what the run recorded while it trained."
 
 
-def sentences(record: Summary) -> list[str]:
+def write_report(run: Run) -> Path:
+    """Writes `report.html` into the run folder."""
+    return write_html(document_of([summarize(run)]), run.path / "report.html")
+
+
+def document_of(summaries: Sequence[Summary]) -> Document:
+    """The report of a run, or of several side by side."""
+    if len(summaries) > 1:
+        title = " | ".join(name_of(summary) for summary in summaries)
+        return Document(title, "lapclip report", "", with_content(compared(summaries)), footer=FOOTER)
+    (summary,) = summaries
+    facts = [
+        summary.settings.get("size"),
+        summary.settings.get("source"),
+        summary.machine.get("chip"),
+        summary.state,
+    ]
+    about = " · ".join(shortened(one_line(fact), 80) for fact in facts if fact)
+    sections = with_content(sections_of(summary))
+    return Document(one_line(summary.run.name), "lapclip report", about, sections, tiles_of(summary), FOOTER)
+
+
+def with_content(sections: Sequence[Section]) -> list[Section]:
+    return [section for section in sections if section.has_content]
+
+
+def sections_of(summary: Summary) -> list[Section]:
+    """Everything there is to say about one run, in the order it is read."""
+    history, stretches = summary.history, stretches_of(summary.history)
+    return [
+        Section("Summary", sentences(summary)),
+        Section("What to try next", points=suggestions(summary)),
+        found_section(summary),
+        Section("Curves", phases_in_words(summary), charts=charts_of(summary)),
+        stretches_section(history, stretches),
+        phases_section(history, stretches.kind),
+        gradients_section(history),
+        negatives_section(history),
+        time_section(summary),
+        memory_section(summary),
+        cores_section(summary),
+        energy_section(summary, stretches),
+        warnings_section(summary),
+        settings_section(summary),
+        machine_section(summary),
+        provenance_section(summary),
+    ]
+
+
+def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
+    """The numbers one asks for first."""
+    history = summary.history
+    found, started, evaluated = (
+        (history.recall or {}).get("text_to_image", {}),
+        history.started,
+        history.evaluated,
+    )
+    loss = f"validation {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else "training"
+    batch = f"batches of {count(started.batch_size)}" if started else ""
+    tiles = [
+        ("recall@1", share(found.get("recall@1")), f"chance {share(found.get('chance@1'))}"),
+        ("recall@10", share(found.get("recall@10")), f"chance {share(found.get('chance@10'))}"),
+        ("loss", number(history.recently("loss")), loss),
+        ("training time", duration(history.seconds if history.step else None), plural(history.num_steps, "step")),
+        ("pairs per second", rate(history.pairs_per_second), batch),
+    ]  # fmt: skip
+    return [tile for tile in tiles if tile[1] != UNKNOWN]
+
+
+def sentences(summary: Summary) -> list[str]:
     """The summary, what matters most first."""
-    said = [what_and_how_long(record), how_it_ended(record), result(record), whether_it_improved(record)]
-    said += [validation(record), *limits(record), interruptions(record), warnings(record)]
+    said = [
+        what_and_how_long(summary),
+        how_it_ended(summary),
+        result(summary),
+        trend(summary),
+        validation(summary),
+    ]
+    said += [speed(summary), interruptions(summary), warnings(summary)]
     return [sentence for sentence in said if sentence]
 
 
-def what_and_how_long(record: Summary) -> str:
-    settings, history, started = record.settings, record.history, record.history.started
-    size_name, source = settings.get("size"), settings.get("source")
-    model = f"A {code(size_name)} model" if size_name else "A model"
-    parameters = f" of {count(started.num_parameters)} parameters" if started else ""
-    on = f" on {code(source)}" if source else ""
+def what_and_how_long(summary: Summary) -> str:
+    settings, history, started = summary.settings, summary.history, summary.history.started
+    model = f"A {code(settings['size'])} model" if settings.get("size") else "A model"
+    on = f" on {code(settings['source'])}" if settings.get("source") else ""
     if started is None:
         return f"{model}{on} was prepared, but no training was recorded."
-    pairs = f", {count(started.num_train)} pairs"
-    last = record.history.step
-    if last is None and not record.history.finished:
-        return f"{model}{parameters}{on}{pairs}: training began, and no step was recorded."
-    seen = (record.history.finished or last).num_pairs_seen  # type: ignore[union-attr]
-    over = seen / started.num_train if started.num_train else 0.0
+    model += f" of {count(started.num_parameters)} parameters"
+    on += f", {count(started.num_train)} pairs"
+    if history.newest is None:
+        return f"{model}{on}: training began, and no step was recorded."
+    over = epochs(history.num_pairs_seen / started.num_train if started.num_train else 0.0)
     return (
-        f"{model}{parameters} was trained{on}{pairs}, in batches of {count(started.batch_size)}: "
-        f"{plural(record.history.num_steps, 'step')}, {count(seen)} pairs or {epochs(over)} times over the data, in "
-        f"{duration(history.seconds)} of training on {code(started.device)} ({rate(history.pairs_per_second)} pairs/s)."
+        f"{model} was trained{on}, in batches of {count(started.batch_size)}: {plural(history.num_steps, 'step')}, "
+        f"{count(history.num_pairs_seen)} pairs or {over} times over the data, in {duration(history.seconds)} of "
+        f"training on {code(started.device)} ({rate(history.pairs_per_second)} pairs/s)."
     )
 
 
-def how_it_ended(record: Summary) -> str:
-    history = record.history
-    done = f" at {history.step.progress:.0%} of its budget" if history.step else ""
-    saved = f"the last checkpoint is of step {count(history.saved.step)}" if history.saved else ""
-    match record.state:
+def how_it_ended(summary: Summary) -> str:
+    history = summary.history
+    done = f" at {history.progress:.0%} of its budget" if history.step else ""
+    saved = (
+        f"the last checkpoint is of step {count(history.saved.step)}"
+        if history.saved
+        else "nothing had been saved"
+    )
+    match summary.state:
         case "finished":
             return "It used up its budget."
-        case "stopped":
-            if not record.history.num_steps:
-                return "It was stopped before its first step." if history.started else ""
+        case "stopped" if history.num_steps:
             return f"It was stopped{done}; everything until then is saved."
-        case "failed":
-            why = shortened(one_line(record.failed.message if record.failed else "").rstrip("."))
-            return f"It failed{done}: {why}" + (f"; {saved}." if saved else "; nothing had been saved.")
+        case "stopped" if history.started:
+            return "It was stopped before its first step."
+        case "failed" if summary.failed:
+            return f"It failed{done}: {shortened(one_line(summary.failed.message).rstrip('.'))}; {saved}."
         case "crashed":
-            kept = f"; {saved}" if saved else "; nothing had been saved"
             return (
-                f"Its process ended without a word{done}, killed or with the machine{kept}. "
-                "What follows is what it had written down until then."
+                f"Its process ended unexpectedly{done}, killed or with the machine; {saved}. "
+                "What follows is what it had recorded until then."
             )
         case "running":
-            return f"It is still running{done}: this is how it stands now."
+            return f"It is still running{done}: this is its state now."
         case "paused" if history.paused:
             return f"It is paused{done}: {shortened(one_line(history.paused.reason))}."
     return ""
 
 
-def result(record: Summary) -> str:
-    recall = record.history.recall
-    found, chance = find(recall, "text_to_image", "recall@1"), find(recall, "text_to_image", "chance@1")
-    if found is None:
-        if not record.history.num_steps:
-            return ""
-        return (
-            "It was never evaluated, so how well it finds is not known; `lapclip eval` measures a checkpoint."
+def result(summary: Summary) -> str:
+    history, recall = summary.history, summary.history.recall
+    if recall is None:
+        return "It was never evaluated; `lapclip eval` measures a checkpoint." if history.num_steps else ""
+    said = recall_words(recall, recall["num_images"])
+    if history.best_step not in (None, history.num_steps) and len(history.evaluations) > 1:
+        said += (
+            f" That is step {count(history.best_step)}, the best of {len(history.evaluations)} evaluations."
         )
-    among = find(recall, "num_images")
-    images = f" among {count(among)}" if among else ""
-    said = f"Words find their image{images} first in {share(found)} of cases (chance {share(chance)})"
-    ten, chance = (find(recall, "text_to_image", name) for name in ("recall@10", "chance@10"))
-    if ten is not None:
-        said += f" and within the first ten in {share(ten)} (chance {share(chance)})"
-    back = find(recall, "image_to_text", "recall@1")
-    if back is not None:
-        said += f"; images find their words first in {share(back)}"
-    if (
-        record.history.best_step is not None
-        and record.history.best_step != record.history.num_steps
-        and len(record.history.evaluations) > 1
-    ):
-        num_evaluations = len(record.history.evaluations)
-        said += f". That is step {count(record.history.best_step)}, the best of {num_evaluations} evaluations"
-    if is_guessable(record):
-        said += ". Where guessing is right so often, that says nothing"
-    elif is_near_chance(record):
-        said += ". This is hardly more than guessing"
-    return said + "."
-
-
-def whether_it_improved(record: Summary) -> str:
-    change = last_quarter(record)
-    if change is None:
-        return ""
-    said = f"from {share(change.before)} at step {count(change.step_before)} to {share(change.after)}"
-    points = f"{100 * change.noise:.1f} points"
-    if change.direction > 0:
-        return f"It was still improving at the end: recall@1 rose {said}."
-    if change.direction < 0:
-        return f"It became worse at the end: recall@1 fell {said}, more than chance explains ({points})."
-    return (
-        f"It was no longer clearly improving at the end: recall@1 went {said}, "
-        f"and chance alone may move it by {points}."
-    )
-
-
-def validation(record: Summary) -> str:
-    rise = validation_rise(record)
-    if rise is not None:
-        said = (
-            f"The held-out loss was lowest at step {count(rise.step_before)} ({rise.before:.3f}) and rose "
-            f"to {rise.after:.3f}"
-        )
-        quarter = last_quarter(record)
-        if quarter and quarter.direction > 0:
-            return f"{said}, while recall still rose."
-        if has_training_loss_fallen(record, rise):
-            return f"{said} while the training loss fell: it began to learn the training pairs by heart."
-        return f"{said}."
-    losses = [e.loss for e in record.history.evaluations if e.loss is not None]
-    return "The held-out loss did not rise." if len(losses) >= 3 else ""
-
-
-def limits(record: Summary) -> list[str]:
-    said = []
-    waiting = record.history.data_share
-    if waiting is not None and len(record.history.steps) > 3:
-        if waiting >= WAITS:
-            said.append(f"Data limited it: {share(waiting)} of the time it waited for the next batch.")
-        else:
-            said.append(
-                f"Computing limited it, not data: {share(waiting)} of the time it waited for a batch."
-            )
-    slower = slowdown(record)
-    if slower is not None:
-        said.append(
-            f"It became slower: from {rate(slower.before)} to {rate(slower.after)} pairs/s over the same kind of step."
-        )
-    if (bench := record.bench_speed) and record.history.pairs_per_second:
-        said.append(
-            f"`lapclip bench` had measured {rate(bench)} pairs/s; "
-            f"it ran at {record.history.pairs_per_second / bench:.0%} of that."
-        )
-    if memory := memory_share(record):
-        said.append(f"Memory came near its limit: {size(memory[0])} of the {size(memory[1])} it may use.")
     return said
 
 
-def interruptions(record: Summary) -> str:
-    parts = []
-    resumed = len(record.history.starts) - 1
-    if resumed > 0:
-        parts.append(f"it was taken up again {times(resumed)}")
-    waited = [pause.seconds for pause in record.history.pauses if pause.seconds is not None]
-    if record.history.pauses:
-        seconds = f", {duration(sum(waited))} in all, not counted as training" if waited else ""
-        parts.append(f"it paused {times(len(record.history.pauses))}{seconds}")
-    return f"On the way {listed(parts)}." if parts else ""
+def recall_words(recall: Any, num_images: float) -> str:
+    """The recall in both directions, with what chance would give."""
+    found, back = recall["text_to_image"], recall["image_to_text"]
+    return (
+        f"Text → image: the correct one of {count(num_images)} images comes first in {share(found['recall@1'])} of "
+        f"cases (chance {share(found['chance@1'])}) and within the first ten in {share(found['recall@10'])} "
+        f"(chance {share(found['chance@10'])}). Image → text: the correct caption comes first in "
+        f"{share(back['recall@1'])}."
+    )
 
 
-def warnings(record: Summary) -> str:
-    """How many there were, and the gravest one."""
-    seen = record.history.warnings
-    if not seen:
-        return ""
-    gravest = min(seen, key=lambda w: GRAVEST.index(w.kind) if w.kind in GRAVEST else len(GRAVEST))
-    different = len(Counter(w.kind or w.message for w in seen))
-    rest = f"{plural(different, 'kind')} of warning" if different > 1 else "One warning"
-    which = ", the gravest" if different > 1 else ""
-    return f"{rest}{which}: {shortened(one_line(gravest.message))} (step {count(gravest.step)})."
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Change:
-    """A number then and later, with the steps."""
+    """Recall@1 over the last quarter of a run."""
 
     step_before: int
     before: float
-    step_after: int
     after: float
-    noise: float = 0.0  # what chance alone may change it by
+    noise: float  # two standard errors
 
     @property
     def direction(self) -> int:
@@ -212,77 +211,220 @@ class Change:
         return 0 if abs(difference) <= self.noise else 1 if difference > 0 else -1
 
 
-def recall_1(evaluated: Evaluated) -> float | None:
-    return find(evaluated.recall, "text_to_image", "recall@1")
-
-
-def last_quarter(record: Summary) -> Change | None:
-    """How recall@1 changed over the last quarter of the run; two standard errors count as noise."""
-    known = [(e.step, r, e) for e in record.history.evaluations if (r := recall_1(e)) is not None]
-    if len(known) < LEAST_EVALUATIONS:
+def last_quarter(summary: Summary) -> Change | None:
+    known = [(e.step, e.recall["text_to_image"]["recall@1"], e) for e in summary.history.evaluations]
+    if len(known) < MIN_EVALUATIONS:
         return None
     step, after, evaluated = known[-1]
     earlier = [k for k in known[:-1] if k[0] <= 0.75 * step]
-    num_captions = find(evaluated.recall, "num_captions") or 0
+    num_captions = evaluated.recall["num_captions"]
     if not earlier or num_captions < 1:
         return None
     step_before, before, _ = earlier[-1]
-    middle = (before + after) / 2
-    noise = 2 * math.sqrt(max(middle * (1 - middle), 1 / num_captions) / num_captions)
-    return Change(step_before, before, step, after, noise)
+    mean = (before + after) / 2
+    noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_captions) / num_captions)
+    return Change(step_before, before, after, noise)
 
 
-def validation_rise(record: Summary) -> Change | None:
-    """From the lowest held-out loss to the last, if it has clearly risen."""
-    losses = [
-        (e.step, e.loss) for e in record.history.evaluations if e.loss is not None and math.isfinite(e.loss)
-    ]
+def trend(summary: Summary) -> str:
+    change = last_quarter(summary)
+    if change is None:
+        return ""
+    said = f"from {share(change.before)} at step {count(change.step_before)} to {share(change.after)}"
+    points = f"{100 * change.noise:.1f} points"
+    if change.direction > 0:
+        return f"It was still improving at the end: recall@1 rose {said}."
+    if change.direction < 0:
+        return f"It became worse at the end: recall@1 fell {said}, more than noise explains ({points})."
+    return (
+        f"It was no longer clearly improving at the end: recall@1 went {said}, within the noise of {points}."
+    )
+
+
+def validation(summary: Summary) -> str:
+    losses = [(e.loss, e.step) for e in summary.history.evaluations if e.loss is not None]
     if len(losses) < 3:
-        return None
-    low_step, low = min(losses, key=lambda pair: pair[1])
-    last_step, last = losses[-1]
-    return Change(low_step, low, last_step, last) if last > low + CLEARLY_RISEN * abs(low) else None
+        return ""
+    lowest, step = min(losses)
+    if (lowest, step) == losses[-1]:
+        return f"The validation loss was lowest at the end ({lowest:.3f})."
+    return f"The validation loss was lowest at step {count(step)} ({lowest:.3f}) and ended at {losses[-1][0]:.3f}."
 
 
-def has_training_loss_fallen(record: Summary, since: Change) -> bool:
-    """Whether the training loss is clearly lower at the end than around the earlier step."""
-    steps = list(record.history.steps)
-    near = max(1, since.step_after // 20)
-    then = [s.loss for s in steps if abs(s.step - since.step_before) <= near]
-    now = [s.loss for s in steps if s.step > since.step_after - 2 * near]
-    return bool(then and now) and median(now) < (1 - CLEARLY_RISEN) * median(then)
+def speed(summary: Summary) -> str:
+    waiting, pairs, bench = summary.history.data_share, summary.history.pairs_per_second, summary.bench_speed
+    said = [f"It waited for data {share(waiting)} of the time"] if waiting is not None else []
+    if bench and pairs:
+        said.append(
+            f"it ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s that `lapclip bench` had measured"
+        )
+    return "; ".join(said)[:1].upper() + "; ".join(said)[1:] + "." if said else ""
 
 
-def slowdown(record: Summary) -> Change | None:
-    """Pairs a second early and late, while it looked at the same share of each image; None when not slower."""
-    whole_from = find(record.settings, "whole_from")
-    keeps = find(record.settings, "keep_patches")
-    end = whole_from if whole_from and keeps is not None and keeps < 1 else 1.1
-    steps = [s for s in record.history.steps if s.progress < end]
-    if len(steps) < 40:
-        return None
-    fifth = len(steps) // 5
-    early, late = steps[fifth // 2 : fifth + fifth // 2], steps[-fifth:]
-    before, after = (median(s.pairs_per_second for s in part) for part in (early, late))
-    return Change(early[0].step, before, late[-1].step, after) if after < SLOWER * before else None
+def interruptions(summary: Summary) -> str:
+    history, parts = summary.history, []
+    if len(history.starts) > 1:
+        parts.append(f"it was resumed {times(len(history.starts) - 1)}")
+    if history.pauses:
+        waited = [pause.seconds for pause in history.pauses if pause.seconds is not None]
+        seconds = f", {duration(sum(waited))} in all, not counted as training" if waited else ""
+        parts.append(f"it paused {times(len(history.pauses))}{seconds}")
+    return f"Meanwhile {listed(parts)}." if parts else ""
 
 
-def memory_share(record: Summary) -> tuple[int, int] | None:
-    """Most memory used and what it may use, when these came close."""
-    last = record.history.inspected
-    if last is None or last.memory_limit <= 0 or last.memory_peak < NEAR_LIMIT * last.memory_limit:
-        return None
-    return last.memory_peak, last.memory_limit
+def warnings(summary: Summary) -> str:
+    """How many kinds there were, and the last one."""
+    kinds = {warned.kind or warned.message: warned for warned in summary.history.warnings}
+    if not kinds:
+        return ""
+    last = summary.history.warnings[-1]
+    which = "One warning" if len(kinds) == 1 else f"{len(kinds)} kinds of warning, the last one"
+    return f"{which}: {shortened(one_line(last.message))} (step {count(last.step)})."
 
 
-def is_guessable(record: Summary) -> bool:
-    """Whether the pool is so small, or its captions so alike, that guessing is right as often as not."""
-    chance = find(record.history.recall, "text_to_image", "chance@1")
-    return chance is not None and chance >= 0.5
+def suggestions(summary: Summary) -> list[str]:
+    """What to try next, most useful first; commands as one would type them."""
+    history, name = summary.history, one_line(summary.run.reference)
+    resume, said = f"lapclip train --resume {name}", []
+    hints = list({warned.kind or warned.message: warned.hint for warned in history.warnings}.values())
+    if summary.state in ("stopped", "crashed"):
+        said.append(f"Continue from its last checkpoint: {code(resume)}.")
+    if summary.failed:
+        hints.append(summary.failed.hint)
+    for hint in (shortened(one_line(hint)).rstrip(".") for hint in hints[-MAX_ADVICE:]):
+        said += [f"{hint[:1].upper()}{hint[1:]}."] if hint else []
+    change = last_quarter(summary)
+    if summary.state == "finished" and change and change.direction > 0:
+        said.append(f"Train as long again, it was still improving: {code(resume + doubled(summary))}.")
+    if summary.state == "finished":
+        said.append(f"Measure it in full: {code(f'lapclip eval {name}')}.")
+    return said
 
 
-def is_near_chance(record: Summary) -> bool:
-    """Whether it found hardly more than guessing would."""
-    found = find(record.history.recall, "text_to_image", "recall@10")
-    chance = find(record.history.recall, "text_to_image", "chance@10")
-    return found is not None and chance is not None and found < min(0.9, 2 * chance)
+def doubled(summary: Summary) -> str:
+    """The flag that doubles a run's budget."""
+    for budget in ("minutes", "epochs", "steps"):
+        if (amount := find(summary.settings, budget)) is not None:
+            return f" --{budget} {2 * amount:.0f}" if budget == "steps" else f" --{budget} {2 * amount:g}"
+    return ""
+
+
+def compared(summaries: Sequence[Summary]) -> list[Section]:
+    """Several runs side by side."""
+    differing = differing_table(summaries)
+    nothing = [] if differing.rows else ["Nothing: settings and machine are the same."]
+    return [
+        Section("Summary", comparison_words(summaries), tables=[results_table(summaries)]),
+        Section("What differs", nothing, tables=[differing] if differing.rows else []),
+        Section("Curves", charts=overlaid(summaries)),
+        *(Section(name_of(summary), sentences(summary)) for summary in summaries),
+    ]
+
+
+def differing_table(summaries: Sequence[Summary]) -> Table:
+    """Settings and facts that are not the same in all runs."""
+    names = list(dict.fromkeys(name for summary in summaries for name in summary.settings))
+    rows = [
+        *((name, *(shown(summary.settings.get(name)) for summary in summaries)) for name in names),
+        *((name, *(shown(summary.machine.get(name)) for summary in summaries)) for name in MACHINE),
+    ]
+    columns = dict.fromkeys(
+        ["setting", *(f"{n} {name_of(s)}" for n, s in enumerate(summaries, 1))], KINDS[""]
+    )
+    return Table("What differs", columns, [row for row in rows if len(set(row[1:])) > 1])
+
+
+RESULTS = columns_of(
+    "run, state, recall@1: share, chance: share, recall@10: share, last loss: number, validation loss: number, "
+    "steps: count, epochs: number, time: seconds, pairs/s: rate, peak memory: bytes, energy: joules, warnings: count"
+)
+
+
+def results_table(summaries: Sequence[Summary]) -> Table:
+    rows = []
+    for summary in summaries:
+        history = summary.history
+        found, step = (history.recall or {}).get("text_to_image", {}), history.step
+        row = (code(name_of(summary)), summary.state, *map(found.get, ("recall@1", "chance@1", "recall@10")))
+        row += (
+            step.loss if step else None,
+            history.evaluated.loss if history.evaluated else None,
+            history.num_steps,
+        )
+        row += (epochs(history.num_epochs), history.seconds, history.pairs_per_second, history.peak_memory)
+        rows.append((*row, history.joules, len(history.warnings)))
+    return Table("Results", RESULTS, rows, "recall: text → image, of each run's best checkpoint")
+
+
+def comparison_words(summaries: Sequence[Summary]) -> list[str]:
+    """Which run is best, and whether it is fair to say so."""
+    found = [
+        (summary.recall_1, summary, summary.history.recall) for summary in summaries if summary.history.recall
+    ]
+    sizes = {recall["num_images"] for _, _, recall in found}
+    sources = {one_line(summary.machine["data"]) for _, summary, _ in found if summary.machine.get("data")}
+    words = []
+    if len(sizes) > 1:
+        words.append("Their validation sets differ in size, so their recall cannot be compared.")
+    elif len(sources) > 1:
+        words.append("They have different data and different validation sets, so recall cannot be compared.")
+    elif len(found) > 1:
+        (best, winner, recall), *rest = sorted(found, key=lambda row: -(row[0] or 0))
+        second = rest[0][0]
+        assert best is not None and second is not None and recall is not None, "they have recall"
+        others = listed([f"{code(name_of(summary))} has {share(value)}" for value, summary, _ in rest])
+        is_tie = best == second
+        words.append(
+            f"{code(name_of(winner))} {'ties for' if is_tie else 'has'} the best recall@1, {share(best)}; {others}."
+        )
+        captions = recall["num_captions"]
+        if captions and 0 < best - second < 2 * (best * (1 - best) * 2 / captions) ** 0.5:
+            words.append(f"Over {count(captions)} captions that difference may be noise.")
+    for summary in summaries:
+        if summary.state not in ("finished", "stopped"):
+            words.append(f"{code(name_of(summary))} is {summary.state}: its numbers are of what it had done.")
+    return words
+
+
+def as_numbers(summaries: Sequence[Summary]) -> dict[str, Any]:
+    """The report as one JSON object; what is not known is null."""
+    return {"runs": [finite(numbers_of(summary)) for summary in summaries]}
+
+
+def numbers_of(summary: Summary) -> dict[str, Any]:
+    history, stretches = summary.history, stretches_of(summary.history)
+    joules, recall = history.joules, summary.recall_1
+    return {
+        "name": one_line(summary.run.name),
+        "path": str(summary.run.path),
+        "state": summary.state,
+        "summary": sentences(summary),
+        "suggestions": suggestions(summary),
+        "steps": history.num_steps,
+        "epochs": history.num_epochs,
+        "seconds": history.seconds,
+        "num_pairs_seen": history.num_pairs_seen,
+        "pairs_per_second": history.pairs_per_second,
+        "peak_memory_bytes": history.peak_memory,
+        "num_parameters": history.started.num_parameters if history.started else None,
+        "loss": history.recently("loss"),
+        "validation_loss": history.evaluated.loss if history.evaluated else None,
+        "recall": history.recall,
+        "best_step": history.best_step,
+        "data_share": history.data_share,
+        "joules": joules,
+        "power_of": history.power_source,
+        "recall@1_per_watt_hour": recall / (joules / 3600) if joules and recall is not None else None,
+        "stretch": stretches.kind,
+        "stretches": [dataclasses.asdict(row) for row in stretches.rows],
+        "phases": [dataclasses.asdict(p) | {"slope": p.slope} for p in phases_of(history, stretches.kind)],
+        "step_parts": {name: {"share": part, "seconds": s} for name, (part, s) in history.mean_parts.items()},
+        "memory": history.memory_by_kind,
+        "cores": history.core_shares,
+        "warnings": [
+            {"step": w.step, "kind": w.kind, "message": w.message, "hint": w.hint} for w in history.warnings
+        ],
+        "settings": summary.settings,
+        "reasons": summary.reasons,
+        "machine": {name: value for name, value in summary.machine.items() if name != "reasons"},
+    }
