@@ -120,7 +120,7 @@ def start(
 def name_of_source(source: str) -> str:
     """What a run over a source is called; a source that is not there is an error at once."""
     from lapclip.data.formats.detect import not_there
-    from lapclip.data.formats.patterns import is_shards
+    from lapclip.data.formats.remote import is_shards
     from lapclip.data.open import parse_source, plain_name
 
     for name, _ in parse_source(source):

@@ -1,6 +1,6 @@
 """What a source holds, before any image is opened: a name and captions for each image, and how to read its bytes.
 
-Every kind of source is turned into one `Catalogue`; everything after that knows no kinds.
+Every format is turned into one `Catalogue`; everything after that knows no formats.
 """
 
 import re
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from lapclip.data.files import FileReader, Kind, Problem
 from lapclip.errors import UserError, shortened
 
 Side = Literal["train", "validation", "test"]
@@ -19,23 +20,24 @@ SIDES: dict[str, Side] = {
     "test": "test", "testing": "test",
 }  # fmt: skip
 
-MOST_CHARACTERS = 10_000  # of a caption; no text tower reads further
-NUM_NAMED = 100  # of each kind of problem; all are counted
-UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\s\ufeff\ufffe\uffff\ud800-\udfff]+")
+MAX_CHARACTERS = 10_000  # of a caption; no text tower reads further
+MAX_CLASSES = 10_000
+NUM_NAMED = 100  # examples of each problem; all are counted
+INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\s\ufeff\ufffe\uffff\ud800-\udfff]+")
 
 
 class Reader(Protocol):
     """Reads the bytes of images by number. It can be sent to another process."""
 
     def read(self, index: int) -> bytes:
-        """The encoded image; OSError or ValueError, in words, when it cannot be had."""
+        """The encoded image; OSError or ValueError, in words, when it cannot be read."""
 
     def stamp(self, index: int) -> str:
-        """Changes whenever the image may have; found without reading it, empty when it is gone."""
+        """Changes whenever the image may have changed; known without reading it, empty when it is gone."""
 
 
 @dataclass(frozen=True)
-class Chosen:
+class Subset:
     """Some of a reader's images."""
 
     reader: Reader
@@ -50,7 +52,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Options:
-    """How a person asked for a source to be read; None means "look and decide"."""
+    """How a person asked for a source to be read; None means "detect it"."""
 
     format: str | None = None
     images: str | None = None  # the folder that names in a table are relative to
@@ -60,15 +62,20 @@ class Options:
 
 @dataclass
 class Problems:
-    """What was left out or mended while opening, counted by kind, the first of each kind by name."""
+    """What was omitted or repaired while opening, counted by message, with its kind and the first names."""
 
     counts: Counter[str] = field(default_factory=Counter)
     names: dict[str, list[str]] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)
 
-    def add(self, what: str, name: str) -> None:
+    def add(self, kind: Kind, what: str, name: str) -> None:
         self.counts[what] += 1
+        self.kinds[what] = kind
         if self.counts[what] <= NUM_NAMED:
             self.names.setdefault(what, []).append(shortened(name))
+
+    def of_kind(self, *kinds: Kind) -> list[str]:
+        return [what for what, kind in self.kinds.items() if kind in kinds]
 
 
 @dataclass
@@ -76,7 +83,7 @@ class Catalogue:
     """Images by number: lists and fields of the same length."""
 
     name: str  # as the person wrote the source
-    format: str  # a key of `FORMATS`
+    format: str  # as `--format` takes it
     reader: Reader
     names: list[str]  # what a person calls the image: its path within the source, mostly
     captions: list[list[str]]  # at least one each, cleaned
@@ -95,60 +102,84 @@ class Gathering:
     def __init__(self) -> None:
         self.index: dict[str, int] = {}
         self.captions: list[list[str]] = []
+        self.paths: list[str] = []  # empty for images that are not files
         self.sides: list[Side | None] = []
         self.labels: list[str | None] = []
+        self.missing: dict[str, Problem] = {}
         self.problems = Problems()
 
     def add(
-        self, name: str, captions: Iterable[str], *, side: Side | None = None, label: str | None = None
-    ) -> int:
+        self, name: str, captions: Iterable[str], *,
+        path: str = "", side: Side | None = None, label: str | None = None,
+    ) -> int:  # fmt: skip
         """Adds captions to the image of that name; returns its number."""
         number = self.index.setdefault(name, len(self.captions))
         if number == len(self.captions):
             self.captions.append([])
+            self.paths.append(path)
             self.sides.append(side)
             self.labels.append(label)
         own = self.captions[number]
         for caption in captions:
             cleaned = clean_caption(caption)
-            if not cleaned:
-                self.problems.add("has an empty caption", name)
-            elif len(cleaned) > MOST_CHARACTERS:
-                self.problems.add(
-                    f"has a caption of more than {MOST_CHARACTERS:,} characters; it was cut", name
-                )
-                own.append(cleaned[:MOST_CHARACTERS])
+            if len(cleaned) > MAX_CHARACTERS:
+                what = f"has a caption of more than {MAX_CHARACTERS:,} characters; it was cut"
+                self.problems.add("repaired", what, name)
+            if cleaned:
+                own.append(cleaned[:MAX_CHARACTERS])
             else:
-                own.append(cleaned)
+                self.problems.add("incomplete", "has an empty caption", name)
         return number
 
-    def catalogue(self, name: str, format: str, reader: Reader) -> Catalogue:
+    def add_file(
+        self, name: str, found: str | Problem, captions: Iterable[str], *,
+        side: Side | None = None, label: str | None = None,
+    ) -> None:  # fmt: skip
+        """Adds captions to an image that is a file, or notes why there is no such file."""
+        if not isinstance(found, Problem):
+            self.add(name, captions, path=found, side=side, label=label)
+        elif name not in self.missing:
+            self.missing[name] = found
+            self.problems.add(*found, name)
+
+    def catalogue(self, name: str, format: str, reader: Reader | None = None) -> Catalogue:
         """All images with a caption; the numbers of `reader` are those that `add` returned."""
-        names = list(self.index)
+        if self.missing and not self.captions:
+            missing, problem = next(iter(self.missing.items()))
+            raise UserError(
+                f"none of the {len(self.missing):,} images that `{name}` names can be used;"
+                f" `{shortened(missing)}` {problem.what}",
+                hint="pass the folder that they are in with `--images FOLDER`",
+            )
+        names, reader = list(self.index), reader or FileReader(self.paths)
         kept = [number for number, captions in enumerate(self.captions) if captions]
         if len(kept) < len(names):
             for number, captions in enumerate(self.captions):
                 if not captions:
-                    self.problems.add("has no caption", names[number])
+                    self.problems.add("incomplete", "has no caption", names[number])
             names = [names[number] for number in kept]
             self.captions = [self.captions[number] for number in kept]
             self.sides = [self.sides[number] for number in kept]
             self.labels = [self.labels[number] for number in kept]
-            reader = Chosen(reader, kept)
-        result = Catalogue(name, format, reader, names, self.captions, self.sides, self.labels, self.problems)
-        if not result.names:
+            reader = Subset(reader, kept)
+        if not names:
             raise UserError(
-                f"`{name}` holds no images with captions{self.why_not()}",
+                f"`{name}` holds no images with captions{self.most_common_problem()}",
                 hint="`lapclip data check --help` lists what can be read; `--format` forces one of them",
             )
-        return result
+        return Catalogue(name, format, reader, names, self.captions, self.sides, self.labels, self.problems)
 
-    def why_not(self) -> str:
-        worst = self.problems.counts.most_common(1)
-        return (
-            f": each of {worst[0][1]:,} {worst[0][0]}, such as `{self.problems.names[worst[0][0]][0]}`"
-            if worst
-            else ""
+    def drop_single_labels(self) -> None:
+        """A column of classes has few; one that says something else of each image holds none."""
+        num_classes = len(set(self.labels) - {None})
+        if num_classes > max(20, min(len(self.labels) // 5, MAX_CLASSES)):
+            self.labels = [None] * len(self.labels)
+
+    def most_common_problem(self) -> str:
+        """`: each of 12 is missing, such as ...`, or nothing."""
+        return "".join(
+            f": each of {count:,} {what}, such as `{self.problems.names[what][0]}`"
+            for what, count in self.problems.counts.most_common(1)
         )
 
 
@@ -156,4 +187,4 @@ def clean_caption(text: str) -> str:
     """One line without control characters, composed; words of every script and emoji stay as they are."""
     if text.isascii() and text.isprintable():
         return " ".join(text.split()) if "  " in text or text[:1] == " " or text[-1:] == " " else text
-    return unicodedata.normalize("NFC", UNSEEN.sub(" ", text)).strip()
+    return unicodedata.normalize("NFC", INVISIBLE.sub(" ", text)).strip()

@@ -1,4 +1,4 @@
-"""Images as files, and the one rule about them: nothing outside the source's own folders is ever read."""
+"""Image files, and the one rule about them: nothing outside the source's own folders is ever read."""
 
 import os
 import stat
@@ -6,25 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal, NamedTuple
 
-# What images are called; whether they are images is seen when they are opened.
+# File name extensions of images; whether a file is an image is known once it is opened.
 SUFFIXES = (
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".png",
-    ".webp",
-    ".gif",
-    ".tif",
-    ".tiff",
-    ".bmp",
-    ".heic",
-    ".heif",
-    ".avif",
-)
-MOST_BYTES = 512 * 2**20  # of one image file; more than any camera writes
+    ".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif",
+)  # fmt: skip
+MAX_BYTES = 512 * 2**20  # of one image file; more than any camera writes
+MAX_PATH_BYTES = 4096
 NOT_REGULAR = "is not a regular file"
+
+# missing, outside: an image that is named, but is not there or not in the source's folders. unreadable: a file, row or
+# member that cannot be read. incomplete: an image without a caption, or the reverse. skipped: deliberately omitted.
+# repaired: used, but not exactly as it stands.
+Kind = Literal["missing", "outside", "unreadable", "incomplete", "skipped", "repaired"]
+
+
+class Problem(NamedTuple):
+    """What is wrong with an image, a row or a file."""
+
+    kind: Kind
+    what: str  # for people; follows a name: "`cat.jpg` is missing"
+
+
+MISSING = Problem("missing", "is missing")
+OUTSIDE = Problem("outside", "lies outside the source's folder")
 
 
 def is_image_name(name: str) -> bool:
@@ -45,7 +51,7 @@ class FileReader:
 
 
 def file_stamp(path: str) -> str:
-    """Which file it is and in what state, in ASCII, which any name can be written in; empty when it is gone."""
+    """Identifies a file and its state, in ASCII, which any name can be written in; empty when it is gone."""
     try:
         found = os.stat(path)
     except OSError:
@@ -63,10 +69,10 @@ def open_regular(path: str | Path) -> BinaryIO:
 
 
 def read_file(path: str) -> bytes:
-    """A regular file's bytes, if they are not far too many."""
+    """The bytes of a regular file of at most `MAX_BYTES`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > MOST_BYTES:
+        if size > MAX_BYTES:
             raise ValueError(f"is {size / 1e9:.1f} GB, too large for an image")
         return file.read()
 
@@ -78,18 +84,17 @@ class Folders:
         self.roots = [os.path.realpath(root) for root in roots]
         self.real_folder = lru_cache(maxsize=100_000)(os.path.realpath)
 
-    def find(self, name: str) -> tuple[str | None, str]:
-        """The path of a file, or None and what is wrong with it, in words."""
+    def find(self, name: str) -> str | Problem:
+        """The path of a file without links, or why there is none."""
         try:
             encoded = os.fsencode(name)
-        except UnicodeEncodeError:  # half a letter, as a JSON file can hold
+        except UnicodeEncodeError:  # half a character, as a JSON file can hold
             encoded = b"\0"
-        if b"\0" in encoded or len(encoded) > 4096:
-            return None, "has no file name"
-        outside = False
+        if b"\0" in encoded or len(encoded) > MAX_PATH_BYTES:
+            return Problem("unreadable", "has no file name")
+        problem = MISSING
         for root in self.roots:
-            path = os.path.join(root, name)
-            folder, file = os.path.split(path)
+            folder, file = os.path.split(os.path.join(root, name))
             if not file:
                 continue
             path = os.path.join(self.real_folder(folder), file)
@@ -101,10 +106,10 @@ class Folders:
             except OSError:
                 continue
             if not self.contains(path):
-                outside = True
+                problem = OUTSIDE
             elif stat.S_ISREG(found.st_mode):
-                return path, ""
-        return None, "lies outside the source's folder" if outside else "is missing"
+                return path
+        return problem
 
     def contains(self, real_path: str) -> bool:
         return any(real_path.startswith(root.rstrip(os.sep) + os.sep) for root in self.roots)

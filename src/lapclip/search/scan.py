@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from lapclip.data.catalogue import Problems
-from lapclip.data.files import Folders, is_image_name
+from lapclip.data.files import Folders, Kind, is_image_name
 from lapclip.data.formats.folder import walk
 from lapclip.errors import UserError
 from lapclip.files import cache_folder
@@ -30,8 +30,8 @@ class Unopened(Problems):
 
     folders: list[str] = field(default_factory=list)
 
-    def add(self, what: str, name: str) -> None:
-        super().add(what, name)
+    def add(self, kind: Kind, what: str, name: str) -> None:
+        super().add(kind, what, name)
         self.folders.append(name)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from lapclip.data.ahead import in_order
 from lapclip.data.decode import Unreadable, digest
-from lapclip.data.files import MOST_BYTES, Folders, open_regular
+from lapclip.data.files import MAX_BYTES, Folders, open_regular
 from lapclip.data.images import decode_as_trained
 from lapclip.errors import UserError
 from lapclip.search.index import (
@@ -199,7 +199,7 @@ def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile:
         with open_regular(os.fsdecode(path)) as file:
             found = os.fstat(file.fileno())
             stamp = Stamp(path, found.st_size, found.st_mtime_ns)
-            if found.st_size > MOST_BYTES:
+            if found.st_size > MAX_BYTES:
                 return ReadFile(stamp, why=f"is {found.st_size / 1e9:.1f} GB, too large for an image")
             data = file.read()
         content = digest(data)

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from lapclip.data.decode import Unreadable
-from lapclip.data.files import MOST_BYTES, Folders, open_regular
+from lapclip.data.files import MAX_BYTES, Folders, Problem, open_regular
 from lapclip.data.whole import as_jpeg, whole
 
 THUMBNAIL_SIDE = 320
@@ -55,8 +55,8 @@ class Thumbnails:
 def find(path: str, folders: Sequence[str]) -> str:
     """The real path of a file within the index's folders. Links are followed each time: they may have changed."""
     # Folders were indexed without links; one that has become a link leads elsewhere.
-    found, _ = Folders(*(folder for folder in folders if os.path.realpath(folder) == folder)).find(path)
-    if found is None:
+    found = Folders(*(folder for folder in folders if os.path.realpath(folder) == folder)).find(path)
+    if isinstance(found, Problem):
         raise Missing
     return found
 
@@ -75,6 +75,6 @@ def read_inside(path: str, folders: Sequence[str]) -> bytes:
     with open_regular(found) as file:
         opened = os.fstat(file.fileno())
         is_same = find(path, folders) == found and os.path.samestat(opened, os.lstat(found))
-        if not is_same or opened.st_size > MOST_BYTES:
+        if not is_same or opened.st_size > MAX_BYTES:
             raise Missing
-        return file.read(MOST_BYTES)
+        return file.read(MAX_BYTES)

@@ -50,9 +50,6 @@ NUM_CAPTIONS_TIMED = 2_000  # to know how long they usually are
 NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
 NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
-GONE = ("is missing", "lies outside the source's folder")  # what `Folders` says of images
-
-
 PLAN = {"precision", "threads", "chunk", "compile", "keep_memory"}  # that follow from the device
 
 
@@ -68,14 +65,13 @@ def refuse_if_broken(part: Part, most: float) -> None:
     if part.files is None:
         return
     catalogue, broken = part.files.catalogue, part.files.pack.unreadable
-    num_missing = sum(catalogue.problems.counts[what] for what in GONE)
+    missing = catalogue.problems.of_kind("missing", "outside")
+    num_missing = sum(catalogue.problems.counts[what] for what in missing)
     if num_missing > most * (len(catalogue.names) + num_missing):
-        what, name = next(
-            (what, catalogue.problems.names[what][0]) for what in GONE if catalogue.problems.counts[what]
-        )
+        name = catalogue.problems.names[missing[0]][0]
         raise UserError(
-            f"{num_missing:,} images that `{part.name}` names cannot be had: `{name}` {what}",
-            hint="say where the images are: `--images FOLDER`; or put up with it: `--max-unreadable 1`",
+            f"{num_missing:,} images that `{part.name}` names cannot be found: `{name}` {missing[0]}",
+            hint="say where the images are: `--images FOLDER`; or tolerate it: `--max-unreadable 1`",
         )
     if not broken:
         return

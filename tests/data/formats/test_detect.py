@@ -255,7 +255,7 @@ def test_a_format_can_be_forced(tmp_path):
         ("nowhere/at/all", "`nowhere/at/all` is not there"),
         ("empty", "holds no files"),
         ("archive.zip", "is an archive"),
-        ("notes.md", "no kind of source"),
+        ("notes.md", "in no format"),
         ("hf:", "hf:"),
         ("", "names no source"),
         ("photos@x", "`photos@x` is not there"),

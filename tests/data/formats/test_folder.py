@@ -156,7 +156,10 @@ def test_nothing_outside_the_folder_is_read():
     catalogue = opened()
     assert captions(catalogue) == {"a.jpg": ["a thing"], "again.jpg": ["another"], "c.jpg": ["another"]}
     assert catalogue.problems.names["is a link that leads out of the folder"] == ["b.txt", "linked.jpg"]
-    assert catalogue.problems.names["is a link to a folder; such are not followed"] == ["folder", "loop"]
+    assert catalogue.problems.names["is a link to a folder; such links are not followed"] == [
+        "folder",
+        "loop",
+    ]
     assert catalogue.problems.names["is a link that leads nowhere"] == ["gone.jpg"]
     assert "linked.jpg" in opened(images="elsewhere").names, (
         "a folder that the person named is the source's too"

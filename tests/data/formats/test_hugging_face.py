@@ -15,11 +15,10 @@ import pytest
 from PIL import Image
 
 from lapclip.data.catalogue import Catalogue, Options
+from lapclip.data.formats.hugging_face import open_hugging_face, quietly
 from lapclip.errors import UserError
 
 datasets = pytest.importorskip("datasets")
-from lapclip.data.formats.hub import quietly  # noqa: E402 - it needs the package
-from lapclip.data.formats.hugging_face import open_hugging_face  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -321,7 +320,7 @@ def test_an_unknown_name_offline_is_said_quickly_and_in_words(name, tmp_path):
 
 
 def read_in_another_process(reader, queue) -> None:
-    queue.put(([reader.read(number) for number in range(len(reader.rows))], reader.stamp(1)))
+    queue.put(([reader.read(number) for number in range(len(reader.places))], reader.stamp(1)))
 
 
 def test_a_reader_works_in_another_process():

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import FileReader, Folders, open_regular
-from lapclip.data.formats.folder import MOST_FOLDERS, folders_in, legible, spread
+from lapclip.data.files import Folders, Problem, open_regular
+from lapclip.data.formats.folder import MAX_FOLDERS, folders_in, legible, spread
 from lapclip.data.formats.names import side_of
 from lapclip.errors import UserError
 
-MOST_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
+MAX_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
 GLANCE_BYTES = 2**16  # at each end of a file, to see what it is
 NUM_PROBED = 40  # names, to see which folders hold the images
 LISTS = re.compile(rb'"(images|annotations)"\s*:\s*\[')
@@ -76,45 +76,25 @@ def open_annotations(files: list[Path], name: str, options: Options) -> Catalogu
         raise UserError(
             f"`{name}` is in the form `{forms[0]}`, not `{wanted}`", hint=f"pass `--format {forms[0]}`"
         )
-    paths: list[str] = []
     for file, form, annotated in found:
         if form == wanted:
-            gather(gathering, paths, annotated, image_folders(file, annotated.names, options.images))
-    if not paths:
-        raise none_found(
-            name, [n for _, form, a in found if form == wanted for n in a.names], gathering, options
-        )
-    return gathering.catalogue(name, wanted, FileReader(paths))
+            gather(gathering, annotated, image_folders(file, annotated.names, options.images))
+    return gathering.catalogue(name, wanted)
 
 
-def gather(gathering: Gathering, paths: list[str], annotated: Annotated, folders: Folders) -> None:
+def gather(gathering: Gathering, annotated: Annotated, folders: Folders) -> None:
     """Adds the images that are there; each is called by its path within what the folders have in common."""
     start = len(os.path.commonpath(folders.roots).rstrip(os.sep)) + 1
     found = [folders.find(name) for name in annotated.names]
     last_parts = {os.path.basename(name) for name in annotated.names}
-    if not any(path for path, _ in found) and len(last_parts) == len(annotated.names):
+    if not any(isinstance(path, str) for path in found) and len(last_parts) == len(annotated.names):
         # The names may have folders of somebody else's disk, or the one that `--images` already means.
         found = [folders.find(os.path.basename(name)) for name in annotated.names]
-    for number, (path, why) in enumerate(found):
-        if path is None:
-            gathering.problems.add(why, annotated.names[number])
-        else:
-            name, side = legible(path[start:]), annotated.sides[number]
-            if gathering.add(name, annotated.captions[number], side=side) == len(paths):
-                paths.append(path)
-
-
-def none_found(name: str, names: list[str], gathering: Gathering, options: Options) -> UserError:
-    if not names:
-        return UserError(
-            f"`{name}` names no images{gathering.why_not()}",
-            hint="`lapclip data check --help` lists what can be read",
-        )
-    where = f"in `{options.images}`" if options.images else "beside it"
-    return UserError(
-        f"none of the {len(names):,} images that `{name}` names was found {where}{gathering.why_not()}",
-        hint="say where they are with `--images FOLDER`",
-    )
+    for name, path, captions, side in zip(
+        annotated.names, found, annotated.captions, annotated.sides, strict=True
+    ):
+        shown = name if isinstance(path, Problem) else legible(path[start:])
+        gathering.add_file(shown, path, captions, side=side)
 
 
 def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
@@ -127,9 +107,7 @@ def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
     usual = [folder for folder in beside if USUAL.fullmatch(last_part(folder))]
     wanted = {os.path.basename(name) for name in names}
     others = [
-        folder
-        for folder in beside[:MOST_FOLDERS]
-        if folder not in usual and holds_some(folder, names, wanted)
+        folder for folder in beside[:MAX_FOLDERS] if folder not in usual and holds_some(folder, names, wanted)
     ]
     # Two folders may use the same names for different images: those of the file's own side are meant.
     sides = {folder: side_of(last_part(folder)) for folder in [*usual, *others]}
@@ -146,7 +124,7 @@ def last_part(folder: str) -> str:
 def holds_some(folder: str, names: list[str], wanted: set[str]) -> bool:
     """Whether some of the images lie there: few of many names, or many of few files, so both are looked at."""
     look = Folders(folder)
-    if any(look.find(name)[0] for name in spread(names, NUM_PROBED)):
+    if any(isinstance(look.find(name), str) for name in spread(names, NUM_PROBED)):
         return True
     try:
         with os.scandir(folder) as entries:
@@ -183,12 +161,12 @@ def read_json(file: Path) -> Any:
     try:
         with open_regular(file) as opened:
             size = os.fstat(opened.fileno()).st_size
-            data = opened.read() if size <= MOST_BYTES else b""
+            data = opened.read() if size <= MAX_BYTES else b""
     except OSError as error:
         raise UserError(f"`{file}` cannot be read: {error.strerror}", hint="check its permissions") from None
     except ValueError as error:
         raise UserError(f"`{file}` {error}", hint="pass a file") from None
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise UserError(f"`{file}` is {size / 1e9:.1f} GB", hint="pass a JSON file of at most 4 GB")
     try:
         return json.loads(data)
@@ -207,9 +185,9 @@ def read_coco(images: list[Any], annotations: list[Any], file: Path, problems: P
         fields = image if isinstance(image, dict) else {}
         key, name = as_key(fields.get("id")), fields.get("file_name")
         if key is None or not isinstance(name, str) or not name:
-            problems.add("has no `id` or no `file_name`", f"images[{place}] of {file.name}")
+            problems.add("incomplete", "has no `id` or no `file_name`", f"images[{place}] of {file.name}")
         elif key in numbers:
-            problems.add("has the `id` of another image", name)
+            problems.add("skipped", "has the `id` of another image", name)
         else:
             numbers[key] = len(result.names)
             result.add(name, [], side)
@@ -218,9 +196,9 @@ def read_coco(images: list[Any], annotations: list[Any], file: Path, problems: P
         number = numbers.get(as_key(fields.get("image_id")) or "")
         caption = fields.get("caption")
         if number is None:
-            problems.add("belongs to no image", f"annotations[{place}] of {file.name}")
+            problems.add("incomplete", "belongs to no image", f"annotations[{place}] of {file.name}")
         elif not isinstance(caption, str):
-            problems.add("has a caption that is not text", result.names[number])
+            problems.add("unreadable", "has a caption that is not text", result.names[number])
         else:
             result.captions[number].append(caption)
     return result
@@ -241,7 +219,7 @@ def read_karpathy(images: list[Any], file: Path, problems: Problems) -> Annotate
         fields = image if isinstance(image, dict) else {}
         name, folder, split = (fields.get(key) for key in ("filename", "filepath", "split"))
         if not isinstance(name, str) or not name:
-            problems.add("has no `filename`", f"images[{place}] of {file.name}")
+            problems.add("incomplete", "has no `filename`", f"images[{place}] of {file.name}")
             continue
         side = SIDES.get(split.lower()) if isinstance(split, str) else None
         if isinstance(folder, str) and folder:
@@ -256,4 +234,4 @@ def sentences(found: object, name: str, problems: Problems) -> Iterator[str]:
         if isinstance(raw, str):
             yield raw
         else:
-            problems.add("has a caption that is not text", name)
+            problems.add("unreadable", "has a caption that is not text", name)

@@ -5,16 +5,16 @@ import base64
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol
 
-from lapclip.data.catalogue import SIDES, Options
+from lapclip.data.catalogue import SIDES, Options, Problems, Side
 from lapclip.data.files import is_image_name
 from lapclip.errors import UserError, shortened, suggest
 
 # As `plain` writes them, the likeliest first.
-PICTURES = (
+IMAGES = (
     "image", "img", "picture", "photo", "imagepath", "imgpath", "picturepath", "photopath", "filepath", "filename",
     "file", "path", "imagename", "imgname", "imagefile", "imagefilename", "jpg", "jpeg", "png", "webp", "imagebytes",
     "bytes", "imagebase64", "imageb64", "base64", "imageid", "imgid", "id",
@@ -35,25 +35,68 @@ KEYS = (
 WEB = ("http://", "https://")
 NUMBERED = re.compile(r"#\d+$")  # Flickr8k.token.txt writes `name.jpg#0`
 DATA_URL = re.compile(r"data:image/[\w.+-]*(?:;[\w=.-]+)*,", re.IGNORECASE)
-# The first bytes of JPEG, PNG, GIF, WebP, BMP, TIFF and, behind four bytes of length, HEIC and AVIF.
+# The first bytes of JPEG, PNG, GIF, WebP, BMP, TIFF and, after four bytes of length, HEIC and AVIF.
 STARTS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 BETWEEN_STRINGS = re.compile(r"""(['"])\s+(['"])""")
-MOST_LIST = (
-    100_000  # characters of a list written as Python; far more than captions need, and little to parse
-)
-MOST_DEPTH = 4  # of lists within lists of captions
+MAX_LIST = 100_000  # characters of a list written as Python: enough for captions, and quick to parse
+MAX_DEPTH = 4  # of lists within lists of captions
+MAX_LISTED = 30  # columns named in an error
+NUM_SAMPLED = 100  # rows that a table is judged by
+MAX_SAMPLED = 32 * 2**20  # bytes of them
 
 
 @dataclass(frozen=True)
 class Columns:
     """The names of the columns that are read."""
 
-    picture: str
+    image: str
     caption: str
     kind: Literal["path", "data"]  # the image is named, or is in the cell itself
     side: str | None
     label: str | None
     key: str | None  # of images that are data
+
+
+class Row(NamedTuple):
+    """The cells of one row that are used, and where it is in its file."""
+
+    number: int  # from 1, header included
+    place: int
+    length: int
+    image: Any  # for an image in the cell itself, only what is known without reading it
+    has_data: bool  # the cell itself holds an image
+    caption: Any
+    side: Any
+    label: Any
+    key: Any
+
+
+class Table(Protocol):
+    """A tabular file or split in any format. It can be sent to another process."""
+
+    @property
+    def format(self) -> str: ...
+    @property
+    def label(self) -> str: ...  # what people call the file or split
+    @property
+    def names(self) -> tuple[str, ...]: ...  # of its columns
+    @property
+    def side(self) -> Side | None: ...  # of all its rows, unless a row says otherwise
+
+    def sample(self) -> list[list[Any]]:
+        """The cells of the first rows."""
+
+    def rows(self, columns: Columns, problems: Problems) -> Iterator[Row]:
+        """All rows that have an image and a caption cell."""
+
+    def row_name(self, label: str, number: int) -> str:
+        """What an image in that row is called when nothing else names it."""
+
+    def cell(self, columns: Columns, place: int, length: int) -> Any:
+        """The image cell of the row at that place; OSError or ValueError when it cannot be read."""
+
+    def state(self) -> str:
+        """Changes whenever the file may have changed; empty when it is gone."""
 
 
 def plain(name: str) -> str:
@@ -66,35 +109,37 @@ def find_columns(
 ) -> Columns:
     """What is where, as options name it or as names and the first rows suggest."""
     cells = {name: [row[i] for row in rows if i < len(row)] for i, name in reversed(list(enumerate(names)))}
-    picture = named(options.image_column, names, source, "--image-column")
+    image = named(options.image_column, names, source, "--image-column")
     caption = named(options.caption_column, names, source, "--caption-column")
-    picture = picture or guess_image({name: cells[name] for name in names if name != caption})
-    caption = caption or guess_caption({name: cells[name] for name in names if name != picture})
-    if picture is None or caption is None:
-        missing = [what for what, found in (("images", picture), ("captions", caption)) if found is None]
+    image = image or guess_image({name: cells[name] for name in names if name != caption})
+    caption = caption or guess_caption({name: cells[name] for name in names if name != image})
+    if image is None or caption is None:
+        missing = [what for what, found in (("images", image), ("captions", caption)) if found is None]
         flags = [f"`--{'image' if what == 'images' else 'caption'}-column`" for what in missing]
         raise UserError(
             f"no column of `{source}` seems to hold {' or '.join(missing)}; it has {listed(names)}",
             hint=f"name {'it' if len(flags) == 1 else 'them'} with {' and '.join(flags)}",
         )
-    if share(cells[picture], is_web) > 0.5:
-        address = next(cell for cell in cells[picture] if is_web(cell))
+    if share(cells[image], is_web) > 0.5:
+        address = next(cell for cell in cells[image] if is_web(cell))
         raise UserError(
             f"`{source}` gives its images as web addresses, such as `{shortened(address)}`, "
             "and lapclip downloads nothing",
             hint="download them first with `img2dataset`, and pass the shards that it writes",
         )
-    rest = {name: cells[name] for name in names if name not in (picture, caption)}
+    rest = {name: cells[name] for name in names if name not in (image, caption)}
     return Columns(
-        picture,
+        image,
         caption,
-        "data" if share(cells[picture], lambda cell: is_data(cell) or is_bytes(cell)) > 0.5 else "path",
-        first(SPLITS, rest, lambda name: share(rest[name], lambda cell: side_name(cell) in SIDES) > 0.5),
+        "data"
+        if share(cells[image], lambda cell: is_data(cell) or isinstance(cell, bytes)) > 0.5
+        else "path",
+        first(SPLITS, rest, lambda name: share(rest[name], side_in) > 0.5),
         first(LABELS, rest),
         first(
             KEYS,
             rest,
-            lambda name: share(rest[name], is_scalar) > 0.5 and tells_apart(rest[name], cells[picture]),
+            lambda name: share(rest[name], is_scalar) > 0.5 and tells_apart(rest[name], cells[image]),
         ),
     )
 
@@ -103,8 +148,8 @@ def tells_apart(keys: list[Any], images: list[Any]) -> bool:
     """Whether rows with the same key hold the same image; a class, say, has many."""
     seen: dict[Any, Any] = {}
     return all(
-        seen.setdefault(key, picture) == picture
-        for key, picture in zip(keys, images, strict=False)
+        seen.setdefault(key, image) == image
+        for key, image in zip(keys, images, strict=False)
         if is_scalar(key)
     )
 
@@ -113,18 +158,17 @@ def named(wanted: str | None, names: Sequence[str], source: str, flag: str) -> s
     """The column that a person named, whatever its case."""
     if wanted is None or wanted in names:
         return wanted
-    for name in names:
-        if plain(name) == plain(wanted):
-            return name
+    if same := first([plain(wanted)], names):
+        return same
     raise UserError(
         f"`{source}` has no column `{wanted}`; it has {listed(names)}{suggest(wanted, names)}",
         hint=f"pass one of them with `{flag}`",
     )
 
 
-def listed(names: Sequence[str], most: int = 30) -> str:
-    shown = ", ".join(f"`{shortened(name, 60)}`" for name in names[:most])
-    return shown + (f" and {len(names) - most:,} more" if len(names) > most else "") or "none"
+def listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{shortened(name, 60)}`" for name in names[:MAX_LISTED])
+    return shown + (f" and {len(names) - MAX_LISTED:,} more" if len(names) > MAX_LISTED else "") or "none"
 
 
 def guess_image(cells: dict[str, list[Any]]) -> str | None:
@@ -134,14 +178,10 @@ def guess_image(cells: dict[str, list[Any]]) -> str | None:
         return share(cells[name], is_image) > 0.5
 
     return (
-        first(PICTURES, cells, looks_right)
+        first(IMAGES, cells, looks_right)
         or max(filter(looks_right, cells), key=lambda name: share(cells[name], is_image), default=None)
         or next((name for name in cells if share(cells[name], is_web) > 0.5), None)
-        or first(
-            PICTURES,
-            cells,
-            lambda name: share(cells[name], lambda cell: is_scalar(cell) or is_bytes(cell)) > 0.5,
-        )
+        or first(IMAGES, cells, lambda name: share(cells[name], is_scalar_or_bytes) > 0.5)
     )
 
 
@@ -170,18 +210,18 @@ def first(
     return next((by_name[word] for word in wanted if word in by_name and fits(by_name[word])), None)
 
 
-def share(cells: list[Any], test: Callable[[Any], bool]) -> float:
+def share(cells: list[Any], test: Callable[[Any], object]) -> float:
     """Of the cells that are not empty."""
     filled = [cell for cell in cells if cell is not None and cell != ""]
-    return sum(map(test, filled)) / len(filled) if filled else 0.0
+    return sum(bool(test(cell)) for cell in filled) / len(filled) if filled else 0.0
 
 
 def is_scalar(cell: Any) -> bool:
     return isinstance(cell, (str, int)) and not isinstance(cell, bool)
 
 
-def is_bytes(cell: Any) -> bool:
-    return isinstance(cell, bytes)
+def is_scalar_or_bytes(cell: Any) -> bool:
+    return isinstance(cell, bytes) or is_scalar(cell)
 
 
 def is_web(cell: Any) -> bool:
@@ -217,10 +257,8 @@ def image_name(cell: Any) -> str:
     if not isinstance(cell, str):
         return str(cell) if is_scalar(cell) else ""
     name = cell.strip()
-    if not name.isascii():
-        name = name.encode(
-            "utf-8", "replace"
-        ).decode()  # JSON can hold half characters, which no file is called by
+    if not name.isascii():  # JSON can hold half characters, which no file name has
+        name = name.encode("utf-8", "replace").decode()
     if "#" in name and is_image_name(bare := NUMBERED.sub("", name)):
         return bare
     return name
@@ -259,10 +297,10 @@ def captions_in(cell: Any, depth: int = 0) -> list[str]:
     if isinstance(cell, bytes):
         return captions_in(cell.decode("utf-8", "replace"), depth)
     if isinstance(cell, (list, tuple)):
-        return [text for item in cell for text in captions_in(item, depth + 1)] if depth < MOST_DEPTH else []
+        return [text for item in cell for text in captions_in(item, depth + 1)] if depth < MAX_DEPTH else []
     if isinstance(cell, dict):
         found = first(CAPTIONS, [key for key in cell if isinstance(key, str)])
-        return captions_in(cell[found], depth + 1) if found and depth < MOST_DEPTH else []
+        return captions_in(cell[found], depth + 1) if found and depth < MAX_DEPTH else []
     if cell is None or cell != cell:  # NaN, as pandas writes what is missing
         return []
     return [str(cell)]
@@ -270,7 +308,7 @@ def captions_in(cell: Any, depth: int = 0) -> list[str]:
 
 def written_list(text: str) -> list[Any] | None:
     """A list written out in a cell, such as `["a cat", "a dog"]`; None if it is a caption in brackets."""
-    if len(text) > MOST_LIST or text[1:2] not in "'\"{] \n":
+    if len(text) > MAX_LIST or text[1:2] not in "'\"{] \n":
         return None
     try:
         found = json.loads(text)
@@ -296,5 +334,5 @@ def num_words(cell: Any) -> float:
     return len(text.split()) + sum(not c.isascii() for c in text) / 3
 
 
-def side_name(cell: Any) -> str:
-    return cell.strip().lower() if isinstance(cell, str) else ""
+def side_in(cell: Any) -> Side | None:
+    return SIDES.get(cell.strip().lower()) if isinstance(cell, str) else None

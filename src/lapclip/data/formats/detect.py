@@ -27,7 +27,8 @@ EXAMPLES = "a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `em
 
 def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
     """What a source holds, and what identifies it wherever lapclip is called from."""
-    from lapclip.data.formats.shards import is_shards, open_shards
+    from lapclip.data.formats.remote import is_shards
+    from lapclip.data.formats.shards import open_shards
 
     if options.images is not None:  # the shell leaves `~` alone in `--images=~/photos` and in `a + ~/b`
         options = replace(options, images=os.path.expanduser(options.images))
@@ -90,7 +91,7 @@ def open_file(path: Path, name: str, options: Options) -> Catalogue:
             f"`{name}` is an archive",
             hint="unpack it, and pass the folder; plain `.tar` shards are read as they are",
         )
-    raise UserError(f"`{name}` is no kind of source that lapclip knows", hint=f"a source is {EXAMPLES}")
+    raise UserError(f"`{name}` is in no format that lapclip reads", hint=f"a source is {EXAMPLES}")
 
 
 def open_directory(path: Path, name: str, options: Options) -> Catalogue:
@@ -130,14 +131,14 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
     if options.format is not None:
         raise UserError(
             f"`{name}` holds nothing of format `{options.format}`",
-            hint="leave `--format` away: lapclip looks",
+            hint="omit `--format`: lapclip detects it",
         )
     return open_folder(path, name, options)
 
 
 def own_files(path: Path, files: Iterable[Path]) -> list[Path]:
     """The regular files among some that were found in a folder; a link out of it is nothing that a person passed."""
-    from lapclip.data.formats.hub import own_folders
+    from lapclip.data.formats.hugging_face import own_folders
 
     folders = Folders(*own_folders(os.path.abspath(path)))
     return sorted(file for file in files if file.is_file() and folders.contains(os.path.realpath(file)))

@@ -17,20 +17,13 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options
-from lapclip.data.files import FileReader, Folders
-from lapclip.errors import UserError
+from lapclip.data.files import Folders, Problem
+from lapclip.errors import MissingPackage, UserError
 
 FONT_FOLDERS = (
-    "/System/Library/Fonts",
-    "/Library/Fonts",
-    "~/Library/Fonts",
-    "~/.local/share/fonts",
-    "~/.fonts",
-    "/usr/local/share/fonts",
-    "/usr/share/fonts",
-    "/run/current-system/sw/share/X11/fonts",
-    "C:/Windows/Fonts",
-)
+    "/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts", "~/.local/share/fonts", "~/.fonts",
+    "/usr/local/share/fonts", "/usr/share/fonts", "/run/current-system/sw/share/X11/fonts", "C:/Windows/Fonts",
+)  # fmt: skip
 FONT_NAMES = (
     "apple color emoji.ttc",
     "notocoloremoji.ttf",
@@ -59,7 +52,7 @@ def open_emoji(name: str, options: Options) -> Catalogue:
         if not (size := fitting_size(path)):
             raise UserError(
                 f"`{path}` is not a colour font whose emoji can be drawn",
-                hint="leave the path out: `emoji` finds what is installed",
+                hint="omit the path: `emoji` finds what is installed",
             )
         return from_font(name, path, size)
     for font in find_fonts():
@@ -67,7 +60,7 @@ def open_emoji(name: str, options: Options) -> Catalogue:
             return from_font(name, font, size)
     if folder := twemoji_folder():
         return from_files(name, folder)
-    raise UserError("this machine has no colour font to draw emoji with", hint="pip install 'lapclip[emoji]'")
+    raise MissingPackage("this machine has no colour font to draw emoji with", "emoji")
 
 
 def find_fonts() -> list[str]:
@@ -97,18 +90,14 @@ def twemoji_folder() -> str | None:
 
 def from_files(name: str, folder: str) -> Catalogue:
     files = {key: file for file in sorted(os.listdir(folder)) if (key := code_points_of_file(file))}
-    folders, gathering, paths = Folders(folder), Gathering(), []
-    for text, captions in emoji_in_words():
-        if not (file := files.get(code_points(text))):
-            gathering.problems.add("has no image in this folder", captions[0])
-            continue
-        path, problem = folders.find(file)
-        if path is None:
-            gathering.problems.add(problem, file)
-            continue
-        gathering.add(code_points(text), captions)
-        paths.append(path)
-    return gathering.catalogue(name, "emoji", FileReader(paths))
+    folders, gathering = Folders(folder), Gathering()
+    for text, captions in emoji_names():
+        if file := files.get(code_points(text)):
+            found = folders.find(file)
+            gathering.add_file(file if isinstance(found, Problem) else code_points(text), found, captions)
+        else:
+            gathering.problems.add("skipped", "has no image in this folder", captions[0])
+    return gathering.catalogue(name, "emoji")
 
 
 def code_points(text: str) -> str:
@@ -197,18 +186,16 @@ def from_font(name: str, path: str, size: int) -> Catalogue:
     gathering, texts = Gathering(), []
     can_join = features.check("raqm")
     font = load_font(path, size)
-    for written, captions in emoji_in_words():
+    for written, captions in emoji_names():
         text = written if can_join else written.replace(EMOJI_STYLE, "")
         if not can_join and len(text) > 1:
-            gathering.problems.add(
-                "is made of parts, which Pillow joins only where FriBiDi is installed", captions[0]
-            )
-            continue
-        if not is_drawn(font, text):
-            gathering.problems.add("cannot be drawn with this font", captions[0])
-            continue
-        gathering.add(code_points(text), captions)
-        texts.append(text)
+            what = "is made of parts, which Pillow joins only where FriBiDi is installed"
+            gathering.problems.add("skipped", what, captions[0])
+        elif not is_drawn(font, text):
+            gathering.problems.add("skipped", "cannot be drawn with this font", captions[0])
+        else:
+            gathering.add(code_points(text), captions)
+            texts.append(text)
     return gathering.catalogue(name, "emoji", FontReader(path, size, texts))
 
 
@@ -249,21 +236,11 @@ def width(font: ImageFont.FreeTypeFont, text: str) -> float:
         return 0.0
 
 
-# Words
-
-TONE = r"(?:medium-light|medium-dark|light|medium|dark) skin tone"
-WITH_TRAITS = re.compile(rf"(.+?)((?: {TONE})*)( bald| beard| (?:blond|curly|red|white) hair)?")
-GROUP = re.compile(r"(family|kiss|couple with heart)((?: (?:man|woman|person|adult|child|boy|girl))+)")
-GROUPS = {"family": "family of", "kiss": "kiss between", "couple with heart": "couple with heart,"}
-THE = re.compile(
-    r"united .*|u\.s\. .*|british .*|(?!heard|south ).*(lands|republic|territory|territories)"
-    r"|bahamas|comoros|european union|gambia|isle of man|maldives|philippines|seychelles",
-    re.IGNORECASE,
-)
+# Names
 
 
-def emoji_in_words() -> Iterator[tuple[str, list[str]]]:
-    """Each emoji as text, and what it is called: at least one wording."""
+def emoji_names() -> Iterator[tuple[str, list[str]]]:
+    """Each emoji as text, and its names: at least one."""
     try:
         from emoji import EMOJI_DATA, STATUS
     except ImportError:
@@ -271,63 +248,34 @@ def emoji_in_words() -> Iterator[tuple[str, list[str]]]:
         return
     for text, entry in EMOJI_DATA.items():
         if entry["status"] == STATUS["fully_qualified"]:
-            yield text, wordings(text, entry["en"], entry.get("alias", ()))
+            yield text, names_of(text, entry["en"], entry.get("alias", ()))
 
 
 def unicode_names() -> Iterator[tuple[str, list[str]]]:
     """What Python itself knows: no flags, families or skin tones, and some signs that fonts of emoji lack."""
     for first, last in BLOCKS:
         for character in map(chr, range(first, last + 1)):
-            if (words := unicodedata.name(character, "").lower()) and character not in TONES:
-                yield character, [words]
+            if (name := unicodedata.name(character, "").lower()) and character not in TONES:
+                yield character, [name]
 
 
-def wordings(text: str, name: str, aliases: Iterable[str]) -> list[str]:
+def names_of(text: str, name: str, aliases: Iterable[str]) -> list[str]:
     """The name, and those aliases that are other words: `:+1:`, `:u6709:` and `:de:` are none."""
-    if is_flag(text):
-        aliases = (alias for alias in aliases if alias.startswith(":flag_for_"))
-    words = [without_signs(name)]
-    words += [
-        a for a in map(without_signs, aliases) if len(a) > 2 and a.replace(" ", "").replace("-", "").isalpha()
-    ]
-    spoken = [flag_of(w) if is_flag(text) else people(w) for w in words]
-    by_letters = {letters(w): w for w in reversed(spoken)}  # the first of equal ones stays
-    return [w for w in spoken if by_letters[letters(w)] is w]
+    if (
+        "\U0001f1e6" <= text[0] <= "\U0001f1ff" or "\U000e007f" in text
+    ):  # two letters, or a black flag with tags
+        return [f"flag of {as_words(name)}"]
+    words = [as_words(name), *map(as_words, aliases)]
+    words[1:] = [word for word in words[1:] if len(word) > 2 and re.sub("[ -]", "", word).isalpha()]
+    by_letters: dict[str, str] = {}
+    for word in words:
+        by_letters.setdefault(re.sub(r"[\W_]", "", word).casefold(), word)
+    return list(by_letters.values())
 
 
-def without_signs(name: str) -> str:
+def as_words(name: str) -> str:
     """`:Mrs._Claus:` as `Mrs. Claus`."""
     words = (
         name.strip(":").replace("_", " ").replace("&", "and").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
     )
     return words.replace("#", "hash").replace("*", "asterisk").strip()
-
-
-def is_flag(text: str) -> bool:
-    """Of a place: two letters, or a black flag with tags."""
-    return "\U0001f1e6" <= text[0] <= "\U0001f1ff" or "\U000e007f" in text
-
-
-def flag_of(place: str) -> str:
-    place = place.removeprefix("flag for ")
-    return f"flag of {'the ' if THE.fullmatch(place) else ''}{place}"
-
-
-def people(words: str) -> str:
-    """`man dark skin tone red hair` and `family man woman girl` as one would say it."""
-    match = WITH_TRAITS.fullmatch(words)
-    assert match, "anything matches"
-    base, tones, trait = match[1], re.findall(TONE, match[2]), (match[3] or "").strip()
-    if group := GROUP.fullmatch(base):
-        base = f"{GROUPS[group[1]]} {listed(group[2].split())}"
-    traits = [*tones, *([trait.replace("bald", "bald head")] if trait else [])]
-    return f"{base} with {listed(traits)}" if traits else base
-
-
-def listed(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def letters(words: str) -> str:
-    """What two spellings of the same words have in common."""
-    return "".join(c for c in unicodedata.normalize("NFKD", words).casefold() if c.isalpha())

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import FileReader, Folders, is_image_name, open_regular
+from lapclip.data.files import NOT_REGULAR, Folders, is_image_name, open_regular
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of
 from lapclip.errors import UserError, shortened
 
 KINDS = ("txt", "metadata", "classes", "names")
 TEXT_SUFFIXES = (".txt", ".caption")
-MOST_TEXT_BYTES = 10**6
-MOST_LINES = 1000  # of captions of one image
+MAX_TEXT_BYTES = 10**6
+MAX_LINES = 1000  # of captions of one image
 # What systems leave behind, and lapclip itself; hidden files and folders are not seen either.
 UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", "lapclip-sheet.png")
 BOXES = re.compile(r"\s*+\d++(\s++-?(\d++(\.\d*+)?|\.\d++)){4,}+\s*+")  # objects as YOLO writes them
-MOST_FOLDERS = 1_000  # beside a table or captions, that are looked into
+MAX_FOLDERS = 1_000  # beside a table or captions, that are looked into
 NUM_OPENED = 40  # images, to see whether they describe themselves
 
 
@@ -51,7 +51,7 @@ def open_folder(path: Path, name: str, options: Options) -> Catalogue:
     if not listing.names:
         found = f"{listing.num_files:,} files and no images" if listing.num_files else "no files"
         raise UserError(
-            f"`{name}` holds {found}{gathering.why_not()}",
+            f"`{name}` holds {found}{gathering.most_common_problem()}",
             hint="pass a folder with images, such as JPEG or PNG files",
         )
     places = placed({os.path.dirname(image) for image in listing.names})
@@ -65,7 +65,6 @@ def open_folder(path: Path, name: str, options: Options) -> Catalogue:
         )
     if kind == "txt":
         count_lonely_texts(listing, gathering.problems)
-    paths: list[str] = []
     for image in listing.names:
         side, folder = places[os.path.dirname(image)]
         label = None
@@ -79,11 +78,10 @@ def open_folder(path: Path, name: str, options: Options) -> Catalogue:
             label = class_name(folder)
             captions = [label]
         else:
-            gathering.problems.add("lies in no class folder", image)
+            gathering.problems.add("incomplete", "lies in no class folder", image)
             continue
-        if gathering.add(legible(image), captions, side=side, label=label) == len(paths):
-            paths.append(listing.path(image))
-    return gathering.catalogue(name, kind, FileReader(paths))
+        gathering.add_file(legible(image), listing.path(image), captions, side=side, label=label)
+    return gathering.catalogue(name, kind)
 
 
 def kind_here(path: Path, num_others: int) -> str | None:
@@ -110,7 +108,7 @@ def walk(root: str, problems: Problems) -> Iterator[os.DirEntry[str]]:
                     elif not is_run(entry.path):
                         pending.append(entry.path)
         except OSError as error:
-            problems.add(f"cannot be opened: {error.strerror}", folder)
+            problems.add("unreadable", f"cannot be opened: {error.strerror}", folder)
 
 
 def is_run(folder: str) -> bool:
@@ -128,7 +126,7 @@ def folders_in(base: str) -> list[str]:
                 entry.path
                 for entry in entries
                 if entry.is_dir(follow_symlinks=False) and entry.name[0] != "." and entry.name not in UNSEEN
-            )[:MOST_FOLDERS]
+            )[:MAX_FOLDERS]
     except OSError:
         return []
 
@@ -145,7 +143,7 @@ def look_through(path: Path, folders: Folders, problems: Problems) -> Listing:
         if entry.name.lower().endswith(TEXT_SUFFIXES) or is_image_name(entry.name) or is_link:
             (linked if is_link else found).append(entry.path[start:])
             if not is_link and not entry.is_file(follow_symlinks=False):
-                problems.add("is not a regular file", found.pop())
+                problems.add("skipped", NOT_REGULAR, found.pop())
     links = dict(resolved(root, sorted(linked), folders, problems))
     listing = Listing(root, [], {}, links, num_files)
     for name in sorted([*found, *links]):
@@ -167,11 +165,11 @@ def resolved(root: str, linked: list[str], folders: Folders, problems: Problems)
             mode = 0
         is_wanted = is_image_name(name) or name.lower().endswith(TEXT_SUFFIXES)
         if stat.S_ISDIR(mode):
-            problems.add("is a link to a folder; such are not followed", name)
+            problems.add("skipped", "is a link to a folder; such links are not followed", name)
         elif is_wanted and not folders.contains(target):
-            problems.add("is a link that leads out of the folder", name)
+            problems.add("skipped", "is a link that leads out of the folder", name)
         elif is_wanted and not stat.S_ISREG(mode):
-            problems.add("is a link that leads nowhere", name)
+            problems.add("skipped", "is a link that leads nowhere", name)
         elif is_wanted:
             yield name, target
 
@@ -230,7 +228,7 @@ def texts_beside(listing: Listing, image: str) -> list[str]:
 def count_lonely_texts(listing: Listing, problems: Problems) -> None:
     used = {text for image in listing.names for text in texts_beside(listing, image)}
     for text in sorted({*listing.texts.values()} - used):
-        problems.add("has no image beside it", text)
+        problems.add("incomplete", "has no image beside it", text)
 
 
 def captions_beside(listing: Listing, image: str, problems: Problems) -> list[str]:
@@ -238,16 +236,18 @@ def captions_beside(listing: Listing, image: str, problems: Problems) -> list[st
     for name in texts_beside(listing, image):
         try:
             with open_regular(listing.path(name)) as file:
-                data = file.read(MOST_TEXT_BYTES + 1)
+                data = file.read(MAX_TEXT_BYTES + 1)
         except (OSError, ValueError) as error:
-            problems.add(f"cannot be read: {getattr(error, 'strerror', None) or error}", name)
+            problems.add("unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}", name)
             continue
         for line in text_of(data, name, problems).splitlines():
             if BOXES.fullmatch(line):
-                problems.add("holds the boxes of objects, not captions", name)
+                problems.add("skipped", "holds the boxes of objects, not captions", name)
                 break
-            if len(captions) == MOST_LINES:
-                problems.add(f"has more than {MOST_LINES:,} captions; the others were left out", name)
+            if len(captions) == MAX_LINES:
+                problems.add(
+                    "skipped", f"has more than {MAX_LINES:,} captions; the others were omitted", name
+                )
                 break
             if line.strip():
                 captions.append(line)
@@ -256,19 +256,19 @@ def captions_beside(listing: Listing, image: str, problems: Problems) -> list[st
 
 def text_of(data: bytes, name: str, problems: Problems) -> str:
     """The text in a file, in whatever a person's editor wrote it."""
-    if len(data) > MOST_TEXT_BYTES:
-        problems.add(f"has more than {MOST_TEXT_BYTES // 10**6} MB of text; it was cut", name)
-        line_end = data.rfind(b"\n", 0, MOST_TEXT_BYTES)
-        data = data[: line_end if line_end > 0 else MOST_TEXT_BYTES]
+    if len(data) > MAX_TEXT_BYTES:
+        problems.add("repaired", f"has more than {MAX_TEXT_BYTES // 10**6} MB of text; it was cut", name)
+        line_end = data.rfind(b"\n", 0, MAX_TEXT_BYTES)
+        data = data[: line_end if line_end > 0 else MAX_TEXT_BYTES]
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
     if b"\0" in data:
-        problems.add("is not text", name)
+        problems.add("unreadable", "is not text", name)
         return ""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        problems.add("is not UTF-8; it was read as Windows-1252", name)
+        problems.add("repaired", "is not UTF-8; it was read as Windows-1252", name)
         return data.decode("cp1252", "replace")
 
 

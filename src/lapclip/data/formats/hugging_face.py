@@ -1,189 +1,146 @@
-"""Datasets of Hugging Face, from the hub or a local copy; rows stay in Arrow files and nothing in them is ever run.
+"""Datasets of Hugging Face, from the hub or a local copy, loaded with the `datasets` package.
 
-Columns are read as Arrow keeps them, so that no image is decoded here.
+Rows stay in Arrow files: no image is decoded, nothing of a dataset is run, and no file is read that lies neither in its
+folder nor on the hub.
 """
 
+import json
 import os
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Side
-from lapclip.data.files import Folders, file_stamp, read_file
-from lapclip.data.formats.columns import (
-    Columns,
-    captions_in,
-    find_columns,
-    image_bytes,
-    image_name,
-    named,
-    side_name,
-)
-from lapclip.data.formats.hub import load_splits
-from lapclip.data.formats.layout import MOST_SAMPLED, NUM_SAMPLED
-from lapclip.data.formats.tables import find_image, forget_single_labels
-from lapclip.errors import UserError, shortened
+from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
+from lapclip.data.files import Folders, Problem, is_image_name, open_regular
+from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, image_name, plain
+from lapclip.data.formats.tables import find_image, gather, same_columns
+from lapclip.errors import MissingPackage, UserError, shortened
 
-NUM_AT_ONCE = 1_000  # rows without images
-NUM_IMAGES_AT_ONCE = 16
+NUM_ROWS = 1_000  # in a batch of texts
+NUM_IMAGES = 16  # in a batch with images
+# The kinds of file that are read: tables and images. Others may be programs, or need packages of their own.
+BUILDERS = {"arrow", "cache", "csv", "imagefolder", "json", "parquet", "webdataset"}
+SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".tar", ".zip")
+MAX_FILES = 100_000  # looked at before a folder is taken for one without data
+NO_SCRIPTS = "which lapclip does not run"
+AS_PARQUET = "pass a copy in Parquet, as `Dataset.to_parquet` writes it"
+LOCAL_COPY = "check the name, or pass a local copy as `hf:FOLDER`"
+SAVE_AGAIN = "save it again with `save_to_disk`"
 
 
 @dataclass(frozen=True)
-class RowsReader:
-    """Images in the rows of datasets, or in files that the rows name."""
+class ArrowTable:
+    """One split of a dataset."""
 
-    parts: list[Any]  # datasets with the one column, as Arrow
-    fingerprints: list[str]  # with the column
-    part_of: "array[int]"
-    rows: "array[int]"
-    files: dict[int, str]  # by number, for the images that are files
+    dataset: Any
+    label: str  # the split
+    names: tuple[str, ...]  # of columns that may hold images or texts
+    side: Side | None
+    roots: list[str]  # the dataset's own folders
+    name_counts: Counter[str]  # rows of the whole dataset by the file name of their image
+    format: str = "hf"
 
-    def read(self, index: int) -> bytes:
-        if index in self.files:
-            return read_file(self.files[index])
+    def row_name(self, label: str, number: int) -> str:
+        return f"{label}/{number - 1}"
+
+    def state(self) -> str:
+        return str(self.dataset._fingerprint)
+
+    def batches(self, names: list[str], num_rows: int) -> Iterator[Any]:
+        return self.dataset.select_columns(names).with_format("arrow").iter(batch_size=num_rows)
+
+    def values(self, batch: Any, name: str) -> list[Any]:
+        """The cells of a column; a class's name instead of its number."""
+        feature, cells = self.dataset.features[name], batch.column(name).to_pylist()
+        if type_of(feature) != "ClassLabel" or not feature.names:
+            return cells
+        is_known = [isinstance(cell, int) and 0 <= cell < len(feature.names) for cell in cells]
+        return [feature.names[cell] if known else None for cell, known in zip(cells, is_known, strict=True)]
+
+    def sample(self) -> list[list[Any]]:
+        rows: list[list[Any]] = []
+        size = 0
+        for batch in self.batches(list(self.names), NUM_IMAGES):
+            rows += map(list, zip(*(self.values(batch, name) for name in self.names), strict=True))
+            size += batch.nbytes
+            if len(rows) >= NUM_SAMPLED or size > MAX_SAMPLED:
+                break
+        return rows
+
+    def rows(self, columns: Columns, problems: Problems) -> Iterator[Row]:
+        """All rows; of images only their paths, and whether there are bytes."""
+        is_class = type_of(self.dataset.features[columns.caption]) == "ClassLabel"
+        label = columns.caption if is_class else columns.label
+        used = dict.fromkeys([columns.image, columns.caption, columns.side, label])
+        present = [name for name in used if name and name in self.dataset.column_names]
+        number = 0
+        for batch in self.batches(present, NUM_ROWS):
+            texts = {name: self.values(batch, name) for name in present if name != columns.image}
+            nothing = [None] * batch.num_rows
+            sides, labels = texts.get(columns.side or "", nothing), texts.get(label or "", nothing)
+            paths, has_data = images_in(batch.column(columns.image), columns.kind)
+            for path, data, text, side, name in zip(
+                paths, has_data, texts[columns.caption], sides, labels, strict=True
+            ):
+                number += 1
+                caption = text.replace("_", " ") if is_class and text else text
+                file = os.path.basename(path)
+                key = file if self.name_counts[file] == 1 else ""
+                image = "" if data else relative(path, self.roots)
+                yield Row(number, number - 1, 0, image, data, caption, side, name, key)
+
+    def cell(self, columns: Columns, place: int, length: int) -> Any:
         try:
-            cell = self.parts[self.part_of[index]][self.rows[index]].column(0)[0].as_py()
+            return (
+                self.dataset.select_columns([columns.image]).with_format("arrow")[place].column(0)[0].as_py()
+            )
         except IndexError:
             raise ValueError("has changed since the dataset was opened") from None
-        return image_bytes(cell)
-
-    def stamp(self, index: int) -> str:
-        if index not in self.files:
-            return f"{self.fingerprints[self.part_of[index]]} {self.rows[index]}"
-        return file_stamp(self.files[index])
-
-
-@dataclass(frozen=True)
-class Row:
-    """What one row says; the image's bytes stay where they are."""
-
-    number: int
-    path: str  # of the image, where it has one
-    has_data: bool
-    captions: list[str]
-    side: Side | None
-    label: str | None
 
 
 def open_hugging_face(name: str, options: Options) -> Catalogue:
     """The catalogue of `hf:NAME`, `hf:NAME:CONFIG` or `hf:FOLDER`."""
     splits, roots = load_splits(name)
-    columns = choose_columns(next(iter(splits.values())), name, options)
-    gathering = Gathering()
-    folders = Folders(*([options.images] if options.images else []), *roots)
-    reader = RowsReader([], [], array("i"), array("q"), {})
-    sides = sides_of(splits)
-    names = image_names(splits, columns)
-    missing: dict[str, str] = {}
-    for split, dataset in splits.items():
-        if not {columns.picture, columns.caption} <= set(dataset.column_names):
-            gathering.problems.add("has other columns than the first split", split)
-            continue
-        part = len(reader.parts)
-        reader.parts.append(dataset.select_columns([columns.picture]).with_format("arrow"))
-        reader.fingerprints.append(f"{dataset._fingerprint} {columns.picture!a}")
-        for row in rows_of(dataset, columns):
-            title = f"{split or 'rows'}/{row.number}"
-            file = None
-            if not row.has_data:
-                if not row.path:
-                    gathering.problems.add("has no image", title)
-                    continue
-                title = relative(row.path, roots)
-                if title in missing:
-                    continue
-                if title not in gathering.index:
-                    file, why = find_image(folders, row.path)
-                    if file is None:
-                        missing[title] = why
-                        gathering.problems.add(why, title)
-                        continue
-            elif names.get(os.path.basename(row.path)) == 1:
-                title = os.path.basename(row.path)
-            number = gathering.add(title, row.captions, side=row.side or sides[split], label=row.label)
-            if number == len(reader.rows):
-                reader.part_of.append(part)
-                reader.rows.append(row.number)
-                if file:
-                    reader.files[number] = file
-    if missing and not reader.rows:
-        title, why = next(iter(missing.items()))
-        raise UserError(
-            f"none of the {len(missing):,} images that `{name}` names can be used; `{shortened(title)}` {why}",
-            hint="pass the folder that they are in with `--images FOLDER`",
+    gathering, sides, counts = Gathering(), sides_of(splits), Counter[str]()
+    named = {plain(column) for column in (options.image_column, options.caption_column) if column}
+    tables = [
+        ArrowTable(dataset, split or "rows", text_columns(dataset, named), sides[split], roots, counts)
+        for split, dataset in splits.items()
+    ]
+    if options.image_column is None:
+        features = tables[0].dataset.features
+        options = replace(
+            options, image_column=next((key for key in features if type_of(features[key]) == "Image"), None)
         )
-    forget_single_labels(gathering)
+    parts, columns = same_columns(tables, name, options, gathering.problems)
+    if columns is None:
+        raise UserError(f"`{name}` has no rows", hint="choose another dataset")
+    for table in tables:  # a file name that several images have names none of them
+        if columns.image in table.dataset.column_names:
+            for batch in table.batches([columns.image], NUM_ROWS):
+                counts.update(
+                    os.path.basename(path) for path in images_in(batch.column(0), columns.kind)[0] if path
+                )
+    folders = Folders(*([options.images] if options.images else []), *roots)
+    reader = gather(parts, columns, gathering, partial(find_image, folders))
     return gathering.catalogue(name, "hf", reader)
 
 
-def choose_columns(dataset: Any, name: str, options: Options) -> Columns:
-    """Which column holds what: images by their type first, then as in any table."""
-    features = dataset.features
-    picture = named(options.image_column, dataset.column_names, name, "--image-column")
-    caption = named(options.caption_column, dataset.column_names, name, "--caption-column")
-    if picture is None:
-        picture = next((key for key, feature in features.items() if type_of(feature) == "Image"), None)
-    # Numbers are neither images nor captions; those of classes have names.
-    names = [
+def text_columns(dataset: Any, named: set[str]) -> tuple[str, ...]:
+    """Columns that may hold images or texts: numbers are neither, unless a person says so or classes have names."""
+    return tuple(
         key
-        for key, feature in features.items()
-        if key in (picture, caption)
+        for key, feature in dataset.features.items()
+        if plain(key) in named
         or not str(getattr(feature, "dtype", "")).startswith(("int", "uint", "float", "bool"))
         or type_of(feature) == "ClassLabel"
-    ]
-    rows = []
-    size = 0
-    table = dataset.select_columns(names).with_format("arrow")
-    for start in range(0, min(len(dataset), NUM_SAMPLED), NUM_IMAGES_AT_ONCE):
-        batch = table[start : start + NUM_IMAGES_AT_ONCE]
-        cells = [[spoken(features[key], cell) for cell in batch.column(key).to_pylist()] for key in names]
-        rows += list(zip(*cells, strict=True))
-        size += batch.nbytes
-        if size > MOST_SAMPLED:
-            break
-    if not rows:
-        raise UserError(f"`{name}` has no rows", hint="choose another dataset")
-    return find_columns(
-        names,
-        rows,
-        name,
-        Options(options.format, options.images, image_column=picture, caption_column=caption),
     )
-
-
-def rows_of(dataset: Any, columns: Columns) -> Iterator[Row]:
-    """All rows, a batch at a time; of images only their paths, and whether there are bytes."""
-    features = dataset.features
-    wanted = [columns.picture, columns.caption, columns.side, columns.label]
-    present = [key for key in dict.fromkeys(wanted) if key in dataset.column_names]
-    table = dataset.select_columns(present).with_format("arrow")
-    is_class = type_of(features[columns.caption]) == "ClassLabel"
-    start = 0
-    for batch in table.iter(batch_size=NUM_AT_ONCE):
-        nothing = [None] * batch.num_rows
-        others = {
-            key: [spoken(features[key], cell) for cell in batch.column(key).to_pylist()]
-            for key in present
-            if key != columns.picture
-        }
-        paths, has_data = images_in(batch.column(columns.picture), columns.kind)
-        labels = others.get(columns.caption if is_class else columns.label or "", nothing)
-        rows = zip(
-            paths,
-            has_data,
-            others[columns.caption],
-            others.get(columns.side or "", nothing),
-            labels,
-            strict=True,
-        )
-        for number, (path, data, said, side, label) in enumerate(rows, start):
-            captions = captions_in(said.replace("_", " ") if is_class and said else said)
-            text = " ".join(captions_in(label))[:200] or None
-            yield Row(number, path, data, captions, SIDES.get(side_name(side)), text)
-        start += batch.num_rows
 
 
 def images_in(column: Any, kind: str) -> tuple[list[str], list[bool]]:
@@ -201,25 +158,6 @@ def images_in(column: Any, kind: str) -> tuple[list[str], list[bool]]:
     return [image_name(cell) for cell in column.to_pylist()], [False] * len(column)
 
 
-def image_names(splits: dict[str, Any], columns: Columns) -> Counter[str]:
-    """How many rows each file name stands in; only one that is alone can be what an image is called."""
-    counts: Counter[str] = Counter()
-    for dataset in splits.values():
-        if columns.picture in dataset.column_names:
-            table = dataset.select_columns([columns.picture]).with_format("arrow")
-            for batch in table.iter(batch_size=NUM_AT_ONCE):
-                paths, _ = images_in(batch.column(0), columns.kind)
-                counts.update(os.path.basename(path) for path in paths if path)
-    return counts
-
-
-def spoken(feature: Any, cell: Any) -> Any:
-    """A class's name instead of its number; anything else as it is."""
-    if type_of(feature) != "ClassLabel" or not isinstance(cell, int):
-        return cell
-    return feature.names[cell] if feature.names and 0 <= cell < len(feature.names) else None
-
-
 def type_of(feature: Any) -> str:
     return type(feature).__name__
 
@@ -233,8 +171,173 @@ def sides_of(splits: dict[str, Any]) -> dict[str, Side | None]:
 
 def relative(path: str, roots: list[str]) -> str:
     """A path as a person would write it, within the dataset's own folder."""
-    for root in roots:
-        inside = os.path.relpath(path, root) if os.path.isabs(path) else path
+    for root in roots if os.path.isabs(path) else ():
+        inside = os.path.relpath(path, root)
         if not inside.startswith(".."):
             return inside
     return path
+
+
+def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
+    """The splits of `hf:...` by name, and the folders that images may be read from."""
+    wanted = name.removeprefix("hf:")
+    if not wanted or "://" in wanted:
+        raise UserError(f"`{name}` names no dataset", hint="write `hf:NAME` or `hf:FOLDER`")
+    path, config = wanted, None
+    if not os.path.isdir(path) and ":" in wanted:
+        path, _, config = wanted.rpartition(":")
+    folder = os.path.abspath(path) if os.path.isdir(path) else None
+    if folder is None and (os.path.exists(path) or path.startswith((".", "/", "~"))):
+        raise UserError(f"`{path}` is not a folder", hint="write `hf:NAME` or `hf:FOLDER`")
+    if folder is not None:
+        check_folder(folder, name)
+    try:
+        import datasets  # type: ignore[import-untyped]
+    except ImportError:
+        raise MissingPackage(f"`{name}` cannot be opened without the package `datasets`", "data") from None
+    if folder is None and hasattr(datasets.packaged_modules, path):
+        # For `datasets` this is a kind of file, and means all such files below the present folder.
+        raise UserError(f"`{name}` is a kind of file, not a dataset", hint=LOCAL_COPY)
+    roots = own_folders(folder) if folder else hub_folders(path)
+    try:
+        with quietly():
+            if folder is not None and is_saved(folder):
+                found = datasets.load_from_disk(folder)
+            else:
+                builder = datasets.load_dataset_builder(folder or path, config)
+                check_builder(builder, name, roots if folder else None)
+                builder.download_and_prepare()
+                found = builder.as_dataset()
+    except UserError:
+        raise
+    except Exception as error:  # datasets, pyarrow, httpx and the hub have errors of their own
+        raise explained(error, name) from error
+    splits = dict(found) if isinstance(found, dict) else {str(found.split or ""): found}
+    return {str(split): dataset for split, dataset in splits.items()}, roots
+
+
+def is_saved(folder: str) -> bool:
+    """Whether `save_to_disk` wrote it."""
+    return any(os.path.isfile(os.path.join(folder, file)) for file in ("dataset_dict.json", "state.json"))
+
+
+def check_folder(folder: str, name: str) -> None:
+    """UserError for a folder that is a program, holds no data, or whose notes lead out of it."""
+    script = os.path.basename(folder) + ".py"
+    if os.path.exists(os.path.join(folder, script)):
+        raise UserError(
+            f"`{name}` has a loading script, `{script}`, {NO_SCRIPTS}",
+            hint=AS_PARQUET,
+        )
+    if is_saved(folder):
+        check_saved(folder, name)
+        return
+    files = (file for _, _, files in os.walk(folder) for file in files)
+    if not any(file.lower().endswith(SUFFIXES) or is_image_name(file) for file in islice(files, MAX_FILES)):
+        raise UserError(
+            f"`{name}` holds no data that can be read safely: no Parquet, Arrow, CSV, JSON or images",
+            hint=AS_PARQUET,
+        )
+
+
+def check_saved(folder: str, name: str) -> None:
+    """UserError unless each Arrow file of a saved dataset is its own."""
+    folders = Folders(folder)
+    try:
+        splits = [folder]
+        if os.path.isfile(os.path.join(folder, "dataset_dict.json")):
+            listed = read_json(os.path.join(folder, "dataset_dict.json"))["splits"]
+            splits = [os.path.join(folder, split) for split in listed]
+        for split in splits:
+            for file in read_json(os.path.join(split, "state.json"))["_data_files"]:
+                found = folders.find(os.path.join(split, file["filename"]))
+                if isinstance(found, Problem):
+                    shown = shortened(file["filename"])
+                    raise UserError(
+                        f"`{name}` cannot be read: its file `{shown}` {found.what}", hint=SAVE_AGAIN
+                    )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        shown = shortened(str(error))
+        raise UserError(f"`{name}` is not as `save_to_disk` leaves it: {shown}", hint=SAVE_AGAIN) from None
+
+
+def read_json(path: str) -> Any:
+    with open_regular(path) as file:
+        return json.loads(file.read(2**26))
+
+
+def check_builder(builder: Any, name: str, roots: list[str] | None) -> None:
+    """UserError if a dataset is of a kind that is not read, or its own notes point at somebody else's files."""
+    kind = type(builder).__module__.rpartition(".")[2]
+    if kind not in BUILDERS:
+        raise UserError(
+            f"`{name}` is of the kind `{kind}`, which is not read", hint="pass a copy in Parquet, or images"
+        )
+    folders = Folders(*(roots or []))
+    for files in (getattr(builder.config, "data_files", None) or {}).values():
+        for file in files:
+            last = str(file).rpartition("::")[2]
+            is_local = "://" not in last
+            is_own = is_local and roots is not None and isinstance(folders.find(last), str)
+            if not is_own and (is_local or roots is not None):
+                raise UserError(
+                    f"`{name}` wants to read `{shortened(last)}`, which lies outside it",
+                    hint="take that file out of `data_files` in its README.md",
+                )
+
+
+def own_folders(folder: str) -> list[str]:
+    """A local copy's folder; in the hub's cache, files are links to where their bytes are."""
+    parent = Path(folder).parent
+    if parent.name == "snapshots" and (parent.parent / "blobs").is_dir():
+        return [folder, str(parent.parent / "blobs")]
+    return [folder]
+
+
+def hub_folders(repository: str) -> list[str]:
+    """Where `datasets` puts the files of a dataset from the hub."""
+    from datasets import config
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    own = os.path.join(HF_HUB_CACHE, "datasets--" + repository.replace("/", "--"))
+    return [own, str(config.DOWNLOADED_DATASETS_PATH)]
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Without the progress bars of `datasets` and the hub where nobody would see them; they come back afterwards."""
+    import datasets
+    from huggingface_hub import utils as hub
+
+    # Bars are written to stderr; on a terminal they stay, since a download may take long.
+    shown = (
+        [] if os.isatty(2) else [bars for bars in (datasets, hub) if not bars.are_progress_bars_disabled()]
+    )
+    for bars in shown:
+        bars.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for bars in shown:
+            bars.enable_progress_bars()
+
+
+def explained(error: Exception, name: str) -> UserError:
+    """An error of `datasets` as a sentence with a way out."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and isinstance(cause, Exception) and len(chain) < 10:
+        chain.append(cause)
+    kinds = {kind.__name__ for link in chain for kind in type(link).__mro__}
+    text = " ".join(str(error).split())
+    if (
+        type(error) is RuntimeError
+    ):  # `datasets` has no narrower ones for scripts and for unknown configurations
+        return UserError(f"`{name}` has a loading script, {NO_SCRIPTS}: {shortened(text)}", hint=AS_PARQUET)
+    if type(error) is ValueError:
+        return UserError(f"`{name}`: {shortened(text, 400)}", hint="name a configuration: `hf:NAME:CONFIG`")
+    if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError", "TimeoutException"}:
+        return UserError(f"`{name}` cannot be fetched: the hub cannot be reached", hint=LOCAL_COPY)
+    if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError", "HFValidationError"}:
+        return UserError(f"`{name}` is not on the hub, or not open to you", hint=LOCAL_COPY)
+    reason = " ".join(str(chain[-1]).split()) or type(chain[-1]).__name__
+    return UserError(f"`{name}` cannot be read: {shortened(reason, 300)}", hint=LOCAL_COPY)

@@ -16,9 +16,9 @@ from PIL import Image, IptcImagePlugin
 
 from lapclip.data.catalogue import clean_caption
 from lapclip.data.decode import formats
-from lapclip.data.files import MOST_BYTES, open_regular
+from lapclip.data.files import MAX_BYTES, open_regular
 
-MOST_XMP_BYTES = 2**20
+MAX_XMP_BYTES = 2**20
 EXIF_DESCRIPTION, EXIF_FOLDER, EXIF_USER_COMMENT = 0x010E, 0x8769, 0x9286
 XP_TITLE, XP_COMMENT, XP_SUBJECT = 0x9C9B, 0x9C9C, 0x9C9F  # Windows' own, in UTF-16
 IPTC_CAPTION, IPTC_TITLE = (2, 120), (2, 5)
@@ -42,13 +42,13 @@ JUNK = re.compile(
       | (img|dsc\w?|pxl|mvimg|p|cimg|dji|imag|gopr|sam|wp)[_\ -]?\d[\d_-]*(\.\w{2,4})*""",
     re.IGNORECASE | re.VERBOSE,
 )
-LONGEST_JUNK = 200
+MAX_JUNK = 200
 
 
-def description(picture: bytes | str | Path) -> list[str]:
+def description(source: bytes | str | Path) -> list[str]:
     """The captions within an image file, descriptions before titles; none when there are none, or it is broken."""
     try:
-        with opened(picture) as file, warnings.catch_warnings():
+        with opened(source) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             allowed = formats(file.read(12))
             file.seek(0)
@@ -59,18 +59,18 @@ def description(picture: bytes | str | Path) -> list[str]:
     return list(dict.fromkeys(text for text in found if is_caption(text)))
 
 
-def opened(picture: bytes | str | Path) -> BinaryIO:
-    if isinstance(picture, bytes):
-        return io.BytesIO(picture)
-    file = open_regular(picture)
-    if os.fstat(file.fileno()).st_size <= MOST_BYTES:
+def opened(source: bytes | str | Path) -> BinaryIO:
+    if isinstance(source, bytes):
+        return io.BytesIO(source)
+    file = open_regular(source)
+    if os.fstat(file.fileno()).st_size <= MAX_BYTES:
         return file
     file.close()
     raise ValueError("is not an image file")
 
 
 def is_caption(text: str) -> bool:
-    return any(c.isalpha() for c in text) and (len(text) > LONGEST_JUNK or not JUNK.fullmatch(text))
+    return any(c.isalpha() for c in text) and (len(text) > MAX_JUNK or not JUNK.fullmatch(text))
 
 
 def texts(image: Image.Image) -> list[str]:
@@ -90,7 +90,7 @@ def quietly(found: Iterator[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
 
 def xmp_texts(image: Image.Image) -> Iterator[tuple[bool, str]]:
     data = image.info.get("xmp", b"")
-    if isinstance(data, bytes) and 0 < len(data) <= MOST_XMP_BYTES:
+    if isinstance(data, bytes) and 0 < len(data) <= MAX_XMP_BYTES:
         yield from parse_xmp(data)
 
 

@@ -1,88 +1,130 @@
-"""Parts of large files, by offset and size: of local ones directly, of far ones in blocks that are kept for a while.
+"""Shards as a person writes them, with braces, globs, URLs and `::` between several; and parts of files by URL."""
 
-Both can be used by several threads, and sent to another process, where they begin with nothing open.
-"""
-
+import glob
 import os
-import stat
+import re
 import time
 from collections import OrderedDict
 from concurrent.futures import Future
+from itertools import islice
 from threading import Lock
 from typing import Any
+from urllib.parse import unquote
 
-from lapclip.errors import UserError
+import bracex
 
-NUM_OPEN = 16  # local files at a time
-STAMP_SECONDS = 1.0  # that a local file's state is believed for
+from lapclip.errors import MissingPackage, UserError
+
+MAX_SHARDS = 100_000
+MAX_BRACES = 100
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+# Protocols that would run a program, or open another file within one: shards are read from where they lie.
+REFUSED = {
+    "pipe", "simplecache", "filecache", "blockcache", "cached", "reference", "zip", "tar", "libarchive",
+    "dir", "dask", "generic", "data", "git", "dvc", "jlab", "jupyter", "async_wrapper", "asyncwrapper", "asynclocal",
+}  # fmt: skip
+BETWEEN = re.compile(r"::(?![0-9a-fA-F:.]*\])")  # not within an IPv6 address
+WEB = ("http://", "https://")
+COPY_SHARDS = "copy the shards to a folder and give `folder/*.tar`"
+
 BLOCK_BYTES = 8 * 2**20  # training reads neighbours together, so one request brings many images
 NUM_BLOCKS = 24  # kept, 192 MB in all: eight runs of neighbours lie in up to 16, and the last ones overlap
-NUM_TRIES = 3  # of a request; lines falter
+NUM_TRIES = 3  # of a request; connections falter
+# Where the file systems of fsspec say that a file has changed.
+MARKS = ("ETag", "etag", "md5Hash", "Last-Modified", "LastModified", "last_modified", "mtime", "created")
+
+
+def is_shards(name: str) -> bool:
+    """Whether a source's name is that of tar shards; decided by the name alone."""
+    parts = [without_query(part).rstrip("}").lower() for part in BETWEEN.split(name)]
+    return all(part.endswith((".tar", *COMPRESSED)) for part in parts) or name.lower().startswith("pipe:")
+
+
+def is_url(path: str) -> bool:
+    return "://" in path
+
+
+def without_query(url: str) -> str:
+    return re.split(r"[?#]", url, maxsplit=1)[0] if url.startswith(WEB) else url
+
+
+def expand(pattern: str) -> list[str]:
+    """Every shard that a pattern means, each once; UserError when there is none, or far too many."""
+    shards: dict[str, None] = {}
+    for written in BETWEEN.split(pattern):
+        refuse(written, pattern)
+        is_file = written.lower().startswith("file://")
+        part = unquote(written[len("file://") :].removeprefix("localhost")) if is_file else written
+        try:
+            names = (
+                [part] if os.path.exists(part) else bracex.expand(part, keep_escapes=True, limit=MAX_SHARDS)
+            )
+        except bracex.ExpansionLimitException:
+            raise too_many(pattern) from None
+        for name in names:
+            shards.update(dict.fromkeys(matching(name)))
+            if len(shards) > MAX_SHARDS:
+                raise too_many(pattern)
+    if not shards:
+        raise UserError(f"no shard matches `{pattern}`", hint="give shards that exist, as in `folder/*.tar`")
+    return list(shards)
+
+
+def too_many(pattern: str) -> UserError:
+    return UserError(
+        f"`{pattern}` means more than {MAX_SHARDS:,} shards", hint="check the numbers in its braces"
+    )
+
+
+def refuse(part: str, pattern: str) -> None:
+    if without_query(part).rstrip("}").lower().endswith(COMPRESSED):
+        raise UserError(
+            f"`{part}` is compressed, so that single images cannot be reached",
+            hint="unpack it first, as with `gunzip`, and give the `.tar`",
+        )
+    protocol, colon, _ = part.lower().partition(":")
+    if protocol in REFUSED and (colon or part != pattern):
+        raise UserError(
+            f"`{part}` is not opened: `{protocol}:` would run a program or open a file within another",
+            hint=COPY_SHARDS,
+        )
+    if part.count("{") > MAX_BRACES:
+        raise UserError(f"a pattern of more than {MAX_BRACES} braces is not read", hint="use fewer braces")
+
+
+def matching(name: str) -> list[str]:
+    """The shards of a name without braces: those that its stars stand for, or itself."""
+    if not is_url(name):
+        if os.path.isdir(name):
+            name = os.path.join(glob.escape(name), "*.tar")
+        if os.path.exists(name) or not glob.has_magic(name):
+            return [os.path.normpath(name)]
+        found = sorted(islice(glob.iglob(name, recursive=True), MAX_SHARDS + 1))
+        return [os.path.normpath(path) for path in found if not os.path.isdir(path)]
+    if "*" not in name:
+        return [name]
+    if name.startswith(WEB):
+        raise UserError(
+            f"`{name}` cannot be listed, as web servers do not say what files they have",
+            hint="write the numbers out, as in `shard-{00000..00012}.tar`",
+        )
+    files, path = filesystem(name)
+    try:
+        return [str(files.unstrip_protocol(found)) for found in sorted(attempt(name, files.glob, path))]
+    except OSError as error:
+        raise UserError(str(error), hint="check the address, and that you may read it") from error
 
 
 class NoRanges(OSError):
     """The server sends whole files only."""
 
 
-class Descriptor:
-    """An open file, closed once the last thread that reads from it lets go."""
-
-    def __init__(self, path: str):
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a named pipe must not block
-        found = os.fstat(self.number)
-        self.length = found.st_size
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError("is not a regular file")
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            os.close(self.number)
-
-
-class LocalFiles:
-    """Parts of local files."""
-
-    def __init__(self) -> None:
-        self.opened: OrderedDict[str, Descriptor] = OrderedDict()
-        self.stamps: dict[str, tuple[float, str]] = {}
-        self.lock = Lock()
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return LocalFiles, ()
-
-    def length(self, path: str) -> int:
-        return self.descriptor(path).length
-
-    def read(self, path: str, offset: int, size: int) -> bytes:
-        """Fewer bytes than asked for only at the file's end."""
-        held = self.descriptor(path)  # by a name: otherwise another thread may close it before it is read
-        return os.pread(held.number, size, offset)
-
-    def stamp(self, path: str) -> str:
-        """Changes whenever the file may have; empty when it is gone."""
-        until, known = self.stamps.get(path, (0.0, ""))
-        if time.monotonic() < until:
-            return known
-        try:
-            found = os.stat(path)
-            known = f"{found.st_size} {found.st_mtime_ns}"
-        except OSError:
-            known = ""
-        self.stamps[path] = (time.monotonic() + STAMP_SECONDS, known)
-        return known
-
-    def descriptor(self, path: str) -> Descriptor:
-        with self.lock:
-            if path not in self.opened:
-                self.opened[path] = Descriptor(path)
-                if len(self.opened) > NUM_OPEN:
-                    self.opened.popitem(last=False)
-            self.opened.move_to_end(path)
-            return self.opened[path]
-
-
 class RemoteFiles:
-    """Parts of files by URL, through fsspec; every failure is an OSError in words."""
+    """Parts of files by URL, through fsspec; every failure is an OSError in words.
+
+    It can be used by several threads, and sent to another process, where it begins empty. fsspec's own block cache has
+    neither one bound for all files nor one request for several threads that need the same block.
+    """
 
     def __init__(self) -> None:
         self.blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
@@ -112,23 +154,12 @@ class RemoteFiles:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def stamp(self, url: str) -> str:
-        """Changes whenever the file may have; empty when it is gone. Asked for once."""
+        """Changes whenever the file may have changed; empty when it is gone. Asked for once."""
         try:
             info = self.info(url)
         except OSError:
             return ""
-        marks = (
-            "ETag",
-            "etag",
-            "md5Hash",
-            "Last-Modified",
-            "LastModified",
-            "last_modified",
-            "mtime",
-            "created",
-        )
-        mark = next((info[key] for key in marks if info.get(key)), "")
-        return f"{info.get('size')} {mark}"
+        return f"{info.get('size')} {next((info[key] for key in MARKS if info.get(key)), '')}"
 
     def info(self, url: str) -> dict[str, Any]:
         if url not in self.infos:
@@ -137,7 +168,7 @@ class RemoteFiles:
         return self.infos[url]
 
     def block(self, url: str, number: int) -> bytes:
-        """One block; several threads that want it wait for the same request."""
+        """One block; several threads that need it wait for the same request."""
         with self.lock:
             future = self.blocks.get((url, number))
             is_mine = future is None
@@ -148,9 +179,8 @@ class RemoteFiles:
             self.blocks.move_to_end((url, number))
         if is_mine:
             try:
-                start = number * BLOCK_BYTES
-                end = min(start + BLOCK_BYTES, self.length(url))
-                future.set_result(attempt(url, fetch, url, start, end, self.length(url)))
+                start, length = number * BLOCK_BYTES, self.length(url)
+                future.set_result(attempt(url, fetch, url, start, min(start + BLOCK_BYTES, length), length))
             except BaseException as error:
                 with self.lock:
                     self.blocks.pop((url, number), None)
@@ -160,7 +190,7 @@ class RemoteFiles:
 
 def fetch(url: str, start: int, end: int, length: int) -> bytes:
     files, path = filesystem(url)
-    if not url.startswith(("http://", "https://")):
+    if not url.startswith(WEB):
         return bytes(files.cat_file(path, start=start, end=end))
     # fsspec's `cat_file` would take a whole file from a server that ignores ranges; its file object refuses.
     with files.open(path, "rb", block_size=BLOCK_BYTES, cache_type="none", size=length) as file:
@@ -190,22 +220,16 @@ def attempt(url: str, action: Any, *arguments: Any) -> Any:
 
 
 def filesystem(url: str) -> tuple[Any, str]:
-    """fsspec's way to a URL's files, and the path there; UserError with what to install."""
+    """fsspec's file system of a URL, and the path there."""
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
     except ImportError:
-        raise UserError(
-            f"`{url}` cannot be opened without fsspec", hint="pip install 'lapclip[data]'"
-        ) from None
+        raise MissingPackage(f"`{url}` cannot be opened without fsspec", "data") from None
     try:
         return url_to_fs(url)
     except ImportError as error:
-        raise UserError(
-            f"`{url}` cannot be opened: a package is missing",
-            hint="pip install 'lapclip[data]'" if url.startswith("http") else str(error),
-        ) from None
+        if url.startswith(WEB):
+            raise MissingPackage(f"`{url}` cannot be opened: a package is missing", "data") from None
+        raise UserError(f"`{url}` cannot be opened: a package is missing", hint=str(error)) from None
     except ValueError as error:
-        raise UserError(
-            f"`{url}` cannot be opened: {error}",
-            hint="copy the shards to a folder and give `folder/*.tar`",
-        ) from None
+        raise UserError(f"`{url}` cannot be opened: {error}", hint=COPY_SHARDS) from None

@@ -4,23 +4,22 @@ Each archive's headers are walked once; only texts are read, and images are know
 """
 
 import json
+import os
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side, clean_caption
-from lapclip.data.files import MOST_BYTES, is_image_name
-from lapclip.data.formats.patterns import expand, is_shards, is_url, without_query
-from lapclip.data.formats.remote import LocalFiles, NoRanges, RemoteFiles
+from lapclip.data.files import MAX_BYTES, MISSING, Problem, is_image_name, open_regular
+from lapclip.data.formats.remote import NoRanges, RemoteFiles, expand, is_url, without_query
 from lapclip.data.formats.tar import ReadAt, walk
 from lapclip.errors import UserError
 
-__all__ = ["ShardReader", "expand", "is_shards", "open_shards", "read_shards"]
-
-MOST_TEXT_BYTES = 2**20  # of one caption file
+MAX_TEXT_BYTES = 2**20  # of one caption file
 TEXTS = ("txt", "text", "caption", "cap")
 CAPTION_KEYS = ("caption", "captions", "text", "texts", "sentence", "sentences", "raw")
 LESSER_KEYS = (
@@ -33,6 +32,7 @@ LESSER_KEYS = (
     "prompt",
 )  # the first that says something
 CLASS_KEYS = ("class_name", "label_name", "label", "class")
+NO_IMAGE = 9  # a rank below all others
 META = re.compile(r"(^|/)__[^/]*__($|/)")  # webdataset's own notes
 
 
@@ -44,31 +44,52 @@ class ShardReader:
     shard_of: "array[int]"  # in quotes: before Python 3.12 an array has no such type when running
     offsets: "array[int]"
     sizes: "array[int]"
-    local: LocalFiles = field(default_factory=LocalFiles)
     remote: RemoteFiles = field(default_factory=RemoteFiles)
 
     def read(self, index: int) -> bytes:
         shard = self.shards[self.shard_of[index]]
-        data = self.files(shard).read(shard, self.offsets[index], self.sizes[index])
+        read = self.remote.read if is_url(shard) else local_read
+        data = read(shard, self.offsets[index], self.sizes[index])
         if len(data) < self.sizes[index]:
             raise OSError("is cut off: its shard has become shorter")
         return data
 
     def stamp(self, index: int) -> str:
         shard = self.shards[self.shard_of[index]]
-        known = self.files(shard).stamp(shard)
+        known = self.remote.stamp(shard) if is_url(shard) else local_stamp(shard)
         return known and f"{known} {self.offsets[index]} {self.sizes[index]}"
 
-    def files(self, shard: str) -> LocalFiles | RemoteFiles:
-        return self.remote if is_url(shard) else self.local
+
+def local_read(path: str, offset: int, size: int) -> bytes:
+    with open_regular(path) as file:
+        return os.pread(file.fileno(), size, offset)
+
+
+def local_stamp(path: str) -> str:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ""
+    return f"{found.st_size} {found.st_mtime_ns}"
+
+
+@contextmanager
+def opened(shard: str, remote: RemoteFiles) -> Iterator[tuple[ReadAt, int]]:
+    """What reads parts of a shard, and its length."""
+    if is_url(shard):
+        yield partial(remote.read, shard), remote.length(shard)
+        return
+    with open_regular(shard) as file:
+        number = file.fileno()
+        yield (lambda offset, size: os.pread(number, size, offset)), os.fstat(number).st_size
 
 
 @dataclass(slots=True)
 class Pair:
     """What the members of one key amount to."""
 
-    picture: str = ""
-    rank: int = 9  # of the image: lower is likelier to be the one meant
+    image: str = ""
+    rank: int = NO_IMAGE  # of the image: lower is likelier to be the one meant
     offset: int = 0
     size: int = 0
     captions: list[str] = field(default_factory=list)
@@ -90,25 +111,25 @@ def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
     reader = ShardReader(shards, array("i"), array("q"), array("q"))
     for number, (shard, title, side) in enumerate(zip(shards, titles, sides, strict=True)):
         try:
-            files = reader.files(shard)
-            pairs = find_pairs(
-                partial(files.read, shard), files.length(shard), title, gathering.problems, options
-            )
+            with opened(shard, reader.remote) as (read, length):
+                pairs = find_pairs(read, length, title, gathering.problems, options)
         except FileNotFoundError:
-            gathering.problems.add("is missing", title)
+            gathering.problems.add(*MISSING, title)
             continue
         except NoRanges as error:
             raise UserError(
                 f"the server of `{shard}` does not send parts of files",
                 hint="copy the shards to a folder and give `folder/*.tar`",
             ) from error
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if is_url(shard):  # the line or the permission, and with it most likely all other shards
                 raise UserError(str(error), hint="check the address and the connection") from error
-            gathering.problems.add(f"cannot be opened: {error.strerror or error}", title)
+            gathering.problems.add(
+                "unreadable", f"cannot be opened: {getattr(error, 'strerror', None) or error}", title
+            )
             continue
         for pair in pairs:
-            path = f"{title}/{pair.picture}"
+            path = f"{title}/{pair.image}"
             if is_complete(pair, path, gathering):
                 gathering.add(path, pair.captions, side=pair.side or side, label=pair.label)
                 reader.shard_of.append(number)
@@ -122,17 +143,16 @@ def is_complete(pair: Pair, path: str, gathering: Gathering) -> bool:
     pair.captions = list(dict.fromkeys(map(clean_caption, pair.captions)))
     if not any(pair.captions):
         pair.captions = [pair.label.replace("_", " ")] if pair.label else []
-    problem = ""
-    if pair.rank == 9:
-        problem = "has no image"
+    problem: Problem | None = None
+    if pair.rank == NO_IMAGE:
+        problem = Problem("incomplete", "has no image")
     elif not any(pair.captions):
-        problem = (
-            "has a class number, but nothing names the class" if pair.has_class_number else "has no caption"
-        )
+        number = "has a class number, but nothing names the class"
+        problem = Problem("incomplete", number if pair.has_class_number else "has no caption")
     elif path in gathering.index:
-        problem = "comes twice"
+        problem = Problem("skipped", "comes twice")
     if problem:
-        gathering.problems.add(problem, path)
+        gathering.problems.add(*problem, path)
     return not problem
 
 
@@ -142,7 +162,7 @@ def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, option
     for full_name, offset, size, problem in walk(read, length):
         name = full_name.removeprefix("./")  # as GNU tar writes for `.`
         if problem:
-            problems.add(problem, f"{title}/{name}" if name else title)
+            problems.add(*problem, f"{title}/{name}" if name else title)
             continue
         folder, slash, file = name.rpartition("/")
         stem, _, kind = file.partition(".")
@@ -152,20 +172,24 @@ def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, option
         key = folder + slash + stem
         if is_image_name(f".{kind}"):
             pair = pairs.setdefault(key, Pair(key))
-            if size > MOST_BYTES:
-                problems.add(f"is more than {MOST_BYTES >> 20} MB, too large for an image", f"{title}/{name}")
+            if size > MAX_BYTES:
+                problems.add(
+                    "skipped", f"is more than {MAX_BYTES >> 20} MB, too large for an image", f"{title}/{name}"
+                )
                 continue
             add_image(pair, name, kind, (offset, size), title=title, problems=problems, options=options)
         elif is_text(kind):
             pair = pairs.setdefault(key, Pair(key))
-            if size > MOST_TEXT_BYTES:
-                problems.add(f"is a text of more than {MOST_TEXT_BYTES >> 20} MB", f"{title}/{name}")
+            if size > MAX_TEXT_BYTES:
+                problems.add(
+                    "skipped", f"is a text of more than {MAX_TEXT_BYTES >> 20} MB", f"{title}/{name}"
+                )
                 continue
             try:
                 add_text(pair, kind, read(offset, size), options)
             except (ValueError, RecursionError):
                 what = "is not JSON" if kind.endswith("json") else "is not UTF-8 text"
-                problems.add(what, f"{title}/{name}")
+                problems.add("unreadable", what, f"{title}/{name}")
     return pairs.values()
 
 
@@ -191,11 +215,11 @@ def add_image(
     else:
         first, dot, _ = kind.partition(".")
         rank = 0 if not dot else 1 if first in ("image", "img", "0") else 2
-    if pair.rank < 9:
-        other = name if rank >= pair.rank else pair.picture
-        problems.add("is a further image of its pair", f"{title}/{other}")
+    if pair.rank < NO_IMAGE:
+        other = name if rank >= pair.rank else pair.image
+        problems.add("skipped", "is a further image of its pair", f"{title}/{other}")
     if rank < pair.rank:
-        pair.picture, pair.rank, (pair.offset, pair.size) = name, rank, place
+        pair.image, pair.rank, (pair.offset, pair.size) = name, rank, place
 
 
 def add_text(pair: Pair, kind: str, data: bytes, options: Options) -> None:

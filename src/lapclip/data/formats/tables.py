@@ -1,65 +1,75 @@
-"""Tables of images and captions: CSV of any kind, JSONL, Parquet, and Flickr's own; in one file or in parts."""
+"""Tables of images and captions: CSV of any kind, JSONL, Parquet, Flickr's own and Arrow, through one interface.
+
+A `Table` yields rows, and reads the image cell of one row; `gather` turns the rows of all tables into a catalogue.
+"""
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import FileReader, Folders, is_image_name, open_regular
+from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
+from lapclip.data.files import Folders, Problem, file_stamp, is_image_name, open_regular, read_file
 from lapclip.data.formats.columns import (
+    NUM_SAMPLED,
     WEB,
     Columns,
+    Row,
+    Table,
     captions_in,
     find_columns,
     guess_caption,
     guess_image,
+    image_bytes,
     image_name,
     is_image,
     share,
-    side_name,
+    side_in,
 )
 from lapclip.data.formats.folder import folders_in
-from lapclip.data.formats.layout import MOST_SAMPLED, NUM_SAMPLED, Layout, look_at_text
-from lapclip.data.formats.parquet import ParquetReader, look_at_parquet, parquet_rows, sample_parquet
-from lapclip.data.formats.splits import split_lists
-from lapclip.data.formats.text_rows import Row, RowReader, text_rows
-from lapclip.errors import UserError, shortened
+from lapclip.data.formats.parquet import ImageCells, ParquetTable, open_parquet
+from lapclip.data.formats.text_rows import TextTable, look_at_text
+from lapclip.errors import UserError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".token.txt", ".token")
 FOLDERS = ("images", "Images", "img", "flickr30k_images", "Flicker8k_Dataset")
-MOST_CLASSES = 10_000
-MOST_KEY = 300  # characters of what an image is called
+MAX_KEY = 300  # characters of what an image is called
 ENDINGS = (".jpg", ".png", ".jpeg", ".webp")  # tried for a name without one
+# Lists of images beside a table, one name a line. Test sets come first, so that no image of one is trained on.
+LISTS: dict[str, Side] = {
+    "test.txt": "test", "flickr_8k.testimages.txt": "test",
+    "dev.txt": "validation", "val.txt": "validation", "validation.txt": "validation",
+    "flickr_8k.devimages.txt": "validation",
+    "train.txt": "train", "flickr_8k.trainimages.txt": "train",
+}  # fmt: skip
+MAX_LIST_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
-class Part:
-    """One file of a table."""
+class CellReader:
+    """Images in cells of tables, each read from its row when it is asked for, or in files that the rows name."""
 
-    path: Path
-    layout: Layout
+    tables: list[Table]
     columns: Columns
+    paths: list[str]  # empty for images in cells
+    parts: "array[int]"  # for each image, the table; in quotes: before Python 3.12 an array has no such type
+    places: "array[int]"  # and where its row is
+    lengths: "array[int]"
 
-    def index(self, name: str | None) -> int | None:
-        return self.layout.names.index(name) if name in self.layout.names else None
+    def read(self, index: int) -> bytes:
+        if path := self.paths[index]:
+            return read_file(path)
+        table = self.tables[self.parts[index]]
+        return image_bytes(table.cell(self.columns, self.places[index], self.lengths[index]))
 
-
-class Cells(NamedTuple):
-    """What one row says."""
-
-    part: int
-    number: int
-    place: int
-    length: int
-    picture: Any
-    caption: Any
-    side: Side | None
-    label: str | None
-    key: str
+    def stamp(self, index: int) -> str:
+        if path := self.paths[index]:
+            return file_stamp(path)
+        known = self.tables[self.parts[index]].state()
+        return known and f"{known} {self.columns.image!a} {self.places[index]}"
 
 
 def is_table_name(name: str) -> bool:
@@ -68,181 +78,159 @@ def is_table_name(name: str) -> bool:
 
 
 def looks_like_table(path: Path) -> bool:
-    """Whether a text file of unknown kind names images and says something about each, in several rows."""
+    """Whether a text file of unknown format names images and says something about each, in several rows."""
     try:
-        layout = look_at_text(path, None, most_bytes=2**16)
-        rows = sample(path, layout)
+        table = look_at_text(path, None, max_bytes=2**16)
+        rows = table.sample()
     except (OSError, ValueError):
         return False
-    if len(layout.names) < 2 or len(rows) + (layout.header > 0) < 2:
+    if len(table.names) < 2 or len(rows) + (table.header > 0) < 2:
         return False
-    cells = {name: [row[i] for row in rows if i < len(row)] for i, name in enumerate(layout.names)}
-    picture = guess_image(cells)
-    if picture is None or share(cells.pop(picture), is_image) <= 0.5:
-        return False
-    return guess_caption(cells) is not None
+    cells = {name: [row[i] for row in rows if i < len(row)] for i, name in enumerate(table.names)}
+    image = guess_image(cells)
+    return image is not None and share(cells.pop(image), is_image) > 0.5 and guess_caption(cells) is not None
 
 
 def open_table(files: list[Path], name: str, options: Options) -> Catalogue:
-    """The images and captions of a table."""
-    gathering = Gathering()
-    parts = open_parts(files, name, options, gathering.problems)
-    if not parts:
-        return gathering.catalogue(name, "csv", FileReader([]))  # says what is wrong
-    rows = all_cells(parts, gathering.problems)
-    reader: FileReader | RowReader | ParquetReader
-    if parts[0].columns.kind == "data":
-        reader = gather_data(rows, parts, gathering)
-    else:
-        reader = gather_files(rows, picture_folders(parts, options), gathering, name)
-    if parts[0].columns.side is None:
-        set_sides(gathering, {part.path.parent for part in parts})
-    forget_single_labels(gathering)
-    return gathering.catalogue(name, parts[0].layout.format, reader)
-
-
-def open_parts(files: list[Path], source: str, options: Options, problems: Problems) -> list[Part]:
-    """The files that are parts of one table; the first of them says which columns are read."""
-    parts: list[Part] = []
+    """The images and captions of a table in one file or in parts."""
+    gathering, images = Gathering(), ImageCells()
+    opened: list[TextTable | ParquetTable] = []
     for path in files:
         try:
-            layout = look_at(path, options.format)
-            rows = [] if parts else sample(path, layout)
+            opened.append(look_at(path, options.format, images))
         except (OSError, ValueError) as error:
             what = error.strerror if isinstance(error, OSError) else str(error)
-            problems.add(f"cannot be read: {what}", str(path))
-            continue
-        if not parts and not rows:
-            problems.add("has no rows", str(path))
-            continue
-        columns = parts[0].columns if parts else find_columns(layout.names, rows, source, options)
-        if parts and (layout.format == "parquet") != (parts[0].layout.format == "parquet"):
-            problems.add("is not of the same kind as the part before it", str(path))
-        elif not {columns.picture, columns.caption} <= set(layout.names):
-            problems.add("has other columns than the part before it", str(path))
-        else:
-            layout = replace(layout, caption=layout.names.index(columns.caption))
-            parts.append(Part(path, layout, columns))
-    return parts
+            gathering.problems.add("unreadable", f"cannot be read: {what}", str(path))
+    tables, columns = same_columns(opened, name, options, gathering.problems)
+    if columns is None:
+        return gathering.catalogue(name, "csv")  # says what is wrong
+    folders = list(dict.fromkeys(Path(table.label).parent for table in tables))
+    find = partial(find_image, image_folders(tables[0], columns, folders, options))
+    reader = gather(tables, columns, gathering, find)
+    if columns.side is None:
+        set_sides(gathering, folders)
+    return gathering.catalogue(name, tables[0].format, reader)
 
 
-def look_at(path: Path, format: str | None) -> Layout:
+def look_at(path: Path, format: str | None, images: ImageCells) -> TextTable | ParquetTable:
     """How a file is written; `format` forces it."""
     with open_regular(path) as file:
         is_parquet = file.read(4) == b"PAR1"
     if format == "parquet" or (format is None and (is_parquet or path.suffix.lower() == ".parquet")):
-        return look_at_parquet(path)
+        with open_parquet(path) as parquet:
+            return ParquetTable(path, tuple(parquet.schema_arrow.names), images)
     if format is None and path.suffix.lower() in (".jsonl", ".ndjson"):
         format = "jsonl"
     return look_at_text(path, format)
 
 
-def sample(path: Path, layout: Layout) -> list[list[Any]]:
-    """The first rows of a file."""
-    if layout.format == "parquet":
-        return sample_parquet(path)
-    rows, size = [], 0
-    for _, _, length, cells in islice(text_rows(path, layout, Problems()), NUM_SAMPLED):
-        rows.append(cells)
-        size += length
-        if size > MOST_SAMPLED:
-            break
-    return rows
-
-
-def part_rows(part: Part, problems: Problems) -> Iterator[Row]:
-    if part.layout.format != "parquet":
-        return text_rows(part.path, part.layout, problems)
-    columns = part.columns
-    used = (columns.picture, columns.caption, columns.side, columns.label, columns.key)
-    wanted = {name for name in part.layout.names if name in used}
-    unread = columns.picture if columns.kind == "data" else None
-    return parquet_rows(part.path, part.layout, problems, wanted=wanted, unread=unread)
-
-
-def all_cells(parts: list[Part], problems: Problems) -> Iterator[Cells]:
-    """The rows of all parts that have an image and a caption column."""
-    for which, part in enumerate(parts):
-        columns, num_columns = part.columns, len(part.layout.names)
-        picture, caption = part.layout.names.index(columns.picture), part.layout.names.index(columns.caption)
-        side, label, key = part.index(columns.side), part.index(columns.label), part.index(columns.key)
-        for number, place, length, cells in part_rows(part, problems):
-            if len(cells) <= max(picture, caption):
-                problems.add(f"has {len(cells)} of {num_columns} columns", f"{part.path.name}:row {number}")
+def same_columns(
+    tables: Sequence[Table], source: str, options: Options, problems: Problems
+) -> tuple[list[Table], Columns | None]:
+    """The tables that are parts of one, and the columns that are read, found in the first with rows."""
+    parts: list[Table] = []
+    columns = None
+    for table in tables:
+        if columns is None:
+            try:
+                rows = table.sample()
+            except (OSError, ValueError) as error:
+                problems.add("unreadable", f"cannot be read: {error}", table.label)
                 continue
-            cells.extend([None] * (num_columns - len(cells)))
-            yield Cells(
-                which,
-                number,
-                place,
-                length,
-                cells[picture],
-                cells[caption],
-                None if side is None else SIDES.get(side_name(cells[side])),
-                None if label is None else " ".join(captions_in(cells[label]))[:200] or None,
-                "" if key is None else image_name(cells[key]),
-            )
-
-
-def gather_files(rows: Iterator[Cells], folders: Folders, gathering: Gathering, source: str) -> FileReader:
-    """Images by the files that the rows name, each looked for once."""
-    paths: list[str] = []
-    missing: dict[str, str] = {}
-    for row in rows:
-        name = image_name(row.picture)
-        if name in missing:
+            if not rows:
+                problems.add("unreadable", "has no rows", table.label)
+                continue
+            columns = find_columns(table.names, rows, source, options)
+        elif (table.format == "parquet") != (parts[0].format == "parquet"):
+            problems.add("skipped", "is not in the format of the part before it", table.label)
             continue
-        if name not in gathering.index:
-            path, why = find_image(folders, name)
-            if path is None:
-                missing[name] = why
-                gathering.problems.add(why, name)
-                continue
-            paths.append(path)
-        gathering.add(name, captions_in(row.caption) or [""], side=row.side, label=row.label)
-    if missing and not paths:
-        name, why = next(iter(missing.items()))
-        raise UserError(
-            f"none of the {len(missing):,} images that `{source}` names can be used; `{shortened(name)}` {why}",
-            hint="pass the folder that they are in with `--images FOLDER`",
-        )
-    return FileReader(paths)
+        elif not {columns.image, columns.caption} <= set(table.names):
+            problems.add("skipped", "has other columns than the part before it", table.label)
+            continue
+        parts.append(table)
+    return parts, columns
 
 
-def find_image(folders: Folders, name: str) -> tuple[str | None, str]:
+def gather(
+    tables: Sequence[Table], columns: Columns, gathering: Gathering, find: Callable[[str], str | Problem]
+) -> CellReader | None:
+    """Adds the rows of all tables; returns a reader unless all images are files."""
+    find = lru_cache(maxsize=None)(find)
+    reader = CellReader(list(tables), columns, gathering.paths, array("i"), array("q"), array("q"))
+    labels = short_labels([table.label for table in tables])
+    for part, (table, label) in enumerate(zip(tables, labels, strict=True)):
+        for row in table.rows(columns, gathering.problems):
+            side, captions = side_in(row.side) or table.side, captions_in(row.caption) or [""]
+            group = " ".join(captions_in(row.label))[:200] or None
+            if row.has_data:
+                name = data_name(
+                    row, part, table.row_name(label, row.number), label, gathering.index, reader.parts
+                )
+                gathering.add(name, captions, side=side, label=group)
+            elif name := image_name(row.image):
+                gathering.add_file(name, find(name), captions, side=side, label=group)
+            else:
+                gathering.problems.add("incomplete", "has no image", table.row_name(label, row.number))
+            if len(reader.parts) < len(gathering.paths):
+                reader.parts.append(part)
+                reader.places.append(row.place)
+                reader.lengths.append(row.length)
+    gathering.drop_single_labels()
+    return None if all(gathering.paths) else reader
+
+
+def data_name(
+    row: Row, part: int, row_name: str, label: str, numbers: dict[str, int], parts: Sequence[int]
+) -> str:
+    """What an image in a row is called: by its key, which counts in its own file only, or by its row."""
+    key = image_name(row.key)
+    for name in (key, f"{label}#{key}") if 0 < len(key) <= MAX_KEY else ():
+        if name not in numbers or parts[numbers[name]] == part:
+            return name
+    name = image_name(row.image) if isinstance(row.image, dict) else ""
+    if not name or name in numbers:
+        name = row_name
+    while name in numbers:
+        name += "+"
+    return name
+
+
+def short_labels(labels: list[str]) -> list[str]:
+    """Short names of files, all different."""
+    if len({os.path.basename(label) for label in labels}) == len(labels):
+        return [os.path.basename(label) for label in labels]
+    common = os.path.commonpath([os.path.dirname(os.path.abspath(label)) for label in labels])
+    return [os.path.relpath(label, common) for label in labels]
+
+
+def find_image(folders: Folders, name: str) -> str | Problem:
     """An image's file, also if its name was written on Windows or without a suffix."""
-    if not name:
-        return None, "names no image"
     if name[:10].lower().startswith(WEB):
-        return None, "is a web address, and nothing is downloaded"
-    path, why = folders.find(name)
+        return Problem("skipped", "is a web address, and nothing is downloaded")
+    found = folders.find(name)
     others = [name.replace("\\", "/")] if "\\" in name else []
     if not is_image_name(name):
         others += [other + ending for other in [name, *others] for ending in ENDINGS]
-    for other in others:
-        if path is None:
-            path, _ = folders.find(other)
-    return path, why
+    for other in others if isinstance(found, Problem) else ():
+        if not isinstance(path := folders.find(other), Problem):
+            return path
+    return found
 
 
-def picture_folders(parts: list[Part], options: Options) -> Folders:
+def image_folders(table: Table, columns: Columns, beside: list[Path], options: Options) -> Folders:
     """The folders that names are looked for in, the one with most of the first names first."""
-    beside = list(dict.fromkeys(part.path.parent for part in parts))
     if options.images is not None:
-        given = next(
-            (folder for folder in (Path(options.images), beside[0] / options.images) if folder.is_dir()), None
-        )
-        if given is None:
-            raise UserError(
-                f"`{options.images}` is not a folder", hint="pass the folder of images as `--images`"
-            )
-        return Folders(given, *beside)
-    cells = islice(all_cells(parts[:1], Problems()), NUM_SAMPLED)
-    names = list(dict.fromkeys(filter(None, (image_name(row.picture) for row in cells))))[:20]
+        for folder in (Path(options.images), beside[0] / options.images):
+            if folder.is_dir():
+                return Folders(folder, *beside)
+        raise UserError(f"`{options.images}` is not a folder", hint="pass the folder of images as `--images`")
+    rows = islice(table.rows(columns, Problems()), NUM_SAMPLED if columns.kind == "path" else 0)
+    names = list(dict.fromkeys(filter(None, (image_name(row.image) for row in rows))))[:20]
     counts = {str(folder): num_found(Folders(folder), names) for folder in beside}
     for folder in beside:
         own = Folders(folder)
-        for inner in likely_folders(folder):
+        usual = [str(folder / name) for name in FOLDERS if (folder / name).is_dir()]
+        for inner in dict.fromkeys([*usual, *folders_in(str(folder))]):
             # A link may lead out of the source, which only a person may allow, by `--images`.
             if own.contains(os.path.realpath(inner)) and (count := num_found(Folders(inner), names)):
                 counts[inner] = count
@@ -250,56 +238,7 @@ def picture_folders(parts: list[Part], options: Options) -> Folders:
 
 
 def num_found(folders: Folders, names: list[str]) -> int:
-    return sum(find_image(folders, name)[0] is not None for name in names)
-
-
-def likely_folders(folder: Path) -> list[str]:
-    """The folders beside a table, those that images are usually in first."""
-    usual = [str(folder / name) for name in FOLDERS if (folder / name).is_dir()]
-    return list(dict.fromkeys([*usual, *folders_in(str(folder))]))
-
-
-def gather_data(rows: Iterator[Cells], parts: list[Part], gathering: Gathering) -> RowReader | ParquetReader:
-    """Images that are in the rows themselves: only their places are kept."""
-    files, places, lengths = array("i"), array("q"), array("q")
-    labels = part_labels([part.path for part in parts])
-    is_parquet = parts[0].layout.format == "parquet"
-    for row in rows:
-        if not is_parquet and not row.picture:
-            gathering.problems.add("has no image", f"{labels[row.part]}:row {row.number}")
-            continue
-        name = data_name(row, labels[row.part], gathering.index, files)
-        number = gathering.add(name, captions_in(row.caption) or [""], side=row.side, label=row.label)
-        if number == len(files):
-            files.append(row.part)
-            places.append(row.place)
-            lengths.append(row.length)
-    paths = [str(part.path.absolute()) for part in parts]
-    if is_parquet:
-        return ParquetReader(paths, [part.columns.picture for part in parts], files, places)
-    columns = [part.layout.names.index(part.columns.picture) for part in parts]
-    return RowReader(paths, [part.layout for part in parts], columns, files, places, lengths)
-
-
-def data_name(row: Cells, label: str, numbers: dict[str, int], files: Sequence[int]) -> str:
-    """What an image in a row is called: by its key, which counts in its own file only, or by its row."""
-    for name in (row.key, f"{label}#{row.key}") if 0 < len(row.key) <= MOST_KEY else ():
-        if name not in numbers or files[numbers[name]] == row.part:
-            return name
-    name = image_name(row.picture) if isinstance(row.picture, dict) else ""
-    if not name or name in numbers:
-        name = f"{label}#{row.number}"
-    while name in numbers:
-        name += "+"
-    return name
-
-
-def part_labels(paths: list[Path]) -> list[str]:
-    """Short names of files, all different."""
-    if len({path.name for path in paths}) == len(paths):
-        return [path.name for path in paths]
-    common = os.path.commonpath([path.absolute().parent for path in paths])
-    return [os.path.relpath(path.absolute(), common) for path in paths]
+    return sum(isinstance(find_image(folders, name), str) for name in names)
 
 
 def set_sides(gathering: Gathering, folders: Iterable[Path]) -> None:
@@ -312,8 +251,30 @@ def set_sides(gathering: Gathering, folders: Iterable[Path]) -> None:
                 gathering.sides[number] = gathering.sides[number] or sides.get(name)
 
 
-def forget_single_labels(gathering: Gathering) -> None:
-    """A column of classes has few; one that says something else of each image holds none."""
-    num_classes = len(set(gathering.labels) - {None})
-    if num_classes > max(20, min(len(gathering.labels) // 5, MOST_CLASSES)):
-        gathering.labels = [None] * len(gathering.labels)
+def split_lists(folder: Path, known: Collection[str] | None = None) -> dict[str, Side]:
+    """Base names of images and their sides, by the lists in a folder; a list of mostly unknown names is none."""
+    own = Folders(folder)
+    beside = {
+        entry.name.lower(): entry
+        for entry in folder.iterdir()
+        if entry.name.lower() in LISTS and own.contains(os.path.realpath(entry))
+    }
+    sides: dict[str, Side] = {}
+    for file, side in LISTS.items():
+        names = listed_names(beside[file]) if file in beside else []
+        num_fitting = sum(is_image_name(name) and (known is None or name in known) for name in names)
+        if num_fitting > len(names) / 2:
+            for name in names:
+                sides.setdefault(name, side)
+    return sides
+
+
+def listed_names(path: Path) -> list[str]:
+    """The base names in a file, one a line; none if it is too large or cannot be read."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(MAX_LIST_BYTES + 1)
+    except (OSError, ValueError):
+        return []
+    text = data.decode("utf-8-sig", "replace") if len(data) <= MAX_LIST_BYTES else ""
+    return [os.path.basename(name) for line in text.splitlines() if (name := line.strip().replace("\\", "/"))]
