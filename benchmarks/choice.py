@@ -56,7 +56,7 @@ def main() -> None:
 def compare(size: str, rounds: int) -> dict[str, Any]:
     from lapclip.autotune.measure import Rigs
     from lapclip.bench.steps import bench_steps
-    from lapclip.step.step import Plan
+    from lapclip.config import Plan
     from lapclip.units import finished
 
     config = load_config(flags={"size": size, "minutes": 60.0})
@@ -71,9 +71,9 @@ def compare(size: str, rounds: int) -> dict[str, Any]:
         )
     ]
     assert choice in plans and most <= os.cpu_count()
-    from lapclip.bench.steps import draft_of
+    from lapclip.train.prepare import draft_of
 
-    rigs = Rigs(draft_of(config).work)
+    rigs = Rigs(draft_of(config)[1].work)
     real = training(config)
     blocks: dict[Any, list[float]] = {plan: [] for plan in plans} | {"training": []}
     for plan in plans:

@@ -210,7 +210,7 @@ def normalised(batches: Iterator[Any], image_size: int) -> Iterator[Any]:
     """What the DataLoader gives: numbers, in the size that the model looks at."""
     import torch
 
-    from lapclip.step.augment import augment
+    from lapclip.step.feed import augment
 
     mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
     for step, batch in enumerate(batches):

@@ -55,17 +55,17 @@ def main() -> None:
 
 def compare(config: Config, rounds: int, steps: int) -> dict[str, Any]:
     """Medians over rounds, and where the middle half of the rounds lies."""
-    from lapclip.autotune.resolve import plan_of
+    from lapclip.autotune.plans import plan_of
     from lapclip.data.batches import load_batches
     from lapclip.machine.device import set_up_process
     from lapclip.model.clip import shape_of
-    from lapclip.step.feed import feed, look_at
-    from lapclip.train.prepare import draft, open_here, tokenizer_for
+    from lapclip.step.feed import augment_batch, feed
+    from lapclip.train.prepare import draft_of, open_here
     from lapclip.units import finished
 
     data = finished(open_here(config))
-    tokenizer = tokenizer_for(config, data)
-    config = draft(config, tokenizer, data).resolved
+    tokenizer, draft = draft_of(config, data)
+    config, _ = draft.resolve()
     plan = plan_of(config)
     set_up_process(plan.threads)
     assert config.train.batch_size and config.model.text_length and config.model.image_size
@@ -79,7 +79,7 @@ def compare(config: Config, rounds: int, steps: int) -> dict[str, Any]:
         text_length=size.text_length, seed=0, first_step=0, workers=0,
     )  # fmt: skip
     between = (
-        look_at(batch, config.data, image_size=size.image_size, seed=0, step=step)
+        augment_batch(batch, config.data, image_size=size.image_size, seed=0, step=step)
         for step, batch in enumerate(plain)
     )
     ways: dict[str, Iterator[Any]] = {"ahead": ahead, "between": between, "repeated": repeat(next(ahead))}
@@ -124,13 +124,14 @@ class Stepper:
 
     def run(self, batches: Iterator[Any], steps: int) -> tuple[float, float]:
         """Seconds of so many steps, and of those the seconds spent waiting for batches."""
-        from lapclip.autotune.resolve import plan_of
+        from lapclip.autotune.plans import plan_of
         from lapclip.machine.device import device_named
         from lapclip.step.loss import LOSSES
-        from lapclip.step.step import choose_patches, move, update
+        from lapclip.step.step import Update, choose_patches, move
 
         train, plan = self.config.train, plan_of(self.config)
         assert train.batch_size and train.keep_patches and train.loss
+        update = Update(self.model, self.optimizer, LOSSES[train.loss], train.clip_norm, plan)
         started, waiting = time.perf_counter(), 0.0
         for _ in range(steps):
             asked = time.perf_counter()
@@ -141,9 +142,7 @@ class Stepper:
                 num_patches=self.model.image.num_patches, share=train.keep_patches,
             )  # fmt: skip
             inputs = move(batch, device_named(plan.device), keep)
-            update(
-                self.model, self.optimizer, inputs, LOSSES[train.loss], plan=plan, clip_norm=train.clip_norm
-            )
+            update.run(inputs)
             self.num_steps += 1
         return time.perf_counter() - started, waiting
 

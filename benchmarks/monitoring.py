@@ -129,7 +129,7 @@ def train_with_clocks(file: Path, size: str, source: str, seconds: float) -> Non
     from lapclip.runs.events import Event, Finished
     from lapclip.runs.run import Run
     from lapclip.step import profile
-    from lapclip.step.inspection import Inspector
+    from lapclip.step.profile import Inspector
     from lapclip.train import loop as train
     from lapclip.view.lines import Screen
 
@@ -153,12 +153,12 @@ def train_with_clocks(file: Path, size: str, source: str, seconds: float) -> Non
 
     for owner, attribute, name in (
         (Run, "write", "write"),
-        (Inspector, "watch_next", "inspect"),
+        (Inspector, "profiler", "inspect"),
         (Inspector, "inspected", "inspect"),
         (profile.StepProfiler, "lap", "inspect"),
-        (profile.StepProfiler, "look_at_gradients", "inspect"),
-        (profile.Kept, "keep", "inspect"),
-        (profile.Kept, "remove", "inspect"),
+        (profile.StepProfiler, "record_gradients", "inspect"),
+        (profile.SavedTensors, "pack", "inspect"),
+        (profile.SavedTensors, "remove", "inspect"),
         (Sensors, "read", "sensors"),
         (Diagnosis, "look", "diagnose"),
         (Diagnosis, "at_end", "diagnose"),

@@ -1,7 +1,7 @@
 """Every setting, once: the name is the flag, the section is the TOML table, the sentence is the help.
 
-`None` means "decide": `resolve` replaces it before training, with a reason. Reading a file or flags collects all
-problems before it complains.
+`None` means "decide": `resolve` replaces it before training, with a reason. Reading a file or flags reports all
+problems at once.
 """
 
 import json
@@ -31,118 +31,84 @@ FormatName = Literal[
 ]  # fmt: skip
 
 
-def opt(default: Any, sentence: str, *, at_least: float | None = None, at_most: float | None = None) -> Any:
-    """A setting: its default, its help, and the range its value must lie in."""
-    return field(default=default, metadata={"help": sentence, "at_least": at_least, "at_most": at_most})
+def opt(default: Any, sentence: str, low: float | None = None, high: float | None = None) -> Any:
+    """A setting: its default, its help, and its minimum and maximum."""
+    return field(default=default, metadata={"help": sentence, "low": low, "high": high})
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is learned from."""
+    """The data."""
 
     source: str = opt(
         "synthetic",
-        "where pairs come from: a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `emoji`,"
-        " `synthetic`; several as `photos + emoji@2`, with a weight",
+        "the training data: a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `emoji`, `synthetic`;"
+        " several with optional weights as `photos + emoji@2`",
     )
-    format: FormatName | None = opt(None, "what the source is, when lapclip takes it for something else")
-    images: str | None = opt(None, "folder of the images that a table or annotation file names")
-    image_column: str | None = opt(None, "column of a table that holds the images")
-    caption_column: str | None = opt(None, "column of a table that holds the captions")
-    captions: Literal["one", "all"] = opt(
-        "one", "an epoch shows each image with one of its captions, in turn, or with all of them"
-    )
+    format: FormatName | None = opt(None, "format of the source; detected by default")
+    images: str | None = opt(None, "folder of the images that a table or annotation file refers to")
+    image_column: str | None = opt(None, "table column with the images")
+    caption_column: str | None = opt(None, "table column with the captions")
+    captions: Literal["one", "all"] = opt("one", "captions of an image used per epoch: one, in turn, or all")
     validation_share: float = opt(
-        0.05,
-        "share of the images held out, where a dataset has no split of its own",
-        at_least=0.001,
-        at_most=0.5,
+        0.05, "share of images for validation, if the dataset has no split", 0.001, 0.5
     )
-    max_unreadable: float = opt(0.1, "share of broken images that is put up with", at_least=0.0, at_most=1.0)
-    pack: bool | None = opt(
-        None, "keep a decoded copy of the images on the disk; without, they are decoded in every epoch"
-    )
-    crop: float | None = opt(
-        None,
-        "least share of an image that a random crop shows; 1 shows all of it",
-        at_least=0.05,
-        at_most=1.0,
-    )
-    flip: bool | None = opt(None, "mirror every second image")
-    colour: float | None = opt(
-        None, "how far brightness, contrast and saturation are changed at random", at_least=0.0, at_most=1.0
-    )
-    tokenizer: TokenizerName | None = opt(
-        None, "how captions become tokens: a BPE trained on them, or 33 characters"
-    )
-    max_vocab: int = opt(4096, "most tokens the trained BPE may have", at_least=300)
-    num_validation: int = opt(512, "held-out images that recall is measured over", at_least=2)
-    workers: int | None = opt(
-        None, "processes that prepare the next batches; 0 does it between steps", at_least=0
-    )
+    max_unreadable: float = opt(0.1, "maximum share of unreadable images that is tolerated", 0.0, 1.0)
+    pack: bool | None = opt(None, "keep decoded images on disk; otherwise each epoch decodes them")
+    crop: float | None = opt(None, "minimum share of an image in a random crop; 1 disables it", 0.05, 1.0)
+    flip: bool | None = opt(None, "flip images horizontally at random")
+    colour: float | None = opt(None, "strength of brightness, contrast and saturation jitter", 0.0, 1.0)
+    tokenizer: TokenizerName | None = opt(None, "BPE trained on the captions, or 33 characters")
+    max_vocab: int = opt(4096, "maximum vocabulary size of the trained BPE", 300)
+    num_validation: int = opt(512, "validation images that recall is measured over", 2)
+    workers: int | None = opt(None, "processes that prepare batches; 0: prepared between steps", 0)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What learns."""
+    """The model."""
 
-    size: SizeName = opt("tiny", "the shape of the model, by name")
-    image_size: int | None = opt(None, "pixels of each side of an image", at_least=8, at_most=1024)
-    patch_size: int | None = opt(None, "pixels of each side of a patch", at_least=1)
-    text_length: int | None = opt(None, "most tokens of a caption; the rest is cut", at_least=4)
-    recompute: bool = opt(
-        False, "compute activations twice instead of keeping them: less memory, a third more time"
-    )
+    size: SizeName = opt("tiny", "model size, by name")
+    image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
+    patch_size: int | None = opt(None, "patch size in pixels per side", 1)
+    text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4)
+    recompute: bool = opt(False, "recompute activations: less memory, a third more time")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How it learns."""
+    """The optimization."""
 
-    minutes: float | None = opt(
-        None, "budget: minutes of training, not counting evaluation and saving", at_least=0.01
-    )
-    epochs: float | None = opt(None, "budget: times over the data", at_least=0.0001)
-    steps: int | None = opt(None, "budget: optimizer updates", at_least=1)
-    batch_size: int | None = opt(None, "pairs contrasted with one another in one step", at_least=2)
-    chunk: int | None = opt(None, "pairs in memory at once; any chunk gives the same gradients", at_least=1)
-    loss: LossName | None = opt(None, "softmax as in CLIP, or sigmoid as in SigLIP")
-    lr: float | None = opt(None, "highest learning rate", at_least=1e-12)
-    warmup: float = opt(0.1, "share of the run in which the learning rate rises", at_least=0.0, at_most=0.9)
-    weight_decay: float = opt(0.1, "AdamW's weight decay; matrices only", at_least=0.0)
-    beta1: float = opt(0.9, "AdamW's memory of the gradient", at_least=0.0, at_most=0.9999)
-    beta2: float = opt(0.98, "AdamW's memory of its square", at_least=0.0, at_most=0.99999)
-    clip_norm: float = opt(1.0, "longest gradient that is not shortened", at_least=1e-6)
-    keep_patches: float | None = opt(
-        None, "share of each image's patches looked at while training", at_least=0.05, at_most=1.0
-    )
-    whole_from: float = opt(
-        0.8, "share of the run after which whole images are looked at", at_least=0.0, at_most=1.0
-    )
-    seed: int = opt(0, "decides weights, order and which patches are kept", at_least=0, at_most=2**31)
-    save_every: str = opt("5m", "between checkpoints: steps (`500`) or training time (`90s`, `5m`, `1h`)")
-    eval_every: str | None = opt(None, "between evaluations: steps or training time, written as above")
-    pause_below: str | None = opt(
-        None, "charge of the battery (`20%`) below which training waits until it is plugged in"
-    )
+    minutes: float | None = opt(None, "budget: minutes of training, without evaluation and saving", 0.01)
+    epochs: float | None = opt(None, "budget: passes over the data", 0.0001)
+    steps: int | None = opt(None, "budget: optimizer updates", 1)
+    batch_size: int | None = opt(None, "pairs contrasted with one another in one step", 2)
+    chunk: int | None = opt(None, "pairs in memory at once; does not affect the gradients", 1)
+    loss: LossName | None = opt(None, "loss function: softmax as in CLIP, or sigmoid as in SigLIP")
+    lr: float | None = opt(None, "peak learning rate", 1e-12)
+    warmup: float = opt(0.1, "share of the run with linear learning rate warm-up", 0.0, 0.9)
+    weight_decay: float = opt(0.1, "AdamW weight decay, applied to matrices only", 0.0)
+    beta1: float = opt(0.9, "AdamW beta1", 0.0, 0.9999)
+    beta2: float = opt(0.98, "AdamW beta2", 0.0, 0.99999)
+    clip_norm: float = opt(1.0, "gradient clipping norm", 1e-6)
+    keep_patches: float | None = opt(None, "share of patches kept in training (patch dropout)", 0.05, 1.0)
+    whole_from: float = opt(0.8, "share of the run after which all patches are kept", 0.0, 1.0)
+    seed: int = opt(0, "random seed of weights, order, augmentation and patches", 0, 2**31)
+    save_every: str = opt("5m", "checkpoint interval: steps (`500`) or training time (`90s`, `5m`, `1h`)")
+    eval_every: str | None = opt(None, "evaluation interval: steps or training time, as above")
+    pause_below: str | None = opt(None, "pause below this battery charge (`20%`) until plugged in")
 
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """What it runs on."""
+    """The machine."""
 
-    device: DeviceName = opt("auto", "what to train on; one asked for by name must be there, and right")
-    precision: PrecisionName | None = opt(None, "what products are computed in; weights stay in fp32")
-    threads: int | None = opt(None, "processor threads", at_least=1)
-    compile: bool | None = opt(None, "have torch compile the model; the first steps then take a minute")
-    keep_memory: bool | None = opt(
-        None, "the allocator keeps what a step frees, for the next one; makes a difference on Linux"
-    )
-    max_memory: float | None = opt(
-        None,
-        "most memory to use, in GB; the chunk follows from it. Without, a share of what is free",
-        at_least=0.1,
-    )
+    device: DeviceName = opt("auto", "device; one named explicitly must be present and compute correctly")
+    precision: PrecisionName | None = opt(None, "precision of matrix products; weights stay in fp32")
+    threads: int | None = opt(None, "CPU threads", 1)
+    compile: bool | None = opt(None, "compile the model with torch.compile; the first steps take a minute")
+    keep_memory: bool | None = opt(None, "keep freed memory for the next step (Linux)")
+    max_memory: float | None = opt(None, "maximum memory in GB; default: a share of what is free", 0.1)
 
 
 @dataclass(frozen=True)
@@ -157,6 +123,33 @@ class Config:
 
 BUDGETS = ("minutes", "epochs", "steps")
 MAX_SCALE = 100.0  # no setting: sharper than this makes training unstable (arXiv 2103.00020, section 2.5)
+# Other names under which flags and TOML files may give a setting; a renamed setting keeps its old name here.
+ALIASES = {"color": "colour", "learning_rate": "lr", "grad_clip": "clip_norm"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An execution plan: the settings of how a step is run. None changes what is computed, but for rounding."""
+
+    device: str
+    precision: PrecisionName
+    threads: int
+    chunk: int
+    compile: bool = False
+    keep_memory: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the reference for all others: the CPU in fp32, not compiled."""
+        return self.device == "cpu" and self.precision == "fp32" and not self.compile
+
+    def in_words(self) -> str:
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        said = f"{self.device} {self.precision}, {threads}, chunk {self.chunk}"
+        return said + ", compiled" * self.compile + ", memory given back" * (not self.keep_memory)
+
+
+PLAN = tuple(f.name for f in fields(Plan))
 
 
 @dataclass(frozen=True)
@@ -187,7 +180,7 @@ class Setting:
         accepted = (int, float) if self.type is float else self.type
         if not isinstance(value, accepted) or (isinstance(value, bool) and self.type is not bool):
             return f"is {shown(value)}, not {NAMES[self.type]}"
-        low, high = self.field.metadata["at_least"], self.field.metadata["at_most"]
+        low, high = self.field.metadata["low"], self.field.metadata["high"]
         if isinstance(value, float) and not math.isfinite(value):
             return f"is {value}, not a finite number"
         if low is not None and value < low:
@@ -226,6 +219,18 @@ def settings() -> Iterator[Setting]:
 SETTINGS = {setting.name: setting for setting in settings()}
 
 
+def value_of(config: Config, name: str) -> Any:
+    return getattr(getattr(config, SETTINGS[name].section), name)
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """The config with some settings replaced."""
+    for section in fields(Config):
+        here = {name: value for name, value in values.items() if SETTINGS[name].section == section.name}
+        config = replace(config, **{section.name: replace(getattr(config, section.name), **here)})
+    return config
+
+
 def load_config(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Config:
     """Defaults, then the file, then flags (by setting name); all problems of both are said at once."""
     problems: list[str] = []
@@ -242,11 +247,12 @@ def load_config(file: Path | None = None, flags: Mapping[str, object] | None = N
 
 
 def problems_in_words(problems: list[str], file: Path | None) -> tuple[str, str]:
-    where = f"`{file}`" if file else "the command line"
     hint = "`--help` lists every setting under its section"
     if len(problems) == 1:
         return problems[0], hint
-    return f"{where} has {len(problems)} mistakes:" + "".join(f"\n  - {p}" for p in problems), hint
+    return f"{f'`{file}`' if file else 'the command line'} has {len(problems)} mistakes:" + "".join(
+        f"\n  - {p}" for p in problems
+    ), hint
 
 
 def read_toml(file: Path, problems: list[str]) -> dict[str, object]:
@@ -265,49 +271,41 @@ def read_toml(file: Path, problems: list[str]) -> dict[str, object]:
     values: dict[str, object] = {}
     for table, content in tables.items():
         if table not in sections:
-            home = (
-                f"; it belongs under [{SETTINGS[table].section}]"
-                if table in SETTINGS
-                else suggest(table, sections)
-            )
-            problems.append(f"`{table}` is not a section{home}")
+            problems.append(f"`{table}` is not a section{home_of(table, sections)}")
         elif not isinstance(content, dict):
             problems.append(
                 f"`{table}` is {shown(content)}, not a section; write [{table}] and its settings below"
             )
         else:
-            here = [s.name for s in SETTINGS.values() if s.section == table]
-            for name, value in content.items():
+            here = [setting.name for setting in SETTINGS.values() if setting.section == table]
+            for given, value in content.items():
+                name = str(ALIASES.get(given, given))
                 if name in here:
                     values[name] = value
                 else:
-                    home = (
-                        f"; it belongs under [{SETTINGS[name].section}]"
-                        if name in SETTINGS
-                        else suggest(name, here)
-                    )
-                    problems.append(f"`{table}.{name}` is not a setting{home}")
+                    problems.append(f"`{table}.{given}` is not a setting{home_of(name, here)}")
     return values
 
 
-def overlay(config: Config, values: Mapping[str, object], problems: list[str], label: Any) -> Config:
-    """The config with some settings replaced; a budget replaces whichever budget stood there before."""
-    if any(name in BUDGETS for name in values):
-        config = replace(config, train=replace(config.train, minutes=None, epochs=None, steps=None))
-    for name, value in values.items():
-        setting = SETTINGS[name]
-        problem = setting.problem(value)
-        if problem:
+def home_of(name: str, known: list[str]) -> str:
+    """Where a misplaced setting belongs, or which known name is meant."""
+    return f"; it belongs under [{SETTINGS[name].section}]" if name in SETTINGS else suggest(name, known)
+
+
+def overlay(config: Config, given: Mapping[str, object], problems: list[str], label: Any) -> Config:
+    """The config with some settings replaced; a budget replaces whichever budget it had before."""
+    values: dict[str, object] = dict.fromkeys(BUDGETS) if any(name in BUDGETS for name in given) else {}
+    for name, value in given.items():
+        setting = SETTINGS[ALIASES.get(name, name)]
+        if problem := setting.problem(value):
             problems.append(f"{label(setting)} {problem}")
-            continue
-        typed = float(value) if setting.type is float else value  # type: ignore[arg-type]  # checked above
-        section = replace(getattr(config, setting.section), **{name: typed})
-        config = replace(config, **{setting.section: section})
-    return config
+        else:
+            values[setting.name] = float(value) if setting.type is float else value  # type: ignore[arg-type]
+    return with_values(config, values)
 
 
 def contradictions(config: Config) -> list[str]:
-    """What is wrong with settings that are each right on their own."""
+    """What is wrong with settings that are each valid on their own."""
     problems = []
     budgets = [name for name in BUDGETS if getattr(config.train, name) is not None]
     if len(budgets) > 1:
@@ -319,14 +317,14 @@ def contradictions(config: Config) -> list[str]:
 
 
 def to_toml(config: Config) -> str:
-    """The settings as a file that `load_config` reads back; what is still undecided is left out."""
+    """The settings as a file that `load_config` reads back; what is still undecided is omitted."""
     lines = []
     for section in fields(Config):
         lines.append(f"[{section.name}]")
         for f in fields(getattr(config, section.name)):
             value = getattr(getattr(config, section.name), f.name)
             if value is not None:
-                # A JSON string is a TOML string too, but for surrogate pairs and the one control JSON leaves as it is.
+                # A JSON string is a TOML string too, except for surrogate pairs and one control character.
                 lines.append(f"{f.name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
         lines.append("")
     return "\n".join(lines)

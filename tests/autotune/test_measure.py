@@ -10,15 +10,21 @@ import pytest
 import torch
 
 from lapclip.autotune import measure as race
-from lapclip.autotune.cache import MOST_DAYS, folder_for, recall, remember
-from lapclip.autotune.measure import Rigs, measure
-from lapclip.autotune.plans import all_plans, few_plans, thread_counts
-from lapclip.autotune.rehearsal import Work
-from lapclip.autotune.results import Budget, Candidate, Measured, choose, reasons_for, remark_on
-from lapclip.config import DeviceConfig, load_config
-from lapclip.machine.device import DEVICES, Device, processor
+from lapclip.autotune.cache import MAX_DAYS, folder_for, recall, remember
+from lapclip.autotune.measure import Rigs, Work, measure
+from lapclip.autotune.plans import (
+    Budget,
+    Candidate,
+    Measured,
+    choose,
+    plans_on,
+    reasons_for,
+    remark_on,
+    thread_counts,
+)
+from lapclip.config import Plan, load_config
+from lapclip.machine.device import DEVICES, Device
 from lapclip.machine.hardware import Machine
-from lapclip.step.step import Plan
 from lapclip.units import age
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
@@ -116,49 +122,30 @@ class Bare(Device):
 BARE = Bare("cpu")
 
 
-def test_what_was_asked_for_is_the_only_value_tried():
-    asked = DeviceConfig(precision="fp32", compile=False, keep_memory=True)
-    for plans in (
-        all_plans(asked, [BARE], [3], [16], compile=False),
-        few_plans(asked, [BARE], [3], [16]),
-    ):
-        assert plans == [Plan("cpu", "fp32", threads=3, chunk=16)]
-
-
-def test_precision_keep_memory_and_compile_asked_for_stay_together():
-    asked = DeviceConfig(precision="bf16", keep_memory=False, compile=True)
-    for plan in few_plans(asked, [BARE], [4, 2], [64, 32]):
+@pytest.mark.parametrize("thorough", [False, True])
+def test_what_was_asked_for_is_the_only_value_tried(thorough):
+    asked = {"precision": "fp32", "compile": False, "keep_memory": True}
+    plans = plans_on(BARE, asked, [3], [16], thorough=thorough)
+    assert plans == [Plan("cpu", "fp32", threads=3, chunk=16)]
+    asked = {"precision": "bf16", "keep_memory": False, "compile": True}
+    for plan in plans_on(BARE, asked, [4, 2], [64, 32], thorough=thorough):
         assert (plan.precision, plan.keep_memory, plan.compile) == ("bf16", False, True)
 
 
 def test_bench_tries_bf16_once_even_without_hardware_and_training_does_not():
-    asked = DeviceConfig()
-    everything = all_plans(asked, [BARE], [4, 2], [64, 32, 16], compile=False)
+    everything = plans_on(BARE, {}, [4, 2], [64, 32, 16], thorough=True)
     assert [plan.precision for plan in everything].count("bf16") == 1
-    assert {plan.precision for plan in few_plans(asked, [BARE], [4, 2], [64, 32])} == {"fp32"}
+    assert {plan.precision for plan in plans_on(BARE, {}, [4, 2], [64, 32])} == {"fp32"}
     assert len(everything) == len(set(everything)), "nothing is timed twice"
 
 
-def test_a_processor_claims_only_what_it_has_hardware_for():
-    claims = processor().precisions()
-    if not torch.cpu._is_avx512_bf16_supported() and not torch.cpu._is_amx_tile_supported():
-        assert "bf16" not in claims or torch.backends.cpu.get_cpu_capability() in (
-            "DEFAULT",
-            "NEON",
-            "SVE256",
-        )
-
-
-def test_every_pair_of_threads_and_chunk_is_tried_and_compiling_only_when_asked():
-    plans = all_plans(DeviceConfig(), [BARE], [4, 2], [64, 32], compile=False)
+def test_every_pair_of_threads_and_chunk_is_tried_and_compiling_only_when_asked(monkeypatch):
+    plans = plans_on(BARE, {}, [4, 2], [64, 32], thorough=True)
     pairs = {(plan.threads, plan.chunk) for plan in plans}
     assert pairs == {(4, 64), (4, 32), (2, 64), (2, 32)} and not any(plan.compile for plan in plans)
-    assert any(plan.compile for plan in all_plans(DeviceConfig(), [BARE], [4], [64], compile=True))
-
-
-def test_threads_are_not_varied_on_an_accelerator(monkeypatch):
+    assert any(plan.compile for plan in plans_on(BARE, {}, [4], [64], compile=True))
     accelerator(monkeypatch, fakes.Elsewhere())
-    plans = all_plans(DeviceConfig(), [DEVICES["mps"]], [4, 2], [64, 32], compile=False)
+    plans = plans_on(DEVICES["mps"], {}, [4, 2], [64, 32], thorough=True)
     assert {plan.threads for plan in plans} == {4} and {plan.chunk for plan in plans} == {64, 32}
 
 
@@ -220,7 +207,7 @@ def test_an_honest_accelerator_is_let_in(work, monkeypatch, short_blocks):
 
 def test_every_way_has_its_rounds_when_the_time_is_used_up_at_once(work, short_blocks):
     plans = [HERE, replace(HERE, chunk=4), replace(HERE, keep_memory=False)]
-    said, found = followed(work, plans, seconds=0, least_rounds=1)
+    said, found = followed(work, plans, seconds=0, min_rounds=1)
     assert all(candidate.pairs_per_second for candidate in found.candidates)
     assert sum(sentence.startswith("round 1: ") for sentence in said) == len(plans)
 
@@ -286,7 +273,8 @@ def test_what_was_measured_comes_back_as_it_was(work):
 
 def test_what_may_be_otherwise_tomorrow_is_not_remembered(work):
     folder = folder_for(LAPTOP, work.key())
-    remember(folder, measured(timed(100), timed(None, "out of memory", device="mps")))
+    full = replace(timed(None, "out of memory", device="mps"), ran_out_of_memory=True)
+    remember(folder, measured(timed(100), full))
     assert recall(folder, {PLAIN}) is None
 
 
@@ -327,7 +315,7 @@ def test_another_machine_torch_model_or_batch_was_not_measured(work, monkeypatch
 
 def test_what_is_older_than_a_month_or_from_the_future_is_not_used(work):
     folder = folder_for(LAPTOP, work.key())
-    for when in (time.time() - (MOST_DAYS + 1) * 86400, time.time() + 86400):
+    for when in (time.time() - (MAX_DAYS + 1) * 86400, time.time() + 86400):
         remember(folder, measured(timed(100), when=when))
         assert recall(folder, {PLAIN}) is None
 

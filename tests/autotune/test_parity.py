@@ -18,7 +18,7 @@ from lapclip.autotune.parity import (
     place_checked,
     reference,
 )
-from lapclip.config import load_config
+from lapclip.config import Plan, load_config
 from lapclip.data.batches import load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
@@ -27,7 +27,7 @@ from lapclip.machine.device import DEVICES, Device, processor
 from lapclip.model.clip import CLIP, build_model
 from lapclip.step.loss import LOSSES, NEEDS_BIAS
 from lapclip.step.optim import build_optimizer
-from lapclip.step.step import Plan, choose_patches, move, update
+from lapclip.step.step import Update, choose_patches, move
 
 SOURCE = SceneSource(num_pairs=2 * NUM_PAIRS)
 TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(NUM_PAIRS)], 300)
@@ -90,7 +90,7 @@ def test_an_honest_device_is_trusted(checked_on, loss, share, chunk):
 def test_a_gradient_off_by_one_percent_is_refused_by_its_name(checked_on, seed, loss):
     device = Wrong(seed=seed, factor=1.01 if seed % 2 else 0.99)
     said = refusal(lambda: checked_on(device, loss=loss))
-    assert f"the gradient of `{wrong_in(device)}` differs from the processor's by 1.00%" in said
+    assert f"the gradient of `{wrong_in(device)}` differs from the CPU's by 1.00%" in said
     assert said.startswith("`mps` in fp32 cannot be trusted with this model")
 
 
@@ -201,12 +201,12 @@ def test_the_processor_agrees_with_itself_whatever_the_chunk():
 def test_weights_that_have_been_trained_for_a_while_are_judged_alike(checked_on):
     model, inputs = new_model(), move(BATCH, processor(), None)
     optimizer = build_optimizer(model, CONFIG.train)
+    update = Update(model, optimizer, LOSSES["softmax"], clip_norm=1.0, plan=PLAIN)
     for _ in range(20):
-        plain = Plan("cpu", "fp32", 1, NUM_PAIRS)
-        numbers = update(model, optimizer, inputs, LOSSES["softmax"], plan=plain, clip_norm=1.0)
+        numbers = update.run(inputs)
     assert numbers.loss < 0.5
     for precision in ("fp32", "bf16", "fp16"):
         checked_on(Elsewhere(), precision=precision, model=model)
     device = Wrong(seed=2)
     said = refusal(lambda: checked_on(device, model=model))
-    assert f"the gradient of `{wrong_in(device)}` differs from the processor's by 1.00%" in said
+    assert f"the gradient of `{wrong_in(device)}` differs from the CPU's by 1.00%" in said

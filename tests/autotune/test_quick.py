@@ -7,24 +7,23 @@ from pathlib import Path
 
 import fakes
 import pytest
+from test_resolve import resolved
 
 from lapclip.autotune import measure as race
 from lapclip.autotune import quick as tryout
 from lapclip.autotune.cache import folder_for, remember
-from lapclip.autotune.memory import step_bytes
-from lapclip.autotune.quick import devices_for, plans_for, room_on
-from lapclip.autotune.resolve import DataSummary, resolve, resolve_workers
-from lapclip.autotune.results import Candidate, Measured
-from lapclip.bench.steps import draft_of
-from lapclip.config import Config, load_config
+from lapclip.autotune.measure import step_bytes
+from lapclip.autotune.plans import Candidate, Measured
+from lapclip.autotune.quick import plans_for
+from lapclip.autotune.resolve import Choices, DataSummary, resolve_workers
+from lapclip.config import Config, Plan
 from lapclip.errors import UserError
 from lapclip.files import cache_folder
 from lapclip.machine.device import DEVICES
 from lapclip.machine.hardware import Machine
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run
-from lapclip.step.step import Plan
-from lapclip.train.prepare import open_here, prepare, preparing
+from lapclip.train.prepare import draft_of, open_here, prepare, preparing
 from lapclip.units import finished
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
@@ -44,7 +43,7 @@ def remembered() -> list[Path]:
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(race, "BLOCK_SECONDS", 0.01)
-    monkeypatch.setattr(tryout, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(tryout, "MAX_SECONDS", 0.2)
 
 
 @pytest.mark.parametrize("budget", [{"steps": 6}, {"epochs": 0.1}, {"minutes": 0.1}], ids=str)
@@ -60,7 +59,7 @@ def test_a_long_run_is_measured_within_a_twentieth_of_it_and_gives_reasons(with_
     said = [next(work)]
     run = finished_into(said, work)
     assert time.perf_counter() - started < 30, "three seconds are allowed, and some for getting ready"
-    assert "measuring which plan trains fastest here" in said and len(said) > 3
+    assert "measuring which execution plan is fastest here" in said and len(said) > 3
     reasons = reasons_of(run)
     assert "chunks of 4" in reasons["chunk"] and "fast" in reasons["chunk"]
     assert reasons["threads"] == "asked for" and len(remembered()) == 1
@@ -104,13 +103,12 @@ def test_where_everything_was_asked_for_nothing_is_measured(with_train):
 
 def with_memory_of(config: Config, *more: Plan) -> Config:
     """The same settings; and it is known of their plans that all are slow, of some more that they are fast."""
-    first = draft_of(config)
-    assert first.resolved.train.chunk
-    plans = plans_for(first.asked, first.work, first.machine)
+    _, draft = draft_of(config)
+    plans = plans_for(draft)
     candidates = [Candidate(plan, 100.0, 0.01, 0.1) for plan in plans]
     candidates += [Candidate(plan, 900.0, 0.01, 0.1) for plan in more]
     known = Measured(tuple(candidates), time.time(), 1.0)
-    remember(folder_for(first.machine, first.work.key()), known)
+    remember(folder_for(draft.machine, draft.work.key()), known)
     return config
 
 
@@ -132,33 +130,33 @@ def test_what_was_asked_for_stays_though_something_faster_is_known(other, with_t
     # Compiling stays open, as it does for most people; it is tried by `lapclip bench` only.
     undecided = {"keep_memory": None} if other.keep_memory else {"precision": None}
     config = with_memory_of(replace(config, device=replace(asked, **undecided)), other)
-    resolved = prepare(config).load_config()
-    assert (resolved.device.device, resolved.device.threads, resolved.train.chunk) == ("cpu", 1, 8)
+    config = prepare(config).load_config()
+    assert (config.device.device, config.device.threads, config.train.chunk) == ("cpu", 1, 8)
     if other.keep_memory:
-        assert resolved.device.precision == "fp32"
+        assert config.device.precision == "fp32"
     else:
-        assert resolved.device.keep_memory is True
+        assert config.device.keep_memory is True
 
 
 def test_a_limit_of_memory_holds_though_a_larger_chunk_was_measured_before(with_train):
     config = with_train(steps=LONG, batch_size=128)
     config = replace(config, model=replace(config.model, image_size=64))
     limited = replace(config, device=replace(config.device, max_memory=0.5))
-    chunk = draft_of(limited).resolved.train.chunk
+    chunk = draft_of(limited)[1].resolve()[0].train.chunk
     assert chunk is not None and chunk < 128
     whole = Plan("cpu", "fp32", threads=1, chunk=128)
-    resolved = prepare(with_memory_of(limited, whole)).load_config()
-    assert resolved.train.chunk <= chunk
+    config = prepare(with_memory_of(limited, whole)).load_config()
+    assert config.train.chunk <= chunk
 
 
 def test_where_every_way_was_refused_the_usual_one_is_taken(with_train):
     config = with_train(steps=LONG)
-    first = draft_of(config)
-    plans = plans_for(first.asked, first.work, first.machine)
+    _, draft = draft_of(config)
+    plans = plans_for(draft)
     refused = tuple(Candidate(plan, rejected="wrong") for plan in plans)
-    remember(folder_for(first.machine, first.work.key()), Measured(refused, time.time(), 1.0))
-    resolved = prepare(config).load_config()
-    assert (resolved.device.device, resolved.device.precision, resolved.train.chunk) == ("cpu", "fp32", 8)
+    remember(folder_for(draft.machine, draft.work.key()), Measured(refused, time.time(), 1.0))
+    config = prepare(config).load_config()
+    assert (config.device.device, config.device.precision, config.train.chunk) == ("cpu", "fp32", 8)
 
 
 def test_without_measuring_nothing_is_claimed_that_was_not_looked_at(small_config, monkeypatch):
@@ -171,20 +169,18 @@ def test_without_measuring_nothing_is_claimed_that_was_not_looked_at(small_confi
 # Memory.
 
 
-def resolved_within(gigabytes: float, **flags) -> tuple[Config, dict[str, str]]:
-    config = load_config(flags={"size": "small", "batch_size": 64, "max_memory": gigabytes} | flags)
-    room = room_on(devices_for(config.device), config.device, LAPTOP)
-    return resolve(config, DATA, LAPTOP, threads=4, num_parameters=NUM_PARAMETERS, room=room)
+def resolved_within(gigabytes: float, **flags) -> tuple[Config, Choices]:
+    return resolved({"size": "small", "batch_size": 64, "max_memory": gigabytes} | flags)
 
 
 def test_the_chunk_follows_the_memory_that_may_be_used():
     chunks = [resolved_within(gigabytes)[0].train.chunk for gigabytes in (2, 3, 5, 100)]
     assert chunks == sorted(chunks) and 1 <= chunks[0] < chunks[-1] == 64
     for gigabytes in (2, 3, 5):
-        config, reasons = resolved_within(gigabytes)
+        config, choices = resolved_within(gigabytes)
         size = shape_of(config.model)
         assert step_bytes(size, NUM_PARAMETERS, config.train.chunk, False) <= gigabytes * 1e9
-        assert f"{gigabytes}.0 GB" in reasons["chunk"]
+        assert f"{gigabytes}.0 GB" in choices["chunk"].reason
 
 
 def test_too_little_memory_is_refused_in_a_sentence():
@@ -198,8 +194,8 @@ def test_a_chunk_that_was_asked_for_is_refused_where_it_does_not_fit_and_kept_wh
     with pytest.raises(UserError, match=r"chunks of 64 need about .* GB with `small`") as refusal:
         resolved_within(2, chunk=64)
     assert "`--chunk`" in refusal.value.hint
-    config, reasons = resolved_within(2, chunk=1)
-    assert config.train.chunk == 1 and reasons["chunk"] == "asked for"
+    config, choices = resolved_within(2, chunk=1)
+    assert config.train.chunk == 1 and choices["chunk"].origin == "asked"
 
 
 # Workers.
@@ -209,22 +205,21 @@ def test_a_chunk_that_was_asked_for_is_refused_where_it_does_not_fit_and_kept_wh
     ("fetch_seconds", "workers"), [(0.0001, 0), (0.01, 1), (0.1, 1), (0.3, 3), (10.0, 4)], ids=str
 )
 def test_workers_follow_drawing_time_against_step_time(fetch_seconds, workers):
-    found, why = resolve_workers(replace(DATA, fetch_seconds=fetch_seconds), LAPTOP, 8, step_seconds=0.81)
-    assert found == workers and f"{fetch_seconds * 8 / 0.81:.0%} of a step" in why
+    found = resolve_workers(replace(DATA, fetch_seconds=fetch_seconds), LAPTOP, 8, step_seconds=0.81)
+    assert found.value == workers and f"{fetch_seconds * 8 / 0.81:.0%} of a step" in found.reason
 
 
 def test_nothing_is_drawn_ahead_where_images_are_only_copied_and_once_where_they_are_far_away():
     drawn = replace(DATA, fetch_seconds=10.0)
-    assert resolve_workers(replace(drawn, only_copies=True), LAPTOP, 8, step_seconds=1)[0] == 0
-    assert resolve_workers(replace(drawn, is_remote=True), LAPTOP, 8, step_seconds=1)[0] == 1
-    assert resolve_workers(drawn, replace(LAPTOP, num_cores=1), 8, step_seconds=1)[0] == 1
+    assert resolve_workers(replace(drawn, only_copies=True), LAPTOP, 8, step_seconds=1).value == 0
+    assert resolve_workers(replace(drawn, is_remote=True), LAPTOP, 8, step_seconds=1).value == 1
+    assert resolve_workers(drawn, replace(LAPTOP, num_cores=1), 8, step_seconds=1).value == 1
 
 
 @pytest.mark.parametrize(("pairs_per_second", "workers"), [(8.0, 1), (300.0, 3), (100_000.0, 4)])
 def test_a_faster_step_needs_more_workers(pairs_per_second, workers):
-    config = load_config(flags={"size": "nano", "batch_size": 8, "threads": 4})
     plan = Plan("cpu", "fp32", threads=4, chunk=8)
     known = Measured((Candidate(plan, pairs_per_second, 0.0),), time.time(), 1.0)
     data = replace(DATA, fetch_seconds=0.01)
-    resolved, _ = resolve(config, data, LAPTOP, threads=4, num_parameters=1, measured=known)
-    assert resolved.data.workers == workers
+    config, _ = resolved({"size": "nano", "batch_size": 8, "threads": 4}, data=data, measured=known)
+    assert config.data.workers == workers

@@ -4,9 +4,18 @@ from dataclasses import fields, replace
 
 import pytest
 
-from lapclip.autotune.memory import activation_bytes
-from lapclip.autotune.resolve import DataSummary, half_a_step, resolve, share_done, total_steps
+from lapclip.autotune.measure import Work, activation_bytes
+from lapclip.autotune.plans import Budget
+from lapclip.autotune.resolve import (
+    DataSummary,
+    Draft,
+    recorded,
+    recorded_choices,
+    resolve_settings,
+    resolve_tokenizer,
+)
 from lapclip.config import Config, load_config
+from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.errors import UserError
 from lapclip.machine.hardware import Machine
 
@@ -14,21 +23,22 @@ LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, ava
 DATA = DataSummary(num_train=1000, num_validation=512)
 
 
-def resolved(flags=None, *, machine=LAPTOP, data=DATA, num_parameters=76_736_001):
-    return resolve(load_config(flags=flags or {}), data, machine, threads=4, num_parameters=num_parameters)
+def resolved(flags=None, *, machine=LAPTOP, data=DATA, measured=None, config=None):
+    config = config or load_config(flags=flags or {})
+    config, choices = resolve_settings(config, data, resolve_tokenizer(config, 0.0))
+    work = Work(config.model, config.train, NUM_CHARACTERS, num_tokens=8)
+    return Draft(config, choices, data, machine, work).resolve(measured)
 
 
 @pytest.mark.parametrize("size", ["nano", "tiny", "small", "huge", "vit-b-32"])
 def test_nothing_but_the_other_budgets_is_left_open(size):
-    config, reasons = resolved({"size": size})
+    config, choices = resolved({"size": size})
     for section in fields(Config):
         for field in fields(getattr(config, section.name)):
             if field.name not in ("epochs", "steps", "max_memory", "pause_below", *HOW_TO_READ):
                 assert getattr(getattr(config, section.name), field.name) is not None, field.name
-    assert (
-        all(reasons.values())
-        and {"batch_size", "chunk", "lr", "threads", "workers", "minutes"} <= reasons.keys()
-    )
+    assert all(choice.reason for choice in choices.values())
+    assert {"batch_size", "chunk", "lr", "threads", "workers", "minutes"} <= choices.keys()
 
 
 HOW_TO_READ = ("format", "images", "image_column", "caption_column")  # None: look at the source
@@ -37,13 +47,19 @@ HOW_TO_READ = ("format", "images", "image_column", "caption_column")  # None: lo
 def test_what_was_asked_for_stays():
     asked = {"size": "small", "batch_size": 30, "chunk": 7, "lr": 0.5, "keep_patches": 0.3, "eval_every": "3", "threads": 1,
              "workers": 2, "steps": 9, "tokenizer": "bpe"}  # fmt: skip
-    config, reasons = resolved(asked)
-    again, _ = resolve(config, DATA, LAPTOP, threads=4, num_parameters=1)
-    assert config == again, "settling twice changes nothing"
+    config, choices = resolved(asked)
+    assert config == resolved(config=config)[0], "resolving again changes nothing"
     for name, value in asked.items():
         assert value in (getattr(getattr(config, s.name), name, None) for s in fields(config)), name
-    assert {reasons[name] for name in ("batch_size", "chunk", "lr", "threads", "workers")} == {"asked for"}
-    assert "minutes" not in reasons
+    assert {choices[name].origin for name in asked.keys() - {"size", "steps"}} == {"asked"}
+    assert "minutes" not in choices
+
+
+def test_a_run_of_the_first_version_knows_what_was_asked_for_by_its_reason():
+    config, choices = resolved({"chunk": 7, "steps": 9})
+    assert recorded_choices(config, recorded(choices)) == choices
+    old = recorded_choices(config, {"reasons": recorded(choices)["reasons"]})
+    assert old["chunk"] == choices["chunk"] and old["lr"].origin == "default"
 
 
 def test_the_documents_sizes_take_their_33_characters():
@@ -55,9 +71,9 @@ def test_the_chunk_fits_into_what_is_free():
     plenty, why = resolved(
         {"size": "small", "batch_size": 64}, machine=replace(LAPTOP, available_bytes=200 * 10**9)
     )
-    assert plenty.train.chunk == 64 and "whole batch" in why["chunk"]
+    assert plenty.train.chunk == 64 and "whole batch" in why["chunk"].reason
     little, why = resolved({"size": "small", "batch_size": 64})
-    assert 1 <= little.train.chunk < 64 and "2.4 GB" in why["chunk"]
+    assert 1 <= little.train.chunk < 64 and "2.4 GB" in why["chunk"].reason
     with_recompute, _ = resolved({"size": "small", "batch_size": 64, "recompute": True})
     assert with_recompute.train.chunk > little.train.chunk
     nothing, _ = resolved({"size": "small", "batch_size": 64}, machine=replace(LAPTOP, available_bytes=10**8))
@@ -72,8 +88,8 @@ def test_the_guess_of_activations_is_near_what_autograd_keeps():
 
 
 def test_a_small_pool_is_said():
-    config, reasons = resolved(data=DataSummary(216, 24))
-    assert config.data.num_validation == 24 and "synthetic" in reasons["num_validation"]
+    config, choices = resolved(data=DataSummary(216, 24))
+    assert config.data.num_validation == 24 and "synthetic" in choices["num_validation"].reason
 
 
 def test_a_batch_no_larger_than_the_data():
@@ -83,12 +99,10 @@ def test_a_batch_no_larger_than_the_data():
 
 
 def test_budgets_in_steps_and_in_time():
-    train = load_config(flags={"epochs": 2.5}).train
-    assert total_steps(train, 1000, 10) == 250
-    assert share_done(train, 250, step=125, seconds=1e9) == 0.5
-    timed = load_config(flags={"minutes": 2.0}).train
-    assert total_steps(timed, 1000, 10) is None
-    assert share_done(timed, None, step=10**6, seconds=90.0) == 0.75
+    budget = Budget.of(load_config(flags={"epochs": 2.5}).train, 1000, 10)
+    assert budget == Budget(steps=250) and budget.share_done(step=125, seconds=1e9) == 0.5
+    timed = Budget.of(load_config(flags={"minutes": 2.0}).train, 1000, 10)
+    assert timed == Budget(seconds=120) and timed.share_done(step=10**6, seconds=90.0) == 0.75
     assert resolved({"minutes": 5.0})[0].train.eval_every == "30s"
     assert resolved({"minutes": 0.5})[0].train.eval_every == "15s", (
         "a short run does not consist of evaluations"
@@ -97,12 +111,8 @@ def test_budgets_in_steps_and_in_time():
 
 
 def test_the_schedule_is_read_in_the_middle_of_a_step():
-    assert half_a_step(0.0, step=0, total=1) == 0.5
-    assert [0.25 * step + half_a_step(0.25 * step, step, total=4) for step in range(4)] == [
-        0.125,
-        0.375,
-        0.625,
-        0.875,
-    ]
-    assert half_a_step(0.6, step=3, total=None) == pytest.approx(0.1), "three steps took 0.6 of the time"
-    assert half_a_step(0.0, step=0, total=None) > 0
+    assert Budget(steps=1).middle(0.0, step=0) == 0.5
+    assert [Budget(steps=4).middle(0.25 * step, step) for step in range(4)] == [0.125, 0.375, 0.625, 0.875]
+    timed = Budget(seconds=60)
+    assert timed.middle(0.6, step=3) == pytest.approx(0.7), "three steps took 0.6 of the time"
+    assert timed.middle(0.0, step=0) > 0

@@ -10,13 +10,13 @@ from html import escape
 import pytest
 from PIL import Image
 
-from lapclip.autotune.results import Candidate, Measured
+from lapclip.autotune.plans import Candidate, Measured
 from lapclip.bench.figures import draw_ops, draw_sizes, draw_steps
 from lapclip.bench.ops import OpTiming
 from lapclip.bench.show import Section, Table, check_out, write_out
 from lapclip.bench.sizes import SizeResult
+from lapclip.config import Plan
 from lapclip.errors import UserError
-from lapclip.step.step import Plan
 
 pytestmark = pytest.mark.slow
 

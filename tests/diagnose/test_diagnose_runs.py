@@ -15,7 +15,7 @@ from conftest import SMALL, picture_folder
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-import lapclip.step.inspection
+import lapclip.step.profile
 from lapclip.config import SETTINGS, load_config
 from lapclip.diagnose import evaluations, learning, machine, speed
 from lapclip.machine.hardware import num_usable_cores
@@ -77,7 +77,7 @@ def assert_said(ran: Ran, kind: str, *parts: str, also: set[str] = frozenset()) 
 
 @pytest.fixture
 def look_often(monkeypatch):
-    monkeypatch.setattr(lapclip.step.inspection, "SECONDS_BETWEEN", 0.1)
+    monkeypatch.setattr(lapclip.step.profile, "SECONDS_BETWEEN", 0.1)
 
 
 def test_a_usual_run_beats_chance_by_far_and_gives_no_cause_for_words():

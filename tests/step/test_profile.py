@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lapclip.config import ModelConfig, TrainConfig
+from lapclip.config import ModelConfig, Plan, TrainConfig
 from lapclip.data.batches import load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
@@ -15,8 +15,8 @@ from lapclip.model.clip import CLIP, build_model
 from lapclip.runs.events import KINDS_OF_MEMORY, PARTS
 from lapclip.step.loss import softmax_loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.profile import Kept, StepProfiler, gradient_norms, layer_of
-from lapclip.step.step import Plan, move, update
+from lapclip.step.profile import SavedTensors, StepProfiler, gradient_norms, layer_of
+from lapclip.step.step import Update, move
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,44 +30,36 @@ INPUTS = move(
 )  # fmt: skip
 
 
-def step(watch=None, *, chunk=B, **shape) -> tuple[CLIP, torch.optim.Optimizer]:
+def step(profiler=None, *, chunk=B, **shape) -> tuple[CLIP, torch.optim.Optimizer]:
     model = build_model(
         ModelConfig(size="nano", image_size=16, **shape), vocab_size=TOKENIZER.vocab_size, has_bias=False
     )
     optimizer = build_optimizer(model, TrainConfig(lr=1e-3))
-    plan = Plan("cpu", "fp32", 1, chunk)
-    update(
-        model,
-        optimizer,
-        INPUTS,
-        softmax_loss,
-        plan=plan,
-        clip_norm=1.0,
-        **({"watch": watch} if watch else {}),
-    )
+    update = Update(model, optimizer, softmax_loss, clip_norm=1.0, plan=Plan("cpu", "fp32", 1, chunk))
+    update.run(INPUTS, **({"profiler": profiler} if profiler else {}))
     return model, optimizer
 
 
 @pytest.mark.parametrize("chunk", [B, 3])
 def test_looking_changes_no_bit_of_the_weights(chunk):
     plain, _ = step(chunk=chunk)
-    watched, _ = step(StepProfiler(processor(), can_count=True), chunk=chunk)
-    for (name, one), other in zip(plain.named_parameters(), watched.parameters(), strict=True):
+    profiled, _ = step(StepProfiler(processor(), can_count=True), chunk=chunk)
+    for (name, one), other in zip(plain.named_parameters(), profiled.parameters(), strict=True):
         assert torch.equal(one, other), name
 
 
 def test_every_part_of_the_step_takes_time():
-    watch = StepProfiler(processor(), can_count=False)
-    watch.lap("data")
-    step(watch)
-    assert list(watch.parts) == list(PARTS)
-    assert all(watch.parts[part] > 0 for part in ("data", "forward", "backward", "optimizer"))
+    profiler = StepProfiler(processor(), can_count=False)
+    profiler.lap("data")
+    step(profiler)
+    assert list(profiler.parts) == list(PARTS)
+    assert all(profiler.parts[part] > 0 for part in ("data", "forward", "backward", "optimizer"))
 
 
 def test_memory_by_kind_is_what_adamw_needs():
-    watch = StepProfiler(processor(), can_count=True)
-    model, optimizer = step(watch)
-    memory = watch.memory(model, optimizer, INPUTS.tensors)
+    profiler = StepProfiler(processor(), can_count=True)
+    model, optimizer = step(profiler)
+    memory = profiler.memory(model, optimizer, INPUTS.tensors)
     assert list(memory) == list(KINDS_OF_MEMORY)
     assert memory["parameters"] == memory["gradients"] == 4 * model.num_parameters
     assert memory["optimizer"] >= 8 * model.num_parameters
@@ -78,36 +70,36 @@ def test_memory_by_kind_is_what_adamw_needs():
 def test_activations_grow_with_the_pairs_in_memory_at_once():
     held = {}
     for chunk in (2, 4, B):
-        watch = StepProfiler(processor(), can_count=True)
-        step(watch, chunk=chunk)
-        held[chunk] = watch.kept.most
-        assert watch.kept.held == 0, "all is let go after the backward pass"
+        profiler = StepProfiler(processor(), can_count=True)
+        step(profiler, chunk=chunk)
+        held[chunk] = profiler.saved.peak
+        assert profiler.saved.held == 0, "all is let go after the backward pass"
     assert held[2] < held[4] < held[B]
     # In one chunk both towers are held, otherwise one after the other.
     assert held[4] == pytest.approx(2 * held[2], rel=0.2)
 
 
 def test_what_cannot_be_counted_is_not_guessed():
-    watch = StepProfiler(processor(), can_count=False)
-    model, optimizer = step(watch, recompute=True)
-    assert watch.memory(model, optimizer, [])["activations"] is None
+    profiler = StepProfiler(processor(), can_count=False)
+    model, optimizer = step(profiler, recompute=True)
+    assert profiler.memory(model, optimizer, [])["activations"] is None
 
 
 def test_a_storage_that_many_tensors_share_counts_once():
-    kept = Kept()
+    saved = SavedTensors()
     x = torch.ones(100, requires_grad=True)
-    kept.anyway = {x.untyped_storage().data_ptr()}
-    with torch.autograd.graph.saved_tensors_hooks(kept.keep, kept.give_back):
+    saved.others = {x.untyped_storage().data_ptr()}
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
         y = x * 2
         z = (y * y[:100]) * x
-    assert kept.most == 2 * 400, "y, and its square; x is there anyway"
+    assert saved.peak == 2 * 400, "y, and its square; x is there anyway"
     z.sum().backward()
     del y, z
-    assert kept.held == 0
+    assert saved.held == 0
 
 
 def test_norms_by_layer_are_the_whole_gradient_in_order():
-    watch = StepProfiler(processor(), can_count=False)
+    profiler = StepProfiler(processor(), can_count=False)
     model = build_model(
         ModelConfig(size="nano", image_size=16), vocab_size=TOKENIZER.vocab_size, has_bias=True
     )
@@ -120,8 +112,8 @@ def test_norms_by_layer_are_the_whole_gradient_in_order():
         "image.patches", "image.0", "image.1", "image.2", "image.out",
         "text.tokens", "text.0", "text.1", "text.out", "scale",
     ]  # fmt: skip
-    watch.look_at_gradients(model)
-    assert watch.grad_norms == norms
+    profiler.record_gradients(model)
+    assert profiler.grad_norms == norms
 
 
 def test_a_twelfth_block_comes_after_the_second():

@@ -15,7 +15,7 @@ import torch
 from conftest import environment
 from fakes import Peculiar, Small
 
-from lapclip.config import load_config
+from lapclip.config import Plan, load_config
 from lapclip.data.batches import load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
@@ -26,8 +26,7 @@ from lapclip.model.clip import CLIP, build_model
 from lapclip.runs.events import Step
 from lapclip.step.loss import LOSSES, NEEDS_BIAS
 from lapclip.step.optim import build_optimizer
-from lapclip.step.recover import GROWS_AFTER, update_or_recover
-from lapclip.step.step import Numbers, Plan, move
+from lapclip.step.step import SCALE_GROWTH_STEPS, Numbers, Update, move
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
 from lapclip.weights import checkpoint
@@ -75,10 +74,8 @@ def step_in(monkeypatch) -> Callable[..., Attempt]:
         model, now = device.place(model or new_model(loss)), now or Progress()
         optimizer = build_optimizer(model, CONFIG.train)
         inputs = move(BATCH, device, None)
-        found, plan = update_or_recover(
-            model, optimizer, inputs, LOSSES[loss], plan=plan, clip_norm=1e9, now=now
-        )
-        return Attempt(model, found, plan, now)
+        update = Update(model, optimizer, LOSSES[loss], clip_norm=1e9, plan=plan)
+        return Attempt(model, update.run_or_recover(inputs, now), update.plan, now)
 
     return step
 
@@ -183,13 +180,12 @@ def test_an_embedder_takes_fewer_at_once_and_finds_the_same_rows():
 REAL = """
 import ctypes, json, resource
 import psutil
-from lapclip.config import load_config
+from lapclip.config import Plan, load_config
 from lapclip.data.tokenizer import load_tokenizer
 from lapclip.machine.device import release_memory
 from lapclip.runs.events import Step, Warned
-from lapclip.autotune.rehearsal import Rig, Work
+from lapclip.autotune.measure import Rig, Work
 from lapclip.train.prepare import prepare
-from lapclip.step.step import Plan
 from lapclip.train.loop import train
 
 FLAGS = dict(source="synthetic:400", size="nano", num_validation=16, batch_size=128, chunk=128, eval_every="99",
@@ -218,7 +214,8 @@ def run(name, stop, falling=False):
 straight, _, prepared = run("straight", stop=6)
 # A kernel for a shape that was not met before cannot be compiled once memory is short, nor any after it.
 config = prepared.load_config()
-rig = Rig(Work(config.model, config.train, load_tokenizer(prepared.tokenizer_file).vocab_size, 8), "cpu")
+rig = Rig(Work(config.model, config.train, load_tokenizer(prepared.tokenizer_file).vocab_size, 8),
+          Plan("cpu", "fp32", 1, 128))
 for chunk in (64, 32, 16, 8):
     rig.step(Plan("cpu", "fp32", 1, chunk))
 del rig
@@ -241,7 +238,7 @@ def test_a_processor_that_really_runs_out_goes_on_to_the_same_losses():
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["chunk"] < 128 and f"{found['chunk']} pairs are held at once" in found["said"][-1]
+    assert found["chunk"] < 128 and f"chunks of {found['chunk']} pairs" in found["said"][-1]
     np.testing.assert_allclose(found["losses"], found["straight"], atol=1e-5)
 
 
@@ -269,10 +266,10 @@ def test_an_overflow_halves_the_scale_and_repeats_the_step(step_in):
 
 def test_the_scale_grows_again_after_a_long_time_without_an_overflow(step_in):
     plan = Plan("cpu", "fp16", 1, B)
-    early = step_in(plan, now=Progress(step=GROWS_AFTER - 1, loss_scale=8.0))
-    late = step_in(plan, now=Progress(step=GROWS_AFTER, loss_scale=8.0))
+    early = step_in(plan, now=Progress(step=SCALE_GROWTH_STEPS - 1, loss_scale=8.0))
+    late = step_in(plan, now=Progress(step=SCALE_GROWTH_STEPS, loss_scale=8.0))
     assert early.now.loss_scale == 8.0 and late.now.loss_scale == 16.0
-    assert late.now.last_overflow_step == GROWS_AFTER, "and the next time is as long again"
+    assert late.now.last_overflow_step == SCALE_GROWTH_STEPS, "and the next time is as long again"
 
 
 def test_numbers_that_no_scale_makes_finite_are_handed_on_and_change_no_weight(step_in):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lapclip.config import ModelConfig
+from lapclip.config import ModelConfig, Plan
 from lapclip.data.batches import Batch, load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
@@ -49,7 +49,7 @@ def some_inputs(share: float = 0.5):
 
 def gradients(loss: str, chunk: int) -> tuple[dict[str, torch.Tensor], float, float]:
     model = build(loss)
-    outcome = contrastive_step(model, some_inputs(), LOSSES[loss], chunk)
+    outcome = contrastive_step(model, some_inputs(), LOSSES[loss], Plan("cpu", "fp32", 1, chunk))
     found = {name: p.grad for name, p in model.named_parameters()}
     assert all(g is not None and g.abs().sum() > 0 for g in found.values()), "every parameter learns"
     return found, outcome.loss.item(), outcome.accuracy.item()
@@ -71,7 +71,7 @@ def test_chunked_gradients_equal_whole_batch_gradients(loss, chunk):
 def test_one_chunk_costs_one_forward(chunk, forwards):
     model, calls = build("softmax"), []
     model.image.register_forward_hook(lambda *_: calls.append(1))
-    contrastive_step(model, some_inputs(), LOSSES["softmax"], chunk)
+    contrastive_step(model, some_inputs(), LOSSES["softmax"], Plan("cpu", "fp32", 1, chunk))
     assert len(calls) == forwards
 
 
@@ -91,7 +91,8 @@ def test_activations_of_one_chunk_only_are_held():
                 held["now"] -= self.tensor.nbytes
 
         with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
-            contrastive_step(build("softmax"), some_inputs(share=1.0), LOSSES["softmax"], chunk)
+            plan = Plan("cpu", "fp32", 1, chunk)
+            contrastive_step(build("softmax"), some_inputs(share=1.0), LOSSES["softmax"], plan)
         return held["most"]
 
     assert most_kept(2) < most_kept(14) / 4

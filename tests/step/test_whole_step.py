@@ -10,7 +10,7 @@ import torch
 from fakes import Cannot, Elsewhere, Follower, Slow, Small, Wrong, WrongOnPermuted, follow
 from torch.nn import functional as F
 
-from lapclip.config import load_config
+from lapclip.config import Plan, load_config
 from lapclip.data.batches import load_batches
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
@@ -19,7 +19,7 @@ from lapclip.model.clip import CLIP, build_model
 from lapclip.runs.events import Finished, Step
 from lapclip.step.loss import LOSSES, NEEDS_BIAS, softmax_loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.step import Numbers, Plan, choose_patches, move, update
+from lapclip.step.step import Numbers, Update, choose_patches, move
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
 
@@ -65,14 +65,14 @@ def step_on(monkeypatch):
         plan = Plan(device.name, precision, threads=1, chunk=chunk)
         inputs = move(batch, device, keep, fixed_length=32)
         loss_fn = loss_fn or LOSSES[loss]
-        return model, update(model, optimizer, inputs, loss_fn, plan=plan, clip_norm=clip_norm, **options)
+        return model, Update(model, optimizer, loss_fn, clip_norm, plan).run(inputs, **options)
 
     return step
 
 
 def assert_nothing_but_numbers_comes_back(follower: Follower):
     assert follower.mixed == follower.float64 == []
-    assert [found.place for found in follower.copied] == ["step.py:update"]
+    assert [found.place for found in follower.copied] == ["step.py:run"]
     assert follower.copied[0].num_elements <= 8
 
 
@@ -120,10 +120,10 @@ def test_a_whole_run_leaves_nothing_behind_and_copies_once_a_step(small_config, 
     assert follower.mixed == follower.float64 == []
     steps = [event.step for event in events if isinstance(event, Step)]
     places = [found.place for found in follower.copied]
-    first = places.index("step.py:update")
-    assert places[first : first + len(steps)] == ["step.py:update"] * len(steps), "and nothing between steps"
+    first = places.index("step.py:run")
+    assert places[first : first + len(steps)] == ["step.py:run"] * len(steps), "and nothing between steps"
     # Besides: the check before the first step; at the end, embeddings to evaluate, and whether weights are finite.
-    assert places.count("step.py:update") == len(steps) == 3
+    assert places.count("step.py:run") == len(steps) == 3
     assert {place.split(":")[0] for place in places[:first]} == {"parity.py"}
     assert {place.split(":")[0] for place in places[first + 3 :]} == {"embedder.py", "loop.py", "messages.py"}
 
@@ -216,7 +216,7 @@ def test_a_look_at_the_loss_is_caught_and_named(step_on, look):
         step_on(Elsewhere(), loss_fn=looking)
     assert follower.mixed == follower.float64 == []
     first, last = follower.copied
-    assert first.place == "test_whole_step.py:<lambda>" and last.place == "step.py:update"
+    assert first.place == "test_whole_step.py:<lambda>" and last.place == "step.py:run"
 
 
 class Peeking(torch.autograd.Function):

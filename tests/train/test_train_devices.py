@@ -10,14 +10,13 @@ from conftest import SMALL, as_flags
 from fakes import Cannot, Elsewhere, Slow, Small, Wrong, WrongOnPermuted
 from safetensors.torch import load_file
 
-from lapclip.autotune.results import Candidate, choose
+from lapclip.autotune.plans import Candidate, choose
 from lapclip.cli.train import show_resolved
-from lapclip.config import Config, load_config
+from lapclip.config import Config, Plan, load_config
 from lapclip.errors import UserError
 from lapclip.machine.device import DEVICES, Device
 from lapclip.runs.events import Failed, Finished, Started, Step, Warned
 from lapclip.runs.run import Run, open_run
-from lapclip.step.step import Plan
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare, revise
 from lapclip.weights import checkpoint
@@ -194,7 +193,7 @@ def test_a_run_that_runs_out_of_memory_has_the_losses_of_one_that_does_not(there
     np.testing.assert_allclose(losses(events), losses(straight), atol=1e-5)
     assert len(losses(events)) == 3 and device.num_refusals > 0
     (warned,) = [w for w in of(Warned, events) if w.kind == "memory-ran-out"]
-    assert f"from here on {chunk} pairs are held at once" in warned.message
+    assert f"from here on chunks of {chunk} pairs" in warned.message
     assert f"--chunk {chunk}" in warned.hint
     assert events[0].chunk == 8 and run.load_config().train.chunk == chunk
 

@@ -16,19 +16,19 @@ from lapclip.evaluate.pool import Pool
 from lapclip.machine.power import Battery
 from lapclip.runs.events import PARTS, Continued, Evaluated, Finished, Inspected, Paused, Saved, Step, Warned
 from lapclip.runs.run import open_run
-from lapclip.step import inspection
+from lapclip.step import profile
 from lapclip.train import loop as training
 from lapclip.train.loop import train
 from lapclip.train.messages import Clock, has_slept
 from lapclip.train.prepare import prepare
-from lapclip.train.snapshot import MOST_KEPT, take_snapshot
+from lapclip.train.snapshot import MAX_KEPT, take_snapshot
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
 def looked_at_closely(monkeypatch):
-    monkeypatch.setattr(inspection, "SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr(profile, "SECONDS_BETWEEN", 0.0)
 
 
 def test_a_closeup_accounts_for_the_whole_step(with_train, looked_at_closely):
@@ -60,7 +60,7 @@ def test_a_run_with_a_memory_limit_is_held_against_it(with_train, looked_at_clos
 def test_closeups_do_not_change_what_is_learned(with_train, monkeypatch):
     losses = []
     for seconds in (0.0, 1e9):
-        monkeypatch.setattr(inspection, "SECONDS_BETWEEN", seconds)
+        monkeypatch.setattr(profile, "SECONDS_BETWEEN", seconds)
         _, events = trained(with_train(chunk=3, steps=4, eval_every="4"), f"run-{seconds:g}")
         losses.append([step.loss for step in of(Step, events)])
     assert losses[0] == losses[1]
@@ -118,10 +118,10 @@ def test_the_diagonal_of_the_matrix_is_each_image_with_its_own_caption(tmp_path)
 
 def test_snapshots_do_not_pile_up(tmp_path):
     pool = Pool(np.eye(3), np.eye(3), np.arange(3), ["a", "b", "c"], np.arange(3), np.arange(3))
-    for step in range(MOST_KEPT + 30):
+    for step in range(MAX_KEPT + 30):
         last = take_snapshot(tmp_path, Pictures(), pool, step)
     kept = sorted((tmp_path / "snapshots").glob("*.json"))
-    assert len(kept) <= MOST_KEPT
+    assert len(kept) <= MAX_KEPT
     assert kept[0].name == "step-000000.json" and kept[-1].name == last.split("/")[1]
 
 
@@ -139,8 +139,8 @@ def battery(monkeypatch):
     now = {"battery": Battery(percent=80, is_plugged=False)}
     monkeypatch.setattr("lapclip.machine.power.read_battery", lambda: now["battery"])
     monkeypatch.setattr(training, "BATTERY_CHECK_SECONDS", -1)
-    monkeypatch.setattr(training, "SECONDS_WAITED", 0.01)
-    monkeypatch.setattr(training, "NUM_WAITS", 2)
+    monkeypatch.setattr(training, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(training, "NUM_PAUSES", 2)
     return now
 
 

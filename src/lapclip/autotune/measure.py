@@ -1,60 +1,137 @@
 """Execution plans in, how fast each is out: checked, warmed up, then timed in turn until the time is used up.
 
-A busy or hot minute falls on all of them alike, because they take turns in an order that changes from round to round.
+What is timed is what trains: the real model, optimizer and update over one batch. A busy or hot minute affects all
+plans alike, because they take turns in an order that changes from round to round.
 """
 
 import statistics
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
 
 from lapclip.autotune.parity import Probe, disagreement, first_line, num_probed, reference
-from lapclip.autotune.rehearsal import Rig, Work, loss_of, placed_model, some_batch, some_patches
-from lapclip.autotune.results import HOPELESS, Candidate, Measured, spread_of
-from lapclip.machine.device import device_named, processor, ran_out_of_memory, release_memory
-from lapclip.model.clip import shape_of
-from lapclip.step.step import Plan
+from lapclip.autotune.plans import HOPELESS, Candidate, Measured, spread_of
+from lapclip.config import ModelConfig, Plan, TrainConfig
+from lapclip.data.batches import Batch
+from lapclip.machine.device import (
+    Device,
+    device_named,
+    processor,
+    ran_out_of_memory,
+    release_memory,
+    set_up_process,
+)
+from lapclip.model.clip import CLIP, Size, build_model, count_parameters, shape_of
+from lapclip.step.loss import LOSSES, NEEDS_BIAS
+from lapclip.step.optim import build_optimizer
+from lapclip.step.step import Inputs, Update, choose_patches, fixed_length, move
 
-MOST_ROUNDS = 9
-BLOCK_SECONDS = 0.4  # a block of steps lasts about so long, or one step
-MOST_DRIFT = 0.1  # from round to round, before the machine is given a rest
+MAX_ROUNDS = 9
+BLOCK_SECONDS = 0.4  # of steps timed together; at least one step
+MAX_DRIFT = 0.1  # from round to round, before the machine is given a rest
 REST_SECONDS = 3.0
-MOST_RESTS = 2
-
-NO_MEMORY = "out of memory"
+MAX_RESTS = 2
+PROCESS_BYTES = 400_000_000  # Python, torch and a few batches
 
 Progress = str  # what is being done, for whoever waits
 
 
-def measure(
-    work: Work, plans: Sequence[Plan], *, seconds: float, least_rounds: int = 3, patience: float = 1.0
-) -> Generator[Progress, None, Measured]:
-    """Times plans for about so many seconds; a step in low precision that takes longer than `patience` stops
-    the search for how much slower it is."""
-    started = time.perf_counter()
-    rigs = Rigs(work)
-    tried: dict[Plan, Candidate] = {}
-    has_exact = any(plan.precision == "fp32" for plan in plans)
-    for plan in plans:
-        yield f"trying {plan.in_words()}"
-        is_claimed = plan.precision in device_named(plan.device).precisions()
-        tried[plan] = check_plan(rigs, plan, patience if has_exact and not is_claimed else None)
-    entered = [plan for plan in plans if tried[plan].rejected is None]
-    block_seconds = min(BLOCK_SECONDS, seconds / ((least_rounds + 2) * len(plans)))
-    times, failed = yield from race(rigs, entered, least_rounds, block_seconds, until=started + seconds)
-    tried |= failed
-    rigs.clear()
-    best = min(times.values(), key=statistics.median, default=[])
-    candidates = tuple(
-        rated(tried[plan], times[plan], best, work.batch_size) if plan in times else tried[plan]
-        for plan in plans
-    )
-    drift = drift_of(best) if best else 0.0
-    return Measured(candidates, time.time(), time.perf_counter() - started, drift)
+@dataclass(frozen=True)
+class Work:
+    """What is timed: a model, a batch, and how it is trained; all of it resolved."""
+
+    model: ModelConfig
+    train: TrainConfig
+    vocab_size: int
+    num_tokens: int  # of the longest caption of a typical batch
+
+    @property
+    def batch_size(self) -> int:
+        assert self.train.batch_size is not None, "resolved"
+        return self.train.batch_size
+
+    @property
+    def has_bias(self) -> bool:
+        return self.train.loss in NEEDS_BIAS
+
+    @property
+    def num_parameters(self) -> int:
+        return count_parameters(shape_of(self.model), vocab_size=self.vocab_size, has_bias=self.has_bias)
+
+    def key(self) -> dict[str, Any]:
+        """What the time of a step depends on."""
+        names = ("batch_size", "loss", "keep_patches")
+        return asdict(shape_of(self.model)) | {
+            "vocab_size": self.vocab_size,
+            "recompute": self.model.recompute,
+            "num_tokens": self.num_tokens,
+            **{name: getattr(self.train, name) for name in names},
+        }
+
+    def new_model(self, device: Device, *, compile: bool = False) -> CLIP:
+        """The model on a device, its weights as at the start of a run."""
+        model = device.place(
+            build_model(self.model, vocab_size=self.vocab_size, has_bias=self.has_bias, seed=self.train.seed)
+        )
+        if compile:
+            model.compile_towers()
+        return model
+
+    def probe(self, num_pairs: int) -> Probe:
+        """A batch of images and captions that all differ: for time their content makes no difference."""
+        assert self.train.loss is not None and self.train.keep_patches is not None, "resolved"
+        random, size = np.random.default_rng(self.train.seed), shape_of(self.model)
+        length = min(self.num_tokens, size.text_length)
+        batch = Batch(
+            images=random.integers(0, 256, (num_pairs, 3, size.image_size, size.image_size), dtype=np.uint8),
+            tokens=random.integers(0, self.vocab_size, (num_pairs, length)),
+            ends=np.full(num_pairs, length - 1),
+            image_ids=np.arange(num_pairs),
+            caption_ids=np.arange(num_pairs),
+        )
+        keep_BK = choose_patches(
+            0,
+            seed=self.train.seed,
+            batch_size=num_pairs,
+            num_patches=(size.image_size // size.patch_size) ** 2,
+            share=self.train.keep_patches,
+        )
+        return Probe(batch, keep_BK, LOSSES[self.train.loss], size.text_length)
+
+
+class Rig:
+    """The model of some work on one device; runs any plan with that device and compilation."""
+
+    def __init__(self, work: Work, plan: Plan):
+        self.work, self.device = work, device_named(plan.device)
+        model = work.new_model(self.device, compile=plan.compile)
+        optimizer = build_optimizer(model, work.train)
+        probe = work.probe(work.batch_size)
+        self.update = Update(model, optimizer, probe.loss_fn, work.train.clip_norm, plan)
+        self.length = fixed_length(self.device, plan.compile, model.size.text_length)
+        self.inputs = self.on_device(probe)
+
+    def on_device(self, probe: Probe) -> Inputs:
+        return move(probe.batch, self.device, probe.keep_BK, fixed_length=self.length)
+
+    def step(self, plan: Plan, num_pairs: int | None = None) -> float:
+        """Runs one whole step, of the whole batch or of a few pairs at once; how many seconds it took."""
+        inputs = self.inputs
+        if num_pairs is not None:
+            plan, inputs = replace(plan, chunk=num_pairs), self.on_device(self.work.probe(num_pairs))
+        self.update.plan = plan
+        set_up_process(plan.threads, keep_memory=plan.keep_memory)
+        self.device.synchronize()
+        started = time.perf_counter()
+        self.update.run(inputs)
+        return time.perf_counter() - started
 
 
 class Rigs:
-    """One rig a device, made when it is needed; compiled ones apart. The weights of all begin equal."""
+    """One rig per device, made when it is needed; compiled ones apart. The weights of all start equal."""
 
     def __init__(self, work: Work):
         self.work = work
@@ -62,24 +139,18 @@ class Rigs:
 
     def rig(self, plan: Plan) -> Rig:
         if (plan.device, plan.compile) not in self.made:
-            self.made[plan.device, plan.compile] = Rig(self.work, plan.device, compile=plan.compile)
+            self.made[plan.device, plan.compile] = Rig(self.work, plan)
         return self.made[plan.device, plan.compile]
 
     def problem(self, plan: Plan) -> str | None:
-        """What the parity gate says of a plan; on models of its own, whose weights no step has changed."""
-        num_pairs = num_probed(plan, self.work.batch_size)
-        probe = Probe(
-            some_batch(self.work, num_pairs),
-            some_patches(self.work, num_pairs),
-            loss_of(self.work),
-            shape_of(self.work.model).text_length,
-        )
-        right = reference(placed_model(self.work, processor()), probe, plan)
-        model = placed_model(self.work, device_named(plan.device), compile=plan.compile)
-        return disagreement(model, probe, right, plan)
+        """What the parity check finds wrong with a plan; on models of its own, whose weights no step has changed."""
+        probe = self.work.probe(num_probed(plan, self.work.batch_size))
+        expected = reference(self.work.new_model(processor()), probe, plan)
+        model = self.work.new_model(device_named(plan.device), compile=plan.compile)
+        return disagreement(model, probe, expected, plan)
 
     def drop(self, plan: Plan) -> None:
-        """Lets go of what failed."""
+        """Releases what failed."""
         self.made.pop((plan.device, plan.compile), None)
         device_named(plan.device).release_memory()
 
@@ -91,8 +162,33 @@ class Rigs:
         release_memory()
 
 
+def measure(
+    work: Work, plans: Sequence[Plan], *, seconds: float, min_rounds: int = 3, patience: float = 1.0
+) -> Generator[Progress, None, Measured]:
+    """Times plans for about so many seconds; a step in low precision that takes longer than `patience` stops the
+    search for how much slower it is."""
+    started = time.perf_counter()
+    rigs = Rigs(work)
+    tried: dict[Plan, Candidate] = {}
+    has_exact = any(plan.precision == "fp32" for plan in plans)
+    for plan in plans:
+        yield f"trying {plan.in_words()}"
+        has_hardware = plan.precision in device_named(plan.device).precisions()
+        tried[plan] = check_plan(rigs, plan, patience if has_exact and not has_hardware else None)
+    accepted = [plan for plan in plans if tried[plan].rejected is None]
+    block_seconds = min(BLOCK_SECONDS, seconds / ((min_rounds + 2) * len(plans)))
+    times, failed = yield from race(rigs, accepted, min_rounds, block_seconds, until=started + seconds)
+    tried |= failed
+    rigs.clear()
+    best = min(times.values(), key=statistics.median, default=[])
+    for plan, own in times.items():
+        tried[plan] = rated(tried[plan], own, best, work.batch_size)
+    drift = drift_of(best) if best else 0.0
+    return Measured(tuple(tried.values()), time.time(), time.perf_counter() - started, drift)
+
+
 def check_plan(rigs: Rigs, plan: Plan, patience: float | None) -> Candidate:
-    """Whether a plan is right, and not hopelessly slow; its first step, which compiles and takes memory."""
+    """Whether a plan is correct, and not hopelessly slow; its first step, which compiles and allocates."""
     try:
         if plan.precision != "fp32" and patience is not None:
             num_pairs, factor = slower_than_fp32(rigs, plan, patience)
@@ -101,45 +197,41 @@ def check_plan(rigs: Rigs, plan: Plan, patience: float | None) -> Candidate:
                 return Candidate(plan, rejected=f"{of} takes {factor:.1f} times as long as in fp32")
         if not plan.is_plain and (problem := rigs.problem(plan)):
             return Candidate(plan, rejected=problem)
-        first = rigs.rig(plan).step(plan)
+        return Candidate(plan, first_call_seconds=rigs.rig(plan).step(plan))
     except (RuntimeError, MemoryError) as error:
-        rejected = in_short(error)
-    else:
-        return Candidate(plan, first_call_seconds=first)
-    rigs.drop(plan)
-    return Candidate(plan, rejected=rejected)
+        rejected = failed_candidate(plan, error)
+    rigs.drop(plan)  # outside of `except`, whose error holds on to the activations
+    return rejected
 
 
-def in_short(error: BaseException) -> str:
-    return NO_MEMORY if ran_out_of_memory(error) else f"fails: {first_line(error)}"
+def failed_candidate(plan: Plan, error: BaseException) -> Candidate:
+    if ran_out_of_memory(error):
+        return Candidate(plan, rejected="out of memory", ran_out_of_memory=True)
+    return Candidate(plan, rejected=f"fails: {first_line(error)}")
 
 
 def slower_than_fp32(rigs: Rigs, plan: Plan, patience: float) -> tuple[int, float]:
     """By which factor a step in some precision is slower, with as many pairs as patience allows."""
     rig, exact = rigs.rig(plan), replace(plan, precision="fp32")
-    num_pairs, factor = min(2, rigs.work.batch_size), 1.0
+    num_pairs = min(2, rigs.work.batch_size)
     while True:
-        seconds: dict[Plan, list[float]] = {plan: [], exact: []}
-        for number in range(3):
-            for one in (plan, exact):
-                took = rig.step_of_few(one, num_pairs)
-                if number > 0:  # the first one warms up
-                    seconds[one].append(took)
-        factor = statistics.median(seconds[plan]) / statistics.median(seconds[exact])
-        if num_pairs == rigs.work.batch_size or statistics.median(seconds[plan]) > patience / 2:
-            return num_pairs, factor
+        # The first step of each warms up.
+        seconds = [(rig.step(plan, num_pairs), rig.step(exact, num_pairs)) for _ in range(3)][1:]
+        own, other = (statistics.median(column) for column in zip(*seconds, strict=True))
+        if num_pairs == rigs.work.batch_size or own > patience / 2:
+            return num_pairs, own / other
         num_pairs = min(2 * num_pairs, rigs.work.batch_size)
 
 
 def race(
-    rigs: Rigs, plans: Sequence[Plan], least_rounds: int, block_seconds: float, until: float
+    rigs: Rigs, plans: Sequence[Plan], min_rounds: int, block_seconds: float, until: float
 ) -> Generator[Progress, None, tuple[dict[Plan, list[float]], dict[Plan, Candidate]]]:
-    """Seconds of a step, block by block, and what failed; who falls far behind drops out and keeps what it has."""
+    """Seconds of a step, block by block, and what failed; a plan that falls far behind stops with what it has."""
     seconds: dict[Plan, list[float]] = {plan: [] for plan in plans}
     failed: dict[Plan, Candidate] = {}
     num_steps: dict[Plan, int] = {}
     running, before, num_rests = list(plans), None, 0
-    for number in range(MOST_ROUNDS):
+    for number in range(MAX_ROUNDS):
         for plan in running[:: -1 if number % 2 else 1]:
             yield f"round {number + 1}: {plan.in_words()}"
             try:
@@ -147,24 +239,22 @@ def race(
                 if plan not in num_steps:
                     num_steps[plan] = num_in_block(rig.step(plan), block_seconds)
                 if plan != before:
-                    rig.step(plan)  # untimed: caches and allocator still are as the one before left them
+                    rig.step(plan)  # untimed: caches and allocator still are as the plan before left them
                 seconds[plan].append(statistics.mean(rig.step(plan) for _ in range(num_steps[plan])))
             except (RuntimeError, MemoryError) as error:
-                failed[plan] = Candidate(plan, rejected=in_short(error))
+                failed[plan] = failed_candidate(plan, error)
             before = plan
         for plan in [plan for plan in running if plan in failed]:
             running.remove(plan)
             seconds.pop(plan)
             rigs.drop(plan)
-        if not running:
-            break
-        if number >= least_rounds - 1 and time.perf_counter() > until:
+        if not running or (number >= min_rounds - 1 and time.perf_counter() > until):
             break
         medians = {plan: statistics.median(seconds[plan]) for plan in running}
         best = min(medians, key=lambda plan: medians[plan])
         running = [plan for plan in running if medians[plan] <= HOPELESS * medians[best] or number == 0]
-        is_hot = seconds[best][-1] > (1 + MOST_DRIFT) * seconds[best][0]
-        if is_hot and num_rests < MOST_RESTS and time.perf_counter() + REST_SECONDS < until:
+        is_hot = seconds[best][-1] > (1 + MAX_DRIFT) * seconds[best][0]
+        if is_hot and num_rests < MAX_RESTS and time.perf_counter() + REST_SECONDS < until:
             yield "letting the machine cool down"
             time.sleep(REST_SECONDS)
             num_rests += 1
@@ -186,3 +276,21 @@ def drift_of(seconds: list[float]) -> float:
     """How much slower the last third of the rounds was than the first."""
     third = max(1, len(seconds) // 3)
     return statistics.median(seconds[-third:]) / statistics.median(seconds[:third]) - 1
+
+
+def step_bytes(size: Size, num_parameters: int, chunk: int, recompute: bool) -> int:
+    """An estimate: the process, weights with gradients and AdamW's two moments, and the activations of one chunk."""
+    return PROCESS_BYTES + 16 * num_parameters + chunk * activation_bytes(size, recompute)
+
+
+def activation_bytes(size: Size, recompute: bool) -> int:
+    """What one pair saves for the backward pass, about: 14 vectors per token and layer.
+
+    With `recompute` one per layer, and 14 for the layer that is computed again.
+    """
+    patches = (size.image_size // size.patch_size) ** 2 + 1
+    towers = ((size.image, patches), (size.text, size.text_length))
+    return 4 * sum(
+        (tower.depth + 14 if recompute else 14 * tower.depth) * tower.width * num_tokens
+        for tower, num_tokens in towers
+    )

@@ -1,39 +1,43 @@
-"""An accelerator is checked before it is trusted: its loss and every gradient against the processor's, in fp32.
+"""An accelerator is checked before it is trusted: its loss and every gradient against the CPU's, in fp32.
 
-Backends have returned wrong numbers without a word, mostly for permuted inputs: both kinds are tried.
+Backends have silently returned wrong numbers, mostly for permuted inputs: both kinds are tried.
 """
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from lapclip.config import TrainConfig
+from lapclip.config import Config, Plan, TrainConfig
 from lapclip.data.batches import Batch
+from lapclip.data.source import Source
+from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError
 from lapclip.machine.device import Device, device_named, no_memory_left, processor, ran_out_of_memory
-from lapclip.model.clip import CLIP
-from lapclip.step.loss import Loss
+from lapclip.model.clip import CLIP, build_model
+from lapclip.step.feed import feed
+from lapclip.step.loss import LOSSES, NEEDS_BIAS, Loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.step import Inputs, Plan, contrastive_step, move
+from lapclip.step.step import Inputs, choose_patches, contrastive_step, move
 
-# The length of a difference as a share of the gradient's length. Two orders of sums differ by 1e-6 in fp32, bf16 by 3%
-# and fp16 by 0.5% from fp32, as measured on a processor; a gradient that is off by 1% must be seen in fp32.
+# The norm of a difference as a share of the gradient's norm. Two orders of sums differ by 1e-6 in fp32, bf16 by 3%
+# and fp16 by 0.5% from fp32, as measured on a CPU; a gradient that is off by 1% must be noticed in fp32.
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.03, "bf16": 0.15}
-LEAST_SHARE = 1e-4  # of the whole gradient: a tensor's own gradient may vanish, and then is all rounding
-LEAST_LENGTH = 1e-8  # of a gradient that is not nothing
+MIN_SHARE = 1e-4  # of the whole gradient: a tensor's own gradient may vanish, and then is all rounding
+MIN_NORM = 1e-8  # of a gradient that is not zero
 NUM_PAIRS = 16  # are enough
-MOST_LOSS_SCALE = 2.0**16
+MAX_LOSS_SCALE = 2.0**16
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What is tried on both sides."""
+    """The batch that is tried on both devices."""
 
     batch: Batch
     keep_BK: Tensor | None
     loss_fn: Loss
-    text_length: int | None = None  # the model's, where captions are padded as an accelerator has them
+    text_length: int | None = None  # the model's, where captions are padded as for an accelerator
 
     def inputs(self, device: str) -> Inputs:
         return move(self.batch, device_named(device), self.keep_BK, fixed_length=self.text_length)
@@ -41,10 +45,49 @@ class Probe:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The loss of a batch and its gradient by tensor, on the processor."""
+    """The loss of a batch and its gradient by tensor, on the CPU."""
 
     loss: float
     by_name: dict[str, Tensor]
+
+
+def build_checked(
+    config: Config, source: Source, tokenizer: Tokenizer, plan: Plan, *, is_asked: bool
+) -> tuple[CLIP, Plan, str | None]:
+    """The new model of a run where it is trained, its plan, and what was wrong with another plan.
+
+    A plan that was measured and computes wrong numbers is replaced by the CPU; one that was asked for is an error.
+    """
+    model = new_model(config, tokenizer)
+    if plan.is_plain:
+        return model, plan, None
+    try:
+        return place_checked(model, first_pairs(config, source, tokenizer, model, plan), plan), plan, None
+    except UserError as problem:
+        if is_asked:
+            raise
+        plain = replace(plan, device=processor().name, precision="fp32", compile=False)
+        return new_model(config, tokenizer), plain, problem.message
+
+
+def new_model(config: Config, tokenizer: Tokenizer) -> CLIP:
+    has_bias = config.train.loss in NEEDS_BIAS
+    return build_model(
+        config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias, seed=config.train.seed
+    )
+
+
+def first_pairs(config: Config, source: Source, tokenizer: Tokenizer, model: CLIP, plan: Plan) -> Probe:
+    """The first pairs of the training data."""
+    cfg = config.train
+    assert cfg.batch_size and cfg.keep_patches and cfg.loss, "resolved"
+    draw = {"batch_size": num_probed(plan, cfg.batch_size), "seed": cfg.seed}
+    with closing(
+        feed(source, tokenizer, model.size, config.data, first_step=0, workers=0, **draw)
+    ) as batches:
+        batch = next(batches)
+    keep_BK = choose_patches(0, num_patches=model.image.num_patches, share=cfg.keep_patches, **draw)
+    return Probe(batch, keep_BK, LOSSES[cfg.loss], model.size.text_length)
 
 
 def num_probed(plan: Plan, batch_size: int) -> int:
@@ -53,25 +96,17 @@ def num_probed(plan: Plan, batch_size: int) -> int:
 
 
 def reference(model: CLIP, probe: Probe, plan: Plan) -> Gradients:
-    """What is right: the processor in fp32, with the model still there and no more in memory than the plan holds."""
+    """The correct gradients: the CPU in fp32, with the model still there and no more in memory than the plan holds."""
     plain = Plan(processor().name, "fp32", threads=plan.threads, chunk=plan.chunk)
     return gradients_in_memory(model, probe.inputs(plain.device), probe.loss_fn, plain)
 
 
 def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) -> Gradients:
     """The gradients of one batch; the model keeps none. In fp16 with the largest loss scale that does not overflow."""
-    loss_scale = MOST_LOSS_SCALE if plan.precision == "fp16" else 1.0
+    loss_scale = MAX_LOSS_SCALE if plan.precision == "fp16" else 1.0
     while True:
         model.zero_grad()
-        outcome = contrastive_step(
-            model,
-            inputs,
-            loss_fn,
-            plan.chunk,
-            device=device_named(plan.device),
-            precision=plan.precision,
-            loss_scale=loss_scale,
-        )
+        outcome = contrastive_step(model, inputs, loss_fn, plan, loss_scale=loss_scale)
         found = {
             name: parameter.grad.detach().float().cpu() / loss_scale
             for name, parameter in model.named_parameters()
@@ -84,7 +119,7 @@ def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) -> Gradien
 
 
 def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) -> Gradients:
-    """With as many pairs at once as there is memory for: a device that is merely small is not wrong."""
+    """With as large a chunk as there is memory for: a device that is merely small is not wrong."""
     while True:
         try:
             return gradients(model, inputs, loss_fn, plan)
@@ -95,35 +130,35 @@ def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) 
         device_named(plan.device).release_memory()
 
 
-def disagreement(model: CLIP, probe: Probe, right: Gradients, plan: Plan) -> str | None:
-    """What is wrong with a plan, in words that name the worst tensor; None when it agrees with the processor."""
+def disagreement(model: CLIP, probe: Probe, expected: Gradients, plan: Plan) -> str | None:
+    """What is wrong with a plan, naming the worst tensor; None when it agrees with the CPU."""
     if problem := optimizer_problem(device_named(plan.device)):
         return problem
     straight = probe.inputs(plan.device)
     kinds = {"contiguous": straight, "permuted": permuted(straight)}
     if plan.compile:
-        kinds.pop("permuted")  # would be compiled anew, into a program that nothing trains with
+        kinds.pop("permuted")  # would be compiled again, into a program that nothing trains with
     for kind, inputs in kinds.items():
-        # Once at once and once in chunks: both are trained with.
+        # Once whole and once in chunks: both are trained with.
         chunk = len(straight.images) if kind == "contiguous" else -(-len(straight.images) // 2)
         found = gradients_in_memory(model, inputs, probe.loss_fn, replace(plan, chunk=min(plan.chunk, chunk)))
-        if problem := difference(found, right, TOLERANCES[plan.precision]):
+        if problem := difference(found, expected, TOLERANCES[plan.precision]):
             return f"{problem}, with {kind} inputs"
     return None
 
 
 def place_checked(model: CLIP, probe: Probe, plan: Plan) -> CLIP:
-    """Takes a model from the processor to where it is trained, and refuses to train where the numbers are wrong.
+    """Moves a model from the CPU to where it is trained, and refuses where the numbers are wrong.
 
-    A new model, also of a run that is resumed: the loss of a trained one nearly vanishes, and then its gradients in low
-    precision are mostly rounding.
+    A new model, also for a run that is resumed: the loss of a trained one nearly vanishes, and then its gradients in
+    low precision are mostly rounding.
     """
     try:
-        right = None if plan.is_plain else reference(model, probe, plan)
+        expected = None if plan.is_plain else reference(model, probe, plan)
         model = device_named(plan.device).place(model)
         if plan.compile:
             model.compile_towers()
-        problem = None if right is None else disagreement(model, probe, right, plan)
+        problem = None if expected is None else disagreement(model, probe, expected, plan)
     except (RuntimeError, MemoryError) as error:
         if ran_out_of_memory(error):
             raise no_memory_left(error) from None
@@ -132,7 +167,7 @@ def place_checked(model: CLIP, probe: Probe, plan: Plan) -> CLIP:
         compiled = ", compiled" if plan.compile else ""
         raise UserError(
             f"`{plan.device}` in {plan.precision}{compiled} cannot be trusted with this model: {problem}",
-            hint="train on the processor: `--device cpu --precision fp32 --no-compile`",
+            hint="train on the CPU: `--device cpu --precision fp32 --no-compile`",
         )
     return model
 
@@ -143,7 +178,7 @@ def first_line(error: BaseException) -> str:
 
 
 def optimizer_problem(device: Device) -> str | None:
-    """Whether AdamW changes weights there as it does on the processor; it has been wrong as well."""
+    """Whether AdamW changes weights there as it does on the CPU; it has been wrong as well."""
     changes = []
     for place in (processor(), device):
         layer = nn.Linear(7, 5)
@@ -158,26 +193,26 @@ def optimizer_problem(device: Device) -> str | None:
         changes.append(
             torch.nn.utils.parameters_to_vector(p.detach().cpu() for p in layer.parameters()) - weights
         )
-    right, found = changes
-    error = float((found - right).norm() / right.norm())
+    expected, found = changes
+    error = float((found - expected).norm() / expected.norm())
     if error <= TOLERANCES["fp32"]:
         return None
-    return f"AdamW's update differs from the processor's by {error:.2%}; {TOLERANCES['fp32']:.1%} is allowed"
+    return f"AdamW's update differs from the CPU's by {error:.2%}; {TOLERANCES['fp32']:.1%} is allowed"
 
 
-def difference(found: Gradients, right: Gradients, tolerance: float) -> str | None:
-    """The worst of what differs by more than is allowed."""
-    errors = {"the loss": abs(found.loss - right.loss) / max(abs(right.loss), 1e-3)}
-    whole = torch.stack([gradient.norm() for gradient in right.by_name.values()]).norm()
-    for name, gradient in right.by_name.items():
-        length = torch.maximum(gradient.norm(), LEAST_SHARE * whole).clamp_min(LEAST_LENGTH)
+def difference(found: Gradients, expected: Gradients, tolerance: float) -> str | None:
+    """The worst of what differs by more than the tolerance."""
+    errors = {"the loss": abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-3)}
+    whole = torch.stack([gradient.norm() for gradient in expected.by_name.values()]).norm()
+    for name, gradient in expected.by_name.items():
+        norm = torch.maximum(gradient.norm(), MIN_SHARE * whole).clamp_min(MIN_NORM)
         other = found.by_name.get(name, torch.full_like(gradient, torch.nan))
-        errors[f"the gradient of `{name}`"] = float((other - gradient).norm() / length)
-    # A number that is none is the worst of all.
+        errors[f"the gradient of `{name}`"] = float((other - gradient).norm() / norm)
+    # NaN is the worst of all.
     worst = max(errors, key=lambda name: float("inf") if errors[name] != errors[name] else errors[name])
     if errors[worst] <= tolerance:
         return None
-    return f"{worst} differs from the processor's by {errors[worst]:.2%}; {tolerance:.1%} is allowed"
+    return f"{worst} differs from the CPU's by {errors[worst]:.2%}; {tolerance:.1%} is allowed"
 
 
 def permuted(inputs: Inputs) -> Inputs:

@@ -1,82 +1,245 @@
-"""Pure: which plans are worth timing, given what was asked for, what is there, and how much memory may be used."""
+"""Pure: which execution plans are worth timing, which of those that were timed is chosen, and why."""
 
+import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Annotated, Any
 
-from lapclip.autotune.results import PRECISIONS
-from lapclip.config import DeviceConfig, PrecisionName
+import msgspec
+
+from lapclip.config import PLAN, Config, Plan, PrecisionName, TrainConfig, value_of, with_values
 from lapclip.machine.device import Device, has_glibc
 from lapclip.machine.hardware import Machine
-from lapclip.step.step import Plan
+
+HOPELESS = 1.5  # times as slow as the best: not timed any further
+TIE = 0.05  # a difference up to this share counts as none
+MAX_NOISE = 0.2  # a larger difference counts, however noisy the machine
+PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "bf16", "fp16")  # preferred in this order if equally fast
+ROUNDING_UP = 0.005  # of a timed run: half of its first step, whose length is not known yet
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An execution plan, and how fast it was or why it was rejected."""
+
+    plan: Plan
+    pairs_per_second: Annotated[float, msgspec.Meta(gt=0)] | None = None  # the median; None if never timed
+    spread: float | None = None  # half the interquartile range, as a share of the median
+    first_call_seconds: float | None = None  # of the first step, compilation included
+    rejected: str | None = None
+    ran_out_of_memory: bool = False  # which may be different another day
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Candidates timed in turn in one process."""
+
+    candidates: tuple[Candidate, ...]
+    when: float  # seconds since 1970
+    seconds: float  # it took
+    drift: float = 0.0  # by which share a step became slower from the first rounds to the last
+
+    @property
+    def plans(self) -> set[Plan]:
+        return {candidate.plan for candidate in self.candidates}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long a run is: a number of steps, or seconds of training."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of(cls, train: TrainConfig, num_pairs: int, batch_size: int) -> "Budget":
+        if train.minutes is not None:
+            return cls(seconds=train.minutes * 60)
+        if train.epochs is not None:
+            return cls(steps=max(1, round(train.epochs * num_pairs / batch_size)))
+        return cls(steps=train.steps)
+
+    def share_done(self, step: int, seconds: float) -> float:
+        """How much of the budget is used: 1 at its end."""
+        if self.steps is not None:
+            return step / self.steps
+        assert self.seconds is not None, "one of them is the budget"
+        return seconds / self.seconds
+
+    def middle(self, share: float, step: int) -> float:
+        """The middle of the step that starts now, where the schedule is read: else the first would not learn."""
+        if self.steps is not None:
+            return share + 0.5 / self.steps
+        return share + (0.5 * share / step if step else ROUNDING_UP)
+
+
+def plan_of(config: Config) -> Plan:
+    """The execution plan of a resolved run."""
+    parts = {name: value_of(config, name) for name in PLAN}
+    assert parts["device"] != "auto" and None not in parts.values(), "resolved"
+    return Plan(**parts)
+
+
+def with_plan(config: Config, plan: Plan) -> Config:
+    return with_values(config, vars(plan))
+
+
+def asked_parts(config: Config) -> dict[str, Any]:
+    """The parts of a plan that were asked for."""
+    parts = {name: value_of(config, name) for name in PLAN}
+    return {name: value for name, value in parts.items() if value not in (None, "auto")}
 
 
 def thread_counts(machine: Machine, default: int) -> list[int]:
-    """The performance cores, all cores, and half of them; most first. What torch chose is always among them."""
+    """The performance cores, all cores, and half of them, largest first; torch's own choice is always included."""
     fast = min(machine.num_performance_cores or default, machine.num_cores)
     return sorted({default, fast, machine.num_cores, max(1, fast // 2)}, reverse=True)
 
 
-def all_plans(
-    asked: DeviceConfig,
-    devices: Iterable[Device],
+def plans_on(
+    device: Device,
+    asked: dict[str, Any],
     threads: Sequence[int],
     chunks: Sequence[int],
     *,
-    compile: bool,
+    thorough: bool = False,
+    compile: bool = False,
 ) -> list[Plan]:
-    """Every combination that may matter, for `lapclip bench`.
+    """The first plan, and those that differ from it in one part; with `thorough` all pairs of threads and chunk.
 
-    Other precisions and compilation are tried once a device; bf16 also without hardware for it, to say what it costs.
-    Threads feed an accelerator, but do not compute on it.
+    `thorough` also tries bf16 without hardware for it, to report its cost. Threads feed an accelerator, but do not
+    compute on it.
     """
-    plans: list[Plan] = []
-    for device in devices:
-        precisions = [asked.precision] if asked.precision else in_order({*device.precisions(), "bf16"})
-        first = first_plan(device, precisions[0], threads[0], chunks[0], asked)
-        counts = threads[:1] if device.is_accelerator else threads
-        plans += [replace(first, threads=num, chunk=chunk) for num, chunk in product(counts, chunks)]
-        plans += [replace(first, precision=precision) for precision in precisions[1:]]
-        plans += [replace(first, compile=True)] if compile and not first.compile else []
-    return plans + freeing(plans, asked)
+    possible = {*device.precisions(), *(("bf16",) if thorough else ())}
+    precisions = [asked["precision"]] if "precision" in asked else sorted(possible, key=PRECISIONS.index)
+    counts = threads[:1] if device.is_accelerator else threads
+    extra = {"compile": asked.get("compile", False), "keep_memory": asked.get("keep_memory", True)}
+    first = Plan(device.name, precisions[0], counts[0], chunks[0], **extra)
+    plans = [first, *(replace(first, precision=precision) for precision in precisions[1:])]
+    for num, chunk in product(counts, chunks):
+        if thorough or num == counts[0] or chunk == chunks[0]:
+            plans.append(replace(first, threads=num, chunk=chunk))
+    if compile:
+        plans.append(replace(first, compile=True))
+    if "keep_memory" not in asked and first.is_plain and has_glibc():
+        plans.append(replace(first, keep_memory=False))
+    return list(dict.fromkeys(plans))
 
 
-def first_plan(
-    device: Device, precision: PrecisionName, threads: int, chunk: int, asked: DeviceConfig
-) -> Plan:
-    return Plan(
-        device.name,
-        precision,
-        threads,
-        chunk,
-        bool(asked.compile),
-        keep_memory=asked.keep_memory is not False,
-    )
+def choose(
+    candidates: Iterable[Candidate], budget: Budget | None = None, batch_size: int = 1
+) -> Candidate | None:
+    """The fastest over the budget; among equals the largest chunk, uncompiled, more threads, then fp32 on the CPU."""
+    rated = [c for c in candidates if c.pairs_per_second is not None and c.rejected is None]
+    if not rated:
+        return None
+    rates = {c: rate_over(c, budget or Budget(), batch_size) for c in rated}
+    best = max(rated, key=lambda c: rates[c])
+    equal = (c for c in rated if rates[c] >= rates[best] * (1 - tie_between(c, best)))
+    return min(equal, key=order_among_equals)
 
 
-def in_order(precisions: Iterable[PrecisionName]) -> list[PrecisionName]:
-    return sorted(precisions, key=PRECISIONS.index)
+def tie_between(one: Candidate, other: Candidate) -> float:
+    """Up to which difference both count as equally fast: 5%, or the noise of their rounds."""
+    noise = ((one.spread or 0.0) + (other.spread or 0.0)) / 2
+    return min(max(TIE, noise), MAX_NOISE)
 
 
-def few_plans(
-    asked: DeviceConfig, devices: Iterable[Device], threads: Sequence[int], chunks: Sequence[int]
-) -> list[Plan]:
-    """One of each device and precision, and from the first of these one step in each direction: for `lapclip train`."""
-    plans: list[Plan] = []
-    for device in devices:
-        precisions = [asked.precision] if asked.precision else in_order(device.precisions())
-        first = first_plan(device, precisions[0], threads[0], chunks[0], asked)
-        others = [replace(first, precision=precision) for precision in precisions[1:]]
-        others += [replace(first, chunk=chunk) for chunk in chunks[1:]]
-        if not device.is_accelerator:
-            others += [replace(first, threads=num) for num in threads[1:]]
-        plans += [first, *others]
-    return plans + freeing(plans, asked)
+def rate_over(candidate: Candidate, budget: Budget, batch_size: int) -> float:
+    """Pairs a second over a whole run, compilation included."""
+    rate = candidate.pairs_per_second
+    assert rate is not None
+    lost = (candidate.first_call_seconds or 0.0) if candidate.plan.compile else 0.0
+    if budget.seconds is not None:
+        return rate * max(0.0, 1 - lost / budget.seconds)
+    num_pairs = (budget.steps or 0) * batch_size
+    return num_pairs / (lost + num_pairs / rate) if num_pairs else rate
 
 
-def freeing(plans: Sequence[Plan], asked: DeviceConfig) -> list[Plan]:
-    """The first plan with an allocator that gives memory back, where that can be chosen."""
-    plain = [plan for plan in plans if plan.is_plain]
-    if asked.keep_memory is not None or not plain or not has_glibc():
-        return []
-    return [replace(plain[0], keep_memory=False)]
+def order_among_equals(candidate: Candidate) -> tuple:
+    plan = candidate.plan
+    precision = PRECISIONS.index(plan.precision)
+    return -plan.chunk, plan.compile, -plan.threads, precision, plan.device != "cpu", not plan.keep_memory
+
+
+def remark_on(candidate: Candidate, measured: Measured) -> str | None:
+    """Why a candidate was rejected, or how far behind it fell."""
+    if candidate.rejected is not None or candidate.pairs_per_second is None:
+        return candidate.rejected
+    factor = max(c.pairs_per_second or 0.0 for c in measured.candidates) / candidate.pairs_per_second
+    return f"takes {factor:.1f}x as long" if factor > HOPELESS else None
+
+
+def reasons_for(choice: Candidate, measured: Measured) -> dict[str, str]:
+    """Why each part of the chosen plan, in words; a part that had no rival has no reason."""
+    reasons = {}
+    for part in PLAN:
+        others = dict.fromkeys(getattr(c.plan, part) for c in measured.candidates)
+        pairs = [
+            closest_pair(choice, measured.candidates, part, other)
+            for other in others
+            if other != getattr(choice.plan, part)
+        ]
+        said = [words for pair in pairs if pair and (words := comparison(*pair, part))]
+        if said:
+            reasons[part] = "; ".join(said)
+    return reasons
+
+
+def closest_pair(
+    choice: Candidate, candidates: Iterable[Candidate], part: str, other: Any
+) -> tuple[Candidate, Candidate] | None:
+    """Two candidates that differ in one part alone, the chosen value against another; close to the choice."""
+    by_plan = {candidate.plan: candidate for candidate in candidates}
+    pairs = [
+        (by_plan[like], rival)
+        for rival in by_plan.values()
+        if getattr(rival.plan, part) == other
+        and (like := replace(rival.plan, **{part: getattr(choice.plan, part)})) in by_plan
+        and by_plan[like].pairs_per_second is not None
+    ]
+    return min(pairs, key=lambda pair: num_differences(pair[0].plan, choice.plan), default=None)
+
+
+def num_differences(one: Plan, other: Plan) -> int:
+    return sum(getattr(one, part) != getattr(other, part) for part in PLAN)
+
+
+def comparison(chosen: Candidate, rival: Candidate, part: str) -> str | None:
+    """How two compare; nothing where the rival won, together with other parts that were not chosen."""
+    named = in_words(part, getattr(rival.plan, part))
+    if rival.pairs_per_second is None:
+        return f"{named}: {rival.rejected}"
+    assert chosen.pairs_per_second is not None
+    factor = chosen.pairs_per_second / rival.pairs_per_second
+    if factor >= 1.15:
+        return f"{factor:.1f} times as fast as {named}"
+    if factor >= 1 + TIE:
+        return f"{factor - 1:.0%} faster than {named}"
+    if factor >= 1 - TIE:
+        return f"as fast as {named}"
+    return f"{named} is {1 / factor - 1:.0%} faster and slow to start" if part == "compile" else None
+
+
+def in_words(part: str, value: Any) -> str:
+    """The value of a part of a plan, as something that another can be faster than."""
+    if part == "threads":
+        return "1 thread" if value == 1 else f"{value} threads"
+    if part == "chunk":
+        return f"chunks of {value}"
+    if part == "compile":
+        return "compiled" if value else "uncompiled"
+    if part == "keep_memory":
+        return "with freed memory kept" if value else "with freed memory given back"
+    return f"`{value}`"
+
+
+def spread_of(seconds: list[float]) -> float:
+    """Half the interquartile range as a share of the median; of fewer than four values, half the whole range."""
+    if len(seconds) < 2:
+        return 0.0
+    low, high = min(seconds), max(seconds)
+    if len(seconds) >= 4:
+        low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return (high - low) / 2 / statistics.median(seconds)

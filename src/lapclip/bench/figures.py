@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lapclip.autotune.results import Candidate, Measured
+from lapclip.autotune.plans import Candidate, Measured
 from lapclip.bench.ops import OpTiming, overtakes
 from lapclip.bench.sizes import SizeResult
+from lapclip.config import Plan
 from lapclip.errors import UserError, one_line
 from lapclip.machine.device import processor
-from lapclip.step.step import Plan
 from lapclip.units import duration, rate, short_count
 
 if TYPE_CHECKING:

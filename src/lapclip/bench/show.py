@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from lapclip.autotune.cache import folder_for, load, rebuilt, store
-from lapclip.autotune.quick import devices_for
-from lapclip.autotune.results import Measured, remark_on
+from lapclip.autotune.cache import folder_for, load, store
+from lapclip.autotune.plans import Measured, remark_on
+from lapclip.autotune.resolve import devices_for
 from lapclip.bench.figures import DOTS_PER_INCH, PAPER, draw_ops, draw_sizes, draw_steps, drawing
 from lapclip.bench.ops import OpTiming, crossovers, time_ops
 from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, speed_up, study_sizes
@@ -139,13 +139,21 @@ def reasons_table(result: StepsResult) -> Table:
     return Table("what training will use", ("setting", "value", "why"), rows)
 
 
+@dataclass(frozen=True)
+class KnownOps:
+    """What the cache keeps of single operations."""
+
+    when: float
+    ops: list[OpTiming]
+
+
 def ops_section(config: Config, *, fresh: bool) -> Work:
     """Single operations."""
     devices = with_processor(devices_for(config.device))
     file = folder_for(read_machine(), {"ops": [device.name for device in devices]}) / "ops.json"
-    known = None if fresh else load(file)
-    timings = timings_from(known)
-    when = known["when"] if known and timings else time.time()
+    known = None if fresh else load(file, KnownOps)
+    timings = known.ops if known else []
+    when = known.when if known else time.time()
     if not timings:
         set_up_process(
             default_threads()
@@ -179,12 +187,6 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
 def with_processor(devices: list[Device]) -> list[Device]:
     """What there is to compare with comes first."""
     return [processor(), *(device for device in devices if device != processor())]
-
-
-def timings_from(known: dict[str, Any] | None) -> list[OpTiming]:
-    stored = (known or {}).get("ops")
-    timings = [rebuilt(OpTiming, timing) for timing in stored] if isinstance(stored, list) else []
-    return [timing for timing in timings if timing is not None] if all(timings) else []
 
 
 def ops_table(timings: Sequence[OpTiming]) -> Table:

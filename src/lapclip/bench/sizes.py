@@ -14,22 +14,21 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
 
-from lapclip.autotune.cache import folder_for, load, rebuilt, store
-from lapclip.autotune.measure import Rigs, num_in_block
-from lapclip.autotune.memory import step_bytes
+import msgspec
+
+from lapclip.autotune.cache import folder_for, load, store
+from lapclip.autotune.measure import Rigs, Work, num_in_block, step_bytes
 from lapclip.autotune.parity import first_line
-from lapclip.autotune.rehearsal import Work
+from lapclip.autotune.plans import spread_of
 from lapclip.autotune.resolve import CHARACTER_SIZES, SHARE_OF_MEMORY
-from lapclip.autotune.results import spread_of
-from lapclip.bench.steps import draft_of
-from lapclip.config import load_config
+from lapclip.config import Plan, load_config
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.data.workers import STOPPING, start_worker
 from lapclip.errors import UserError
 from lapclip.machine.device import Device, default_threads, device_named, ran_out_of_memory, set_up_process
 from lapclip.machine.hardware import limit_openmp_spinning, read_machine
 from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
-from lapclip.step.step import Plan
+from lapclip.train.prepare import draft_of
 
 STUDIED = ("nano", "tiny", "small", "base", "medium", "large", "huge")
 EPOCH_PAIRS = 10_000
@@ -77,7 +76,7 @@ def study_sizes(
             yield f"`{name}` on {device.name}"
             about = {"size": name, "device": device.name, "max_memory": max_memory}
             file = folder_for(machine, about) / "size.json"
-            known = None if fresh else rebuilt(SizeResult, load(file))
+            known = None if fresh else load(file, SizeResult)
             found = known or (yield from measure_or_estimate(name, device.name, room, last))
             if known is None and not found.is_estimate:
                 store(file, asdict(found))
@@ -121,7 +120,7 @@ def in_a_process(
         answered = json.loads(answers.recv_bytes())
         if "problem" in answered:
             raise UserError(answered["problem"], hint="measure the CPU only: `--device cpu`")
-        return rebuilt(SizeResult, answered)
+        return msgspec.convert(answered, SizeResult)
     except EOFError:
         return None
     finally:
@@ -174,8 +173,9 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
     config = load_config(
         flags={"size": name, "device": device, "max_memory": room / 1e9, "keep_patches": 1.0}
     )
-    first = draft_of(config)
-    work, plan = first.work, Plan(device, "fp32", default_threads(), first.resolved.train.chunk or 1)
+    _, draft = draft_of(config)
+    work = draft.work
+    plan = Plan(device, "fp32", default_threads(), draft.resolve()[0].train.chunk or 1)
     flops = flops_of_pair(name, work)
     if rate is not None:
         limit = max(4, int(MAX_STEP_SECONDS * rate / (3 * flops)))
@@ -197,7 +197,7 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
     num_passes = 3 if plan.chunk >= work.batch_size else 4
     return SizeResult(
         size=name,
-        num_parameters=first.num_parameters,
+        num_parameters=draft.work.num_parameters,
         device=device,
         batch_size=work.batch_size,
         chunk=plan.chunk,

@@ -1,24 +1,22 @@
 """The machine's facts and rates, and the real training step with every execution plan it allows: which is fastest."""
 
 from collections.abc import Generator
-from dataclasses import asdict, dataclass, fields
-from functools import partial
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, TypedDict
 
-from lapclip.autotune.cache import folder_for, is_of, load, recall, remember, store
+import msgspec
+
+from lapclip.autotune.cache import folder_for, load, recall, remember, store
 from lapclip.autotune.measure import measure
-from lapclip.autotune.plans import all_plans
+from lapclip.autotune.plans import Candidate, Measured, plan_of, remark_on
 from lapclip.autotune.quick import plans_for
-from lapclip.autotune.resolve import Reasons, plan_of
-from lapclip.autotune.results import Candidate, Measured, remark_on
+from lapclip.autotune.resolve import Draft
 from lapclip.bench.ops import about_torch, bandwidth_gbs, gemm_gflops
-from lapclip.config import Config
+from lapclip.config import PLAN, Config
 from lapclip.data.open import Data
 from lapclip.machine.device import device_named, present_devices
 from lapclip.machine.hardware import read_machine
-from lapclip.step.step import Plan
-from lapclip.train.prepare import Draft, draft, open_here, tokenizer_for
-from lapclip.units import finished
+from lapclip.train.prepare import draft_of
 
 RACE_SECONDS = 45.0
 PATIENCE = 2.0  # seconds for a step in low precision
@@ -33,14 +31,8 @@ class StepsResult:
     num_parameters: int
     measured: Measured
     choice: Candidate
-    reasons: Reasons  # by the parts of a plan
+    reasons: dict[str, str]  # by the parts of a plan
     predicted: float | None  # pairs a second of training, drawing included
-
-
-def draft_of(config: Config, data: Data | None = None) -> Draft:
-    """The run that would be trained with these settings."""
-    data = data or finished(open_here(config))
-    return draft(config, tokenizer_for(config, data), data)
 
 
 def bench_steps(
@@ -48,41 +40,39 @@ def bench_steps(
 ) -> Generator[str, None, StepsResult]:
     """Takes what was measured before, unless it must be fresh, or measures, which takes about a minute."""
     yield "getting ready"
-    first = draft_of(config, data)
+    _, draft = draft_of(config, data)
     # All combinations of what was not asked for, with chunks down to a quarter of the most that fits.
-    combine = partial(all_plans, compile=compile)
-    plans = plans_for(first.asked, first.work, first.machine, combine=combine, num_chunks=3)
-    folder = folder_for(first.machine, first.work.key())
+    plans = plans_for(draft, num_chunks=3, thorough=True, compile=compile)
+    folder = folder_for(draft.machine, draft.work.key())
     measured = None if fresh else recall(folder, plans)
     if measured is None:
         # Compiling is not timed against the clock: its first call alone may take longer than all the rest.
         seconds = RACE_SECONDS if not compile else 4 * RACE_SECONDS
-        measured = yield from measure(first.work, plans, seconds=seconds, patience=PATIENCE)
+        measured = yield from measure(draft.work, plans, seconds=seconds, patience=PATIENCE)
         remember(folder, measured)
-    resolved, reasons = first.resolve(measured)
+    resolved, choices = draft.resolve(measured)
     plan = plan_of(resolved)
     choice = next((c for c in measured.candidates if c.plan == plan), Candidate(plan))
-    parts = [field.name for field in fields(Plan)]
     return StepsResult(
         resolved,
-        first.num_parameters,
+        draft.work.num_parameters,
         measured,
         choice,
-        {part: reasons[part] for part in parts},
-        predicted_rate(choice, first, resolved.data.workers or 0),
+        {part: choices[part].reason for part in PLAN},
+        predicted_rate(choice, draft, resolved.data.workers or 0),
     )
 
 
-def predicted_rate(choice: Candidate, first: Draft, workers: int) -> float | None:
+def predicted_rate(choice: Candidate, draft: Draft, workers: int) -> float | None:
     """Of training: on a processor the workers that draw or decode take their time from the step's threads."""
     if choice.pairs_per_second is None:
         return None
-    step, draw = 1 / choice.pairs_per_second, first.summary.fetch_seconds  # of one pair
+    step, draw = 1 / choice.pairs_per_second, draft.data.fetch_seconds  # of one pair
     if workers == 0:
         return 1 / (step + draw)
     if device_named(choice.plan.device).is_accelerator:
         return 1 / max(step, draw / workers)
-    return 1 / (step + draw / first.machine.num_cores)
+    return 1 / (step + draw / draft.machine.num_cores)
 
 
 def as_json(result: StepsResult) -> dict[str, Any]:
@@ -109,12 +99,27 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
     return values.pop("plan") | values
 
 
+Rate = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Rates(TypedDict):
+    gemm_gflops: Rate
+    bandwidth_gbs: Rate
+
+
+@dataclass(frozen=True)
+class KnownRates:
+    """What the cache keeps."""
+
+    rates: dict[str, Rates]
+
+
 @dataclass(frozen=True)
 class Overview:
     """The machine itself: its facts, and how fast each device multiplies and copies."""
 
     machine: dict[str, Any]
-    rates: dict[str, dict[str, float]]  # by device: gemm_gflops and bandwidth_gbs
+    rates: dict[str, Rates]  # by device
 
 
 def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
@@ -126,8 +131,8 @@ def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
         "devices": [{"name": device.name, "about": device.about()} for device in devices],
     }
     file = folder_for(machine, {"rates": [device.name for device in devices]}) / "rates.json"
-    known = None if fresh else load(file)
-    rates = rates_from(known, [device.name for device in devices])
+    known = None if fresh else load(file, KnownRates)
+    rates = known.rates if known and known.rates.keys() == {device.name for device in devices} else {}
     if not rates:
         for device in devices:
             yield f"multiplying and copying on {device.name}"
@@ -137,19 +142,6 @@ def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
             }
         store(file, {"rates": rates})
     return Overview(facts, rates)
-
-
-def rates_from(stored: dict[str, Any] | None, names: list[str]) -> dict[str, dict[str, float]]:
-    """The rates of all these devices, or nothing."""
-    rates = (stored or {}).get("rates")
-    if not isinstance(rates, dict) or set(rates) != set(names):
-        return {}
-    kinds = ("gemm_gflops", "bandwidth_gbs")
-    is_whole = all(
-        isinstance(rate, dict) and all(is_of(float, rate.get(kind)) and rate[kind] > 0 for kind in kinds)
-        for rate in rates.values()
-    )
-    return rates if is_whole else {}
 
 
 def in_words(overview: Overview) -> list[str]:

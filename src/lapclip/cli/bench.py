@@ -69,7 +69,7 @@ def bench(
 
         check_out(out)
     with working("starting"):
-        from lapclip.autotune.quick import devices_for
+        from lapclip.autotune.resolve import devices_for
         from lapclip.bench.show import ops_section, sizes_section, steps_section, write_out
         from lapclip.bench.steps import in_words, look_over
         from lapclip.train.prepare import open_here

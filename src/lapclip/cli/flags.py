@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from lapclip.config import BUDGETS, SETTINGS, Setting
+from lapclip.config import ALIASES, BUDGETS, SETTINGS, Setting
 
 AsJson = Annotated[bool, Parameter(help="print the result as one JSON object on stdout", negative="")]
 
@@ -43,7 +43,9 @@ def flag_of(setting: Setting) -> inspect.Parameter:
     is_budget = setting.name in BUDGETS
     converter = whole_number if setting.type is int else None
     shown = "decided" if default is None else str(default)
+    others = [f"--{alias.replace('_', '-')}" for alias, name in ALIASES.items() if name == setting.name]
     help = Parameter(
+        name=[setting.flag, *others] if others else None,
         help=setting.help,
         converter=converter,
         show_default=False if is_budget else shown,

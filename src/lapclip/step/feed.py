@@ -1,6 +1,7 @@
-"""A source in, batches as the model looks at them out: cropped and varied on the processor, ahead of the step.
+"""A source in, batches at the model's size out: cropped, flipped and recoloured on the CPU, ahead of the step.
 
-While a step runs, on whatever device, one thread prepares the next batch.
+What happens to an image depends on seed and step alone. While a step runs, on whatever device, one thread prepares the
+next batch. Shapes: B images, S pixels a side as stored, H as the model sees them.
 """
 
 from collections.abc import Generator, Iterator
@@ -8,14 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
+import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from lapclip.config import DataConfig
 from lapclip.data.batches import Batch, load_batches
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.model.clip import Size
-from lapclip.step.augment import augment
 
 
 def feed(
@@ -40,16 +43,26 @@ def feed(
         first_step=first_step,
         workers=workers,
     )
-    seen = (
-        look_at(batch, config, image_size=size.image_size, seed=seed, step=step)
+    augmented = (
+        augment_batch(batch, config, image_size=size.image_size, seed=seed, step=step)
         for step, batch in enumerate(batches, first_step)
     )
     with closing(batches):
         # Drawing and decoding are left to workers: in a thread, heavy Python holds up the step's own.
-        yield from ahead(seen) if source.only_copies or workers > 0 else seen
+        yield from ahead(augmented) if source.only_copies or workers > 0 else augmented
 
 
-def look_at(batch: Batch, config: DataConfig, *, image_size: int, seed: int, step: int) -> Batch:
+def ahead(batches: Iterator[Batch]) -> Generator[Batch]:
+    """The next batch is prepared while this one is used."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, batches)
+        while True:
+            batch = coming.result()
+            coming = thread.submit(next, batches)
+            yield batch
+
+
+def augment_batch(batch: Batch, config: DataConfig, *, image_size: int, seed: int, step: int) -> Batch:
     images = augment(
         torch.from_numpy(batch.images), image_size, step=step, seed=seed,
         crop=config.crop or 1.0, flip=bool(config.flip), colour=config.colour or 0.0,
@@ -57,11 +70,42 @@ def look_at(batch: Batch, config: DataConfig, *, image_size: int, seed: int, ste
     return replace(batch, images=images.numpy())
 
 
-def ahead(batches: Iterator[Batch]) -> Generator[Batch]:
-    """The next batch is made while this one is used."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, batches)
-        while True:
-            batch = coming.result()
-            coming = thread.submit(next, batches)
-            yield batch
+def augment(
+    images: Tensor, image_size: int, *, step: int, seed: int, crop: float, flip: bool, colour: float
+) -> Tensor:
+    """Bytes [B, 3, S, S] in, bytes [B, 3, H, H] out; unchanged when there is nothing to do."""
+    num, stored = len(images), images.shape[-1]
+    if crop == 1 and not flip and colour == 0 and stored == image_size:
+        return images
+    rng = np.random.default_rng([seed, step, 2])  # 1 is for patches
+    share = rng.uniform(crop, 1.0, num)
+    stretch = np.exp(rng.uniform(-0.15, 0.15, num)) if crop < 1 else np.ones(num)
+    width, height = (np.minimum(1.0, np.sqrt(share * s)) for s in (stretch, 1 / stretch))
+    left, top = (rng.uniform(-1, 1, num) * (1 - extent) for extent in (width, height))
+    mirrored = np.where(rng.random(num) < 0.5 * flip, -1.0, 1.0)
+    grid_BHH2 = sampling_grid(left, mirrored * width, top, height, image_size).to(images.device)
+    cropped = F.grid_sample(images.float(), grid_BHH2, align_corners=False)
+    if colour > 0:
+        factors = torch.from_numpy(rng.uniform(1 - colour, 1 + colour, (3, num, 1, 1, 1)).astype(np.float32))
+        cropped = jitter(cropped, *factors.to(images.device))
+    return cropped.clamp_(0, 255).round_().to(torch.uint8)
+
+
+def sampling_grid(
+    left: np.ndarray, width: np.ndarray, top: np.ndarray, height: np.ndarray, size: int
+) -> Tensor:
+    """[B, H, H, 2]: for each pixel, its x and y in the stored image, which reaches from -1 to 1."""
+    centres_H = (2 * np.arange(size) + 1) / size - 1
+    grid = np.empty((len(left), size, size, 2), dtype=np.float32)
+    grid[..., 0] = (left[:, None] + width[:, None] * centres_H)[:, None, :]
+    grid[..., 1] = (top[:, None] + height[:, None] * centres_H)[:, :, None]
+    return torch.from_numpy(grid)
+
+
+def jitter(images: Tensor, brightness: Tensor, contrast: Tensor, saturation: Tensor) -> Tensor:
+    """Scales brightness, then contrast around the mean, then saturation around each pixel's grey."""
+    images = images * brightness
+    mean = images.mean(dim=(1, 2, 3), keepdim=True)
+    images = mean + (images - mean) * contrast
+    grey = images.mean(dim=1, keepdim=True)
+    return grey + (images - grey) * saturation

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 def softmax_loss(
     image_BE: Tensor, text_BE: Tensor, scale: Tensor, bias: Tensor | None, same_BB: Tensor
 ) -> Tensor:
-    """CLIP's loss: each image picks its caption among B, each caption its image (arXiv 2103.00020)."""
+    """CLIP's loss: each image selects its caption among B, each caption its image (arXiv 2103.00020)."""
     logits_BB = scale * image_BE @ text_BE.T
     logits_BB = logits_BB.masked_fill(off_diagonal(same_BB), -torch.inf)
     pairs_B = torch.arange(len(logits_BB), device=logits_BB.device)

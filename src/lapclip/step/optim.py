@@ -1,10 +1,10 @@
-"""Gradients in, update out; the learning rate is a pure function of how far the run is."""
+"""AdamW and its learning rate, a pure function of how far the run is."""
 
 import math
 
 import torch
 from torch import nn
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
 
 from lapclip.config import TrainConfig
 
@@ -19,7 +19,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     ]
     assert config.lr is not None, "resolved"
     optimizer = AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
-    # Its memory before the first activations: what stays must not lie scattered among what comes and goes.
+    # Allocated before the first activations: what stays must not be scattered among what comes and goes.
     for parameter in model.parameters():
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
@@ -30,12 +30,12 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
 
 
 def schedule(progress: float, warmup: float) -> float:
-    """The share of the highest learning rate at some point of the run: a straight rise, then half a cosine down."""
+    """The share of the peak learning rate at some point of the run: linear warm-up, then half a cosine down."""
     if progress < warmup:
         return progress / warmup
     return 0.5 * (1 + math.cos(math.pi * (min(progress, 1.0) - warmup) / (1 - warmup)))
 
 
-def set_lr(optimizer: AdamW, lr: float) -> None:
+def set_lr(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr

@@ -1,11 +1,11 @@
-"""One step looked at closely: where its time goes, what it holds in memory, how long each layer's gradient is.
+"""Every few seconds one step is profiled: where its time goes, what it holds in memory, the norm of each gradient.
 
-Looking makes a step a little slower and changes none of its numbers; it is done every few seconds.
+Profiling makes a step a little slower and changes none of its numbers.
 """
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -14,22 +14,27 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
-from lapclip.machine.device import Device
-from lapclip.runs.events import PARTS
+from lapclip.config import Plan
+from lapclip.machine.device import Device, device_named
+from lapclip.machine.hardware import memory_now
+from lapclip.machine.sensors import Sensors
+from lapclip.runs.events import PARTS, Inspected
+
+SECONDS_BETWEEN = 5.0  # with the steps in between, events stay under 5 MB an hour
 
 
 class Profiler:
     """The profiler of a step that is not profiled: it does nothing."""
 
     def lap(self, part: str) -> None:
-        """Counts the time since the last lap for a part."""
+        """Adds the time since the last lap to a part of the step."""
 
-    def counting(self, anyway: Iterable[Tensor]) -> AbstractContextManager:
-        """Counts what is kept for the backward pass, while it is kept; not what is held anyway."""
+    def counting(self, others: Iterable[Tensor]) -> AbstractContextManager:
+        """Counts the bytes autograd saves for the backward pass; `others` are in memory anyway."""
         return nullcontext()
 
-    def look_at_gradients(self, model: nn.Module) -> None:
-        """Notes the gradients as they are now."""
+    def record_gradients(self, model: nn.Module) -> None:
+        """Records the gradients as they are now."""
 
 
 NO_PROFILER = Profiler()
@@ -43,8 +48,8 @@ class StepProfiler(Profiler):
         self.parts = dict.fromkeys(PARTS, 0.0)
         self.grad_norms: dict[str, float] = {}
         self.gradient_bytes = 0
-        self.kept = Kept() if can_count else None
-        self.looking_seconds = 0.0  # no part of the step
+        self.saved = SavedTensors() if can_count else None
+        self.overhead_seconds = 0.0  # of profiling itself, not part of the step
         self.last = time.perf_counter()
 
     def lap(self, part: str) -> None:
@@ -53,56 +58,56 @@ class StepProfiler(Profiler):
         self.parts[part] += now - self.last
         self.last = now
 
-    def counting(self, anyway: Iterable[Tensor]) -> AbstractContextManager:
-        if self.kept is None:
+    def counting(self, others: Iterable[Tensor]) -> AbstractContextManager:
+        if self.saved is None:
             return nullcontext()
-        self.kept.anyway = {tensor.untyped_storage().data_ptr() for tensor in anyway}
-        return saved_tensors_hooks(self.kept.keep, self.kept.give_back)
+        self.saved.others = {tensor.untyped_storage().data_ptr() for tensor in others}
+        return saved_tensors_hooks(self.saved.pack, self.saved.unpack)
 
-    def look_at_gradients(self, model: nn.Module) -> None:
+    def record_gradients(self, model: nn.Module) -> None:
         self.lap("optimizer")
         self.grad_norms = gradient_norms(model)
         self.gradient_bytes = sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
         now = time.perf_counter()
-        self.looking_seconds += now - self.last
+        self.overhead_seconds += now - self.last
         self.last = now
 
     def memory(
         self, model: nn.Module, optimizer: Optimizer, batch: Iterable[Tensor]
     ) -> dict[str, int | None]:
-        """Bytes by kind: of the activations the most that were held at once."""
+        """Bytes by kind; of the activations, the maximum held at once."""
         states = (value for state in optimizer.state.values() for value in state.values())
         return {
             "parameters": sum(p.nbytes for p in model.parameters()),
             "gradients": self.gradient_bytes,
             "optimizer": sum(value.nbytes for value in states if isinstance(value, Tensor)),
-            "activations": None if self.kept is None else self.kept.most,
+            "activations": None if self.saved is None else self.saved.peak,
             "data": sum(tensor.nbytes for tensor in batch),
         }
 
 
-class Kept:
+class SavedTensors:
     """The storages that autograd holds for the backward pass, each counted once however many tensors share it."""
 
     def __init__(self) -> None:
-        self.anyway: set[int] = set()  # storages that are there with or without a backward pass
+        self.others: set[int] = set()  # storages that exist with or without a backward pass
         self.bytes_of: dict[int, int] = {}
         self.holders: Counter[int] = Counter()
-        self.held = self.most = 0
+        self.held = self.peak = 0
 
-    def keep(self, tensor: Tensor) -> "Holder":
-        return Holder(tensor, self)
+    def pack(self, tensor: Tensor) -> "SavedTensor":
+        return SavedTensor(tensor, self)
 
     @staticmethod
-    def give_back(holder: "Holder") -> Tensor:
-        return holder.tensor
+    def unpack(saved: "SavedTensor") -> Tensor:
+        return saved.tensor
 
     def add(self, storage: int, num_bytes: int) -> None:
         self.holders[storage] += 1
-        if self.holders[storage] == 1 and storage not in self.anyway:
+        if self.holders[storage] == 1 and storage not in self.others:
             self.bytes_of[storage] = num_bytes
             self.held += num_bytes
-            self.most = max(self.most, self.held)
+            self.peak = max(self.peak, self.held)
 
     def remove(self, storage: int) -> None:
         self.holders[storage] -= 1
@@ -110,30 +115,29 @@ class Kept:
             self.held -= self.bytes_of.pop(storage, 0)
 
 
-class Holder:
-    """One tensor kept for the backward pass; autograd lets go of it when it needs it no more."""
+class SavedTensor:
+    """One tensor saved for the backward pass; deleted when autograd no longer needs it."""
 
-    __slots__ = ("kept", "storage", "tensor")
+    __slots__ = ("all", "storage", "tensor")
 
-    def __init__(self, tensor: Tensor, kept: Kept):
-        self.tensor, self.kept = tensor, kept
+    def __init__(self, tensor: Tensor, saved: SavedTensors):
+        self.tensor, self.all = tensor, saved
         self.storage = tensor.untyped_storage().data_ptr()
-        kept.add(self.storage, tensor.untyped_storage().nbytes())
+        saved.add(self.storage, tensor.untyped_storage().nbytes())
 
     def __del__(self) -> None:
-        self.kept.remove(self.storage)
+        self.all.remove(self.storage)
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:
-    """The length of each layer's gradient, the towers from their input to their output."""
+    """The norm of each layer's gradient, the towers from their input to their output."""
     with_gradient = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
     if not with_gradient:
         return {}
     squares = torch.stack([grad.float().norm() for _, grad in with_gradient]).square().tolist()
-    sums: dict[str, float] = {}
+    sums: defaultdict[str, float] = defaultdict(float)
     for (name, _), square in zip(with_gradient, squares, strict=True):
-        layer = layer_of(name)
-        sums[layer] = sums.get(layer, 0.0) + square
+        sums[layer_of(name)] += square
     return {layer: float(f"{sums[layer] ** 0.5:.4g}") for layer in sorted(sums, key=place_of)}
 
 
@@ -153,3 +157,50 @@ def place_of(layer: str) -> tuple[int, int]:
     tower, _, part = layer.partition(".")
     block = int(part) if part.isdecimal() else 10**6 if part == "out" else -1
     return ["image", "text", "scale"].index(tower), block
+
+
+class Inspector:
+    """Decides which steps are profiled, and makes an event of each profile, with the machine's sensors."""
+
+    def __init__(self, *, max_memory: float | None, recompute: bool):
+        self.limit = int(max_memory * 1e9) if max_memory is not None else None
+        self.peak = 0
+        self.recompute = recompute
+        self.sensors = Sensors()
+        self.sensors.read()  # shares are counted from here
+        self.last = time.monotonic() - SECONDS_BETWEEN / 2  # not the first steps, which warm up
+
+    def profiler(self, plan: Plan) -> Profiler:
+        """The profiler of the next step."""
+        if time.monotonic() - self.last < SECONDS_BETWEEN:
+            return NO_PROFILER
+        # What a compiled or recomputing model saves cannot be counted from outside.
+        return StepProfiler(device_named(plan.device), can_count=not (plan.compile or self.recompute))
+
+    def inspected(
+        self,
+        profiler: StepProfiler,
+        *,
+        step: int,
+        seconds: float,
+        model: nn.Module,
+        optimizer: Optimizer,
+        batch: Iterable[Tensor],
+    ) -> Inspected:
+        """The event of a step that was profiled and took so many seconds."""
+        self.last, device = time.monotonic(), profiler.device
+        used, peak = (device.peak_bytes(),) * 2 if device.is_accelerator else memory_now()
+        self.peak = max(self.peak, peak)
+        parts = {part: round(profiler.parts[part], 6) for part in PARTS}
+        known = sum(parts.values()) - parts["other"] + profiler.overhead_seconds
+        parts["other"] = round(max(0.0, seconds - known), 6)
+        return Inspected(
+            step=step,
+            parts=parts,
+            memory=profiler.memory(model, optimizer, batch),
+            memory_used=used,
+            memory_peak=self.peak,
+            memory_limit=self.limit or device.memory_bytes(),
+            grad_norms=profiler.grad_norms,
+            readings=self.sensors.read(),
+        )

@@ -1,10 +1,11 @@
-"""One contrastive step of any batch size in the memory of one chunk (GradCache, arXiv 2101.06983).
+"""One optimizer update of any batch size in the memory of one chunk (GradCache, arXiv 2101.06983).
 
 Shapes: B pairs in the batch, C pairs in a chunk, T tokens, P patches, K patches kept, E embedding.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,40 +13,23 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from lapclip.config import PrecisionName
+from lapclip.config import Plan
 from lapclip.data.batches import Batch
 from lapclip.data.tokenizer import PAD
-from lapclip.machine.device import Device, device_named
+from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.model.clip import CLIP
 from lapclip.step.loss import Loss
 from lapclip.step.profile import NO_PROFILER, Profiler
+from lapclip.weights.checkpoint import Progress
 
-
-@dataclass(frozen=True)
-class Plan:
-    """An execution plan: how a step is run. None of it changes what is computed, but for rounding."""
-
-    device: str
-    precision: PrecisionName
-    threads: int
-    chunk: int
-    compile: bool = False
-    keep_memory: bool = True
-
-    @property
-    def is_plain(self) -> bool:
-        """The plan that all others must agree with: the processor, in fp32, as written."""
-        return not device_named(self.device).is_accelerator and self.precision == "fp32" and not self.compile
-
-    def in_words(self) -> str:
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        said = f"{self.device} {self.precision}, {threads}, chunk {self.chunk}"
-        return said + ", compiled" * self.compile + ", memory given back" * (not self.keep_memory)
+TEXT_LENGTHS = (16, 32)  # and the model's own: an accelerator compiles a program for each length
+SCALE_GROWTH_STEPS = 1000  # without an overflow in fp16, until the loss scale is doubled
+MAX_LOSS_SCALE = 2.0**24
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """A batch where the model is."""
+    """A batch on the model's device."""
 
     images: Tensor
     tokens_BT: Tensor
@@ -65,7 +49,7 @@ class Inputs:
 
 
 def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: int | None = None) -> Inputs:
-    """The batch as tensors on the device; images travel as bytes. With `fixed_length` captions have few lengths."""
+    """The batch as tensors on the device; images travel as bytes. `fixed_length` pads captions to few lengths."""
     images, captions = torch.from_numpy(batch.image_ids), torch.from_numpy(batch.caption_ids)
     # An image and a caption belong together when some pair of the batch has that image and that caption.
     same_BB = (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
@@ -82,7 +66,7 @@ def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: 
 
 
 def fixed_length(device: Device, compile: bool, text_length: int) -> int | None:
-    """The model's text length where few different shapes should be met: a program is made and kept for each."""
+    """The model's text length where few different shapes should occur: a program is compiled and kept for each."""
     return text_length if compile or device.is_accelerator else None
 
 
@@ -90,11 +74,8 @@ def padded_length(length: int, longest: int) -> int:
     return next((few for few in TEXT_LENGTHS if length <= few <= longest), longest)
 
 
-TEXT_LENGTHS = (16, 32)  # and the longest
-
-
 def choose_patches(step: int, *, seed: int, batch_size: int, num_patches: int, share: float) -> Tensor | None:
-    """The patches each image of a step is looked at through, ascending; None for all of them.
+    """The patches kept of each image in a step, ascending; None for all of them.
 
     Drawn for the whole batch from seed and step alone: the same for every chunk, in both passes, on every device
     and after a resume.
@@ -108,7 +89,7 @@ def choose_patches(step: int, *, seed: int, batch_size: int, num_patches: int, s
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step found, before the update; still on the device."""
+    """What one step computed before the update; still on the device."""
 
     loss: Tensor
     accuracy: Tensor  # in the batch, both directions
@@ -118,49 +99,51 @@ def contrastive_step(
     model: CLIP,
     inputs: Inputs,
     loss_fn: Loss,
-    chunk: int,
+    plan: Plan,
     *,
-    device: Device | None = None,
-    precision: PrecisionName = "fp32",
     loss_scale: float = 1.0,
-    watch: Profiler = NO_PROFILER,
+    profiler: Profiler = NO_PROFILER,
 ) -> Outcome:
     """Adds the gradient of the batch's loss, times `loss_scale`, to the parameters; holds one chunk's activations."""
-    device = device or device_named("cpu")
-    batch_size = len(inputs.images)
-    if chunk >= batch_size:
-        with device.autocast(precision):
+    autocast = partial(device_named(plan.device).autocast, plan.precision)
+    batch_size, chunk = len(inputs.images), plan.chunk
+    is_chunked = chunk < batch_size
+    if is_chunked:
+        with torch.no_grad(), autocast():
+            embedded = [model(*inputs.chunk(start, chunk)) for start in range(0, batch_size, chunk)]
+        image_BE = torch.cat([image for image, _ in embedded]).requires_grad_()
+        text_BE = torch.cat([text for _, text in embedded]).requires_grad_()
+    else:
+        with autocast():
             image_BE, text_BE = model(*inputs.chunk(0, batch_size))
-        loss = loss_fn(image_BE, text_BE, model.scale(), model.bias, inputs.same_BB)
-        watch.lap("forward")
-        (loss * loss_scale).backward()
-        watch.lap("backward")
-        return Outcome(loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB))
-
-    starts = range(0, batch_size, chunk)
-    with torch.no_grad(), device.autocast(precision):
-        embedded = [model(*inputs.chunk(start, chunk)) for start in starts]
-    image_BE = torch.cat([image for image, _ in embedded]).requires_grad_()
-    text_BE = torch.cat([text for _, text in embedded]).requires_grad_()
     loss = loss_fn(image_BE, text_BE, model.scale(), model.bias, inputs.same_BB)
-    watch.lap("forward")
+    profiler.lap("forward")
     (loss * loss_scale).backward()
-    watch.lap("backward")
-    assert image_BE.grad is not None and text_BE.grad is not None
-    for start in starts:
-        # One tower after the other, so that never both towers' activations are held.
+    profiler.lap("backward")
+    for start in range(0, batch_size, chunk) if is_chunked else ():
         images, tokens_CT, ends_C, keep_CK = inputs.chunk(start, chunk)
-        with device.autocast(precision):
-            image_CE = model.embed_images(images, keep_CK)
-        watch.lap("forward")
-        image_CE.backward(image_BE.grad[start : start + chunk])
-        watch.lap("backward")
-        with device.autocast(precision):
-            text_CE = model.embed_texts(tokens_CT, ends_C)
-        watch.lap("forward")
-        text_CE.backward(text_BE.grad[start : start + chunk])
-        watch.lap("backward")
+        towers = (
+            (image_BE, partial(model.embed_images, images, keep_CK)),
+            (text_BE, partial(model.embed_texts, tokens_CT, ends_C)),
+        )
+        # One tower after the other, so that never both towers' activations are held.
+        for whole_BE, embed in towers:
+            assert whole_BE.grad is not None
+            with autocast():
+                chunk_CE = embed()
+            profiler.lap("forward")
+            chunk_CE.backward(whole_BE.grad[start : start + chunk])
+            profiler.lap("backward")
     return Outcome(loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB))
+
+
+def in_batch_accuracy(image_BE: Tensor, text_BE: Tensor, same_BB: Tensor) -> Tensor:
+    """How often the nearest caption of an image is its own, and the other way round: the documents' accuracy."""
+    cosine_BB = image_BE @ text_BE.T
+    pairs_B = torch.arange(len(cosine_BB), device=cosine_BB.device)
+    captions_correct = same_BB[pairs_B, cosine_BB.argmax(dim=1)].float().mean()
+    images_correct = same_BB[cosine_BB.argmax(dim=0), pairs_B].float().mean()
+    return (captions_correct + images_correct) / 2
 
 
 @dataclass(frozen=True)
@@ -182,47 +165,67 @@ class Numbers:
         return f"the gradient is {self.grad_norm}" if math.isfinite(self.loss) else f"the loss is {self.loss}"
 
 
-def update(
-    model: CLIP,
-    optimizer: Optimizer,
-    inputs: Inputs,
-    loss_fn: Loss,
-    *,
-    plan: Plan,
-    clip_norm: float,
-    loss_scale: float = 1.0,
-    watch: Profiler = NO_PROFILER,
-) -> Numbers:
-    """One whole step, as training and timing both run it; where a number is not finite the weights stay."""
-    device = device_named(plan.device)
-    # In one chunk gradients take the room of activations as these go; over several chunks they stay.
-    optimizer.zero_grad(set_to_none=plan.chunk >= len(inputs.images))
-    watch.lap("optimizer")
-    with watch.counting([*model.parameters(), *inputs.tensors]):
-        outcome = contrastive_step(
-            model, inputs, loss_fn, plan.chunk, device=device, precision=plan.precision, loss_scale=loss_scale,
-            watch=watch,
-        )  # fmt: skip
-    if loss_scale != 1.0:
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad /= loss_scale
-    watch.look_at_gradients(model)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-    logged = torch.stack([outcome.loss, outcome.accuracy, norm, model.scale().detach()[0]])
-    numbers = Numbers(*logged.tolist())
-    if numbers.are_finite:
-        optimizer.step()
-        model.limit_scale()
-    device.synchronize()
-    watch.lap("optimizer")
-    return numbers
+@dataclass
+class Update:
+    """Updates a model, one batch at a time; training and timing both run this."""
 
+    model: CLIP
+    optimizer: Optimizer
+    loss_fn: Loss
+    clip_norm: float
+    plan: Plan
 
-def in_batch_accuracy(image_BE: Tensor, text_BE: Tensor, same_BB: Tensor) -> Tensor:
-    """How often the nearest caption of an image is its own, and the other way round: the documents' accuracy."""
-    cosine_BB = image_BE @ text_BE.T
-    pairs_B = torch.arange(len(cosine_BB), device=cosine_BB.device)
-    captions_right = same_BB[pairs_B, cosine_BB.argmax(dim=1)].float().mean()
-    images_right = same_BB[cosine_BB.argmax(dim=0), pairs_B].float().mean()
-    return (captions_right + images_right) / 2
+    def run(self, inputs: Inputs, *, loss_scale: float = 1.0, profiler: Profiler = NO_PROFILER) -> Numbers:
+        """One optimizer update; where a number is not finite the weights stay as they are."""
+        model, optimizer = self.model, self.optimizer
+        # In one chunk gradients take the room of activations as these go; over several chunks they stay.
+        optimizer.zero_grad(set_to_none=self.plan.chunk >= len(inputs.images))
+        profiler.lap("optimizer")
+        with profiler.counting([*model.parameters(), *inputs.tensors]):
+            outcome = contrastive_step(
+                model, inputs, self.loss_fn, self.plan, loss_scale=loss_scale, profiler=profiler
+            )
+        if loss_scale != 1.0:
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad /= loss_scale
+        profiler.record_gradients(model)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.clip_norm)
+        logged = torch.stack([outcome.loss, outcome.accuracy, norm, model.scale().detach()[0]])
+        numbers = Numbers(*logged.tolist())
+        if numbers.are_finite:
+            optimizer.step()
+            model.limit_scale()
+        device_named(self.plan.device).synchronize()
+        profiler.lap("optimizer")
+        return numbers
+
+    def run_or_recover(self, inputs: Inputs, progress: Progress, profiler: Profiler = NO_PROFILER) -> Numbers:
+        """One update, with a smaller chunk when memory runs out and a smaller loss scale when fp16 overflows.
+
+        Each attempt starts from the same weights and computes the same mathematics. The plan keeps the smaller chunk;
+        numbers that stay infinite are for the caller to judge.
+        """
+        is_fp16 = self.plan.precision == "fp16"
+        if is_fp16 and progress.step - progress.last_overflow_step >= SCALE_GROWTH_STEPS:
+            progress.loss_scale = min(2 * progress.loss_scale, MAX_LOSS_SCALE)
+            progress.last_overflow_step = progress.step
+        while True:
+            try:
+                scale = progress.loss_scale if is_fp16 else 1.0
+                numbers = self.run(inputs, loss_scale=scale, profiler=profiler)
+            except (RuntimeError, MemoryError) as error:
+                if not ran_out_of_memory(error):
+                    raise
+                if self.plan.chunk == 1:
+                    raise no_memory_left(error) from None
+            else:
+                if numbers.are_finite or not is_fp16 or progress.loss_scale <= 1:
+                    return numbers
+                progress.loss_scale /= 2
+                progress.last_overflow_step = progress.step
+                continue
+            # Outside of `except`, whose error holds on to the activations.
+            self.plan = replace(self.plan, chunk=(self.plan.chunk + 1) // 2)
+            self.optimizer.zero_grad()
+            device_named(self.plan.device).release_memory()

@@ -18,7 +18,7 @@ def check_up(config: Config, part: Part) -> Report:
     files = part.files
     assert files is not None, "what lapclip draws is sound"
     sample = sample_captions(part.training, NUM_CAPTIONS_READ)
-    kind, _ = resolve_tokenizer(config, share_outside_a_to_z(sample))
+    kind = resolve_tokenizer(config, share_outside_a_to_z(sample)).value
     tokenizer = train_tokenizer(kind, sample, config.data.max_vocab)
     captions = [caption for own in files.catalogue.captions for caption in own]
     report = examine(
@@ -33,7 +33,8 @@ def check_up(config: Config, part: Part) -> Report:
         image_size=shape_of(config.model).image_size,
     )
     alone = Data((part,), "", part.training, part.validation)
-    settings = [advice.sentence for advice in summarise(config, alone, tokenizer).advice.values()]
+    summary = summarise(config, alone, tokenizer, sample, tokenizer.lengths(sample))
+    settings = [advice.sentence for advice in summary.advice.values()]
     if num := files.pack.num_needing["heic"]:
         settings.append(
             f"{num:,} of the unreadable images are HEIC: `pip install 'lapclip[heic]'`, then try again"

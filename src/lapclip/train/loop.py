@@ -1,21 +1,25 @@
-"""The loop, top to bottom: a generator of events that prints nothing and knows no screen.
+"""The training loop: a generator of events that prints nothing and knows no screen.
 
-It goes on from wherever the run folder stands. Leaving the generator early (`break`, or `close()`) saves first.
+It continues from wherever the run folder stands. Leaving the generator early (`break`, or `close()`) saves first.
 """
 
 import os
 import time
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from lapclip.autotune.resolve import half_a_step, plan_of, share_done, total_steps, with_plan
-from lapclip.autotune.trust import build_trusted
+from lapclip.autotune.parity import build_checked
+from lapclip.autotune.plans import Budget, plan_of, with_plan
+from lapclip.autotune.resolve import Choice, recorded, recorded_choices
 from lapclip.config import Config
+from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable
 from lapclip.data.open import Data
-from lapclip.data.tokenizer import load_tokenizer
+from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.diagnose import Diagnosis
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
@@ -33,319 +37,354 @@ from lapclip.runs.events import (
     Saved,
     Started,
     Step,
-    Warned,
     is_as_good,
     mean_recall,
 )
 from lapclip.runs.run import Run
 from lapclip.step.feed import feed
-from lapclip.step.inspection import Inspector
 from lapclip.step.loss import LOSSES
 from lapclip.step.optim import build_optimizer, schedule, set_lr
-from lapclip.step.profile import StepProfiler
-from lapclip.step.recover import update_or_recover
-from lapclip.step.step import choose_patches, fixed_length, move
-from lapclip.train.forewarn import has_changed, warnings_of
-from lapclip.train.messages import (
-    MOST_FAULTS_SAID,
-    Clock,
-    diverged,
-    is_finite,
-    keep_way,
-    out_of_memory,
-    refuse_if_too_many,
-    slept,
-)
+from lapclip.step.profile import Inspector, StepProfiler
+from lapclip.step.step import Update, choose_patches, fixed_length, move
+from lapclip.train import messages
+from lapclip.train.messages import Clock
 from lapclip.train.prepare import open_here
-from lapclip.train.snapshot import draw_learned, forget_images, no_snapshot, take_snapshot
+from lapclip.train.snapshot import draw_learned, forget_images, take_snapshot
 from lapclip.units import finished, is_due
 from lapclip.weights import checkpoint
 from lapclip.weights.checkpoint import Progress
 
-SECONDS_WAITED = 1.0  # while training is paused, before whoever follows may stop it
-NUM_WAITS = 10  # then, before the battery is looked at again
-REPORT = "`lapclip bench --json` prints what a report needs"
+PAUSE_SECONDS = 1.0  # while training is paused, before whoever follows may stop it
+NUM_PAUSES = 10  # then, before the battery is checked again
 
 
 def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event]:
     """Trains a prepared run to the end of its budget; writes each event to the run, then yields it."""
     data = data or finished(open_here(config))
-    training, validation = data.training, data.validation
-    cfg = config.train
-    assert cfg.batch_size and cfg.chunk and cfg.lr and cfg.keep_patches and cfg.eval_every and cfg.loss, (
-        "resolved"
-    )
-    batch_size = cfg.batch_size
-    steps = total_steps(cfg, training.num_pairs, batch_size)
     with run.owned():
-        newest = checkpoint.latest(run.checkpoints)
-        now = checkpoint.load_progress(newest) if newest else Progress()
-        plan = plan_of(config)
-        set_up_process(plan.threads, keep_memory=plan.keep_memory)
-        if config.device.max_memory is not None:
-            device_named(plan.device).limit_memory(int(config.device.max_memory * 1e9))
-        release_memory()  # of whatever was done before, such as training a tokenizer
-        tokenizer = load_tokenizer(run.tokenizer_file)
-        reasons = run.load_machine().get("reasons", {})
-        model, plan, distrust = build_trusted(config, training, tokenizer, plan, reasons)
-        config, device = with_plan(config, plan), device_named(plan.device)
-        optimizer = build_optimizer(model, cfg)
-        if newest:
-            checkpoint.load_weights(newest, model)
-            checkpoint.load_optimizer(newest, model, optimizer)
-        embedder = Embedder(model, tokenizer, device, chunk=min(64, cfg.chunk))
-        run.write_config(config)  # a resumed run may have been given more time
-        saved_step, saved_seconds, is_over = now.step, now.seconds, False
-        pool: Pool | None = None
-        faults: dict[str, None] = {}
-        clock, last_look = Clock(), 0.0
-        inspector = Inspector(max_memory=config.device.max_memory, recompute=config.model.recompute)
-        diagnosis = Diagnosis(config, run.reference)
-        for event in run.events() if newest else ():
-            diagnosis.look(event)  # of what was said before nothing is said again
-
-        def report(event: Event) -> Event:
-            run.write(event)
-            return event
-
-        def tell(event: Event) -> Iterator[Event]:
-            """Reports an event, then whatever it shows to be wrong."""
-            warnings = diagnosis.look(event)  # before anybody can stop here
-            yield report(event)
-            for warning in warnings:
-                yield report(warning)
-
-        def evaluate() -> Iterator[Event]:
-            nonlocal pool
-            started = time.perf_counter()
-            pool = embed_pool(embedder, validation, config.data.num_validation)
-            faults.update(dict.fromkeys(pool.faults))
-            recall = retrieval(pool, batch_size)
-            is_best = is_as_good(recall, now.highest)
-            now.highest = max(now.highest or 0.0, mean_recall(recall))
-            now.last_eval_step, now.last_eval_seconds = now.step, now.seconds
-            if is_best:
-                now.best_step, now.best_recall = now.step, recall
-            with torch.no_grad():
-                scale, bias = model.scale().cpu(), None if model.bias is None else model.bias.cpu()
-                loss = pool_loss(pool, LOSSES[cfg.loss or "softmax"], scale, bias, batch_size)
-            snapshot = None
-            try:
-                snapshot = take_snapshot(run.path, validation, pool, now.step)
-            except (OSError, UserError, Unreadable) as problem:  # images are no reason to fail
-                if not diagnosis.times("no-snapshot"):
-                    yield from tell(no_snapshot(now.step, problem))
-            elapsed_seconds = time.perf_counter() - started
-            yield from tell(Evaluated(now.step, recall, is_best, elapsed_seconds, loss, snapshot))
-
-        def save() -> Event:
-            nonlocal saved_step, saved_seconds
-            started = time.perf_counter()
-            path = checkpoint.save(run.checkpoints, model, optimizer, now)
-            saved_step, saved_seconds = now.step, now.seconds
-            elapsed_seconds = time.perf_counter() - started
-            return report(Saved(now.step, str(path), checkpoint.num_bytes(path), elapsed_seconds))
-
-        def wait(reason: str) -> Iterator[Event]:
-            """Waits while the battery is low; says so again and again, so that whoever follows can stop."""
-            started = time.monotonic()
-            yield from tell(paused := Paused(now.step, reason))
-            while reason_to_pause(cfg.pause_below):
-                for _ in range(NUM_WAITS):
-                    time.sleep(SECONDS_WAITED)
-                    yield paused
-            yield from tell(Continued(now.step, time.monotonic() - started))
-
-        def finish(reason: str, peak: int) -> Iterator[Event]:
-            nonlocal is_over
-            for warning in diagnosis.at_end(now.step):
-                yield report(warning)
-            is_over = True
-            best = checkpoint.best(run.checkpoints)
-            yield report(
-                Finished(
-                    reason=reason,
-                    step=now.step,
-                    epochs=now.num_pairs_seen / training.num_pairs,
-                    seconds=now.seconds,
-                    num_pairs_seen=now.num_pairs_seen,
-                    pairs_per_second=now.num_pairs_seen / max(now.seconds, 1e-9),
-                    peak_memory_bytes=peak,
-                    num_parameters=model.num_parameters,
-                    recall=now.best_recall,
-                    best_step=now.best_step,
-                    checkpoint=str(best) if best else None,
-                )
-            )
-
-        batches = feed(
-            training,
-            tokenizer,
-            model.size,
-            config.data,
-            batch_size=batch_size,
-            seed=cfg.seed,
-            first_step=now.step,
-            workers=config.data.workers or 0,
-        )
+        loop, distrust = set_up(config, run, data)
         try:
-            yield from tell(
-                Started(
-                    step=now.step,
-                    seconds=now.seconds,
-                    pid=os.getpid(),
-                    num_parameters=model.num_parameters,
-                    num_train=training.num_pairs,
-                    batch_size=batch_size,
-                    chunk=cfg.chunk,
-                    device=device.name,
-                    threads=torch.get_num_threads(),
-                    minutes=cfg.minutes,
-                    total_steps=steps,
-                )
-            )
-            if distrust is not None:
-                keep_way(
-                    run,
-                    config,
-                    {"device": distrust, "precision": "as the device", "compile": "as the device"},
-                )
-                yield report(Warned(now.step, f"{distrust}; training on the processor instead", REPORT))
-            for warning in warnings_of(
-                data, run, tokenizer, model.size.text_length, now.step, cfg.pause_below
-            ):
-                yield report(warning)
-            if has_changed(run, data):
-                now.best_step = now.best_recall = now.highest = None  # measured on other images
-                run.write_machine(run.load_machine() | {"data": data.fingerprint})
-                forget_images(run.path)
-            data.release()
-            release_memory()
-
-            while (share := share_done(cfg, steps, now.step, now.seconds)) < 1:
-                # once in a while: is there power enough to go on
-                if cfg.pause_below and time.monotonic() - last_look > BATTERY_CHECK_SECONDS:
-                    last_look = time.monotonic()
-                    if reason := reason_to_pause(cfg.pause_below):
-                        if now.step > saved_step:
-                            yield save()
-                        yield from wait(reason)
-                # one step
-                watch = inspector.watch_next(plan)
-                started = clock.start()
-                try:
-                    batch = next(batches)
-                    new_faults = [fault for fault in batch.faults if fault not in faults]
-                    faults |= dict.fromkeys(new_faults)
-                    refuse_if_too_many(list(faults), training.num_pairs, config.data.max_unreadable)
-                except (UserError, OSError):
-                    if now.step > saved_step:
-                        save()
-                    raise
-                data_seconds = time.perf_counter() - started
-                watch.lap("data")
-                for fault in new_faults if len(faults) <= MOST_FAULTS_SAID else ():
-                    yield report(
-                        Warned(now.step, f"{fault}; another pair takes its place", "mend or remove it")
-                    )
-                keep_BK = choose_patches(
-                    now.step,
-                    seed=cfg.seed,
-                    batch_size=batch_size,
-                    num_patches=model.image.num_patches,
-                    share=cfg.keep_patches if share < cfg.whole_from else 1.0,
-                )
-                set_lr(
-                    optimizer,
-                    lr := cfg.lr * schedule(share + half_a_step(share, now.step, steps), cfg.warmup),
-                )
-                length = fixed_length(device, plan.compile, model.size.text_length)
-                watch.lap("other")
-                inputs = move(batch, device, keep_BK, fixed_length=length)
-                watch.lap("transfer")
-                try:
-                    found, possible = update_or_recover(
-                        model, optimizer, inputs, LOSSES[cfg.loss],
-                        plan=plan, clip_norm=cfg.clip_norm, now=now, watch=watch,
-                    )  # fmt: skip
-                except UserError:
-                    if now.step > saved_step:
-                        save()  # the weights are as before the step
-                    raise
-                if not found.are_finite:
-                    raise diverged(now.step, found.problem, cfg.lr, newest=checkpoint.latest(run.checkpoints))
-                elapsed_seconds, step_seconds = clock.stop(data_seconds)
-                now.step += 1
-                now.seconds += step_seconds
-                now.num_pairs_seen += batch_size
-                share = share_done(cfg, steps, now.step, now.seconds)
-                yield from tell(
-                    Step(
-                        step=now.step,
-                        epoch=now.num_pairs_seen / training.num_pairs,
-                        num_pairs_seen=now.num_pairs_seen,
-                        loss=found.loss,
-                        accuracy=found.accuracy,
-                        lr=lr,
-                        temperature=1 / found.scale,
-                        grad_norm=found.grad_norm,
-                        pairs_per_second=batch_size / step_seconds,
-                        data_seconds=data_seconds,
-                        seconds=now.seconds,
-                        progress=min(1.0, share),
-                        seconds_left=max(0.0, now.seconds / share - now.seconds),
-                        num_different=len(np.unique(batch.caption_ids)),
-                    )
-                )
-                if step_seconds < elapsed_seconds:
-                    yield report(slept(now.step, elapsed_seconds - step_seconds))
-                elif isinstance(watch, StepProfiler):
-                    yield from tell(
-                        inspector.inspected(
-                            watch, step=now.step, seconds=step_seconds, plan=plan,
-                            model=model, optimizer=optimizer, inputs=inputs,
-                        )
-                    )  # fmt: skip
-                if possible != plan:
-                    plan, config = possible, with_plan(config, possible)
-                    keep_way(run, config, {"chunk": "memory ran out with more"})
-                    yield from tell(out_of_memory(now.step, plan))
-
-                is_eval = is_due(
-                    cfg.eval_every, now.step - now.last_eval_step, now.seconds - now.last_eval_seconds
-                )
-                is_save = is_due(cfg.save_every, now.step - saved_step, now.seconds - saved_seconds)
-                if (is_eval or is_save or share >= 1) and not is_finite(model):
-                    what = "weights are no longer finite numbers"
-                    raise diverged(now.step, what, cfg.lr, newest=checkpoint.latest(run.checkpoints))
-                # once in a while: recall over the held-out pool
-                if is_eval and share < 1:
-                    yield from evaluate()
-                # a checkpoint: in time, and for the best so far
-                if (is_save and share < 1) or now.best_step == now.step:
-                    yield save()
-
-            # at the end, also of a run that was stopped on its last step
-            if now.last_eval_step != now.step:
-                yield from evaluate()
-            if saved_step != now.step or now.best_step == now.step:
-                yield save()
-            peak = peak_memory_bytes()
-            batches.close()
-            if now.best_step != now.step or pool is None:
-                optimizer.zero_grad()
-                optimizer.state.clear()
-                release_memory()  # reading a checkpoint would otherwise come on top of what training held
-                checkpoint.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
-                pool = embed_pool(embedder, validation, config.data.num_validation)
-            if problem := draw_learned(run.path / "learned.png", validation, pool, now.step):
-                yield report(problem)
-            yield from finish("budget", peak)
+            yield from loop.begin(distrust)
+            yield from loop.train()
+            yield from loop.end()
         except GeneratorExit:
-            if now.step > 0 and not checkpoint.is_saved(run.checkpoints, now.step):
-                save()
-            if not is_over:
-                list(finish("stopped", peak_memory_bytes()))
+            loop.stop()
             raise
         finally:
-            batches.close()
+            loop.batches.close()
+
+
+@dataclass
+class Loop:
+    """The state of a run while it is trained."""
+
+    config: Config
+    run: Run
+    data: Data
+    tokenizer: Tokenizer
+    update: Update  # the model, its optimizer and execution plan
+    embedder: Embedder
+    budget: Budget
+    now: Progress  # what a checkpoint keeps of it
+    batches: Generator[Batch]
+    diagnosis: Diagnosis
+    inspector: Inspector
+    saved_step: int
+    saved_seconds: float
+    clock: Clock = field(default_factory=Clock)
+    faults: dict[str, None] = field(default_factory=dict)  # unreadable images, in order
+    pool: Pool | None = None  # the validation set as embedded last
+    last_battery_check: float = 0.0
+    is_over: bool = False
+
+    def train(self) -> Iterator[Event]:
+        cfg, now, model = self.config.train, self.now, self.update.model
+        assert cfg.batch_size and cfg.lr and cfg.keep_patches and cfg.eval_every, "resolved"
+        device = device_named(self.update.plan.device)
+        length = fixed_length(device, self.update.plan.compile, model.size.text_length)
+        while (share := self.budget.share_done(now.step, now.seconds)) < 1:
+            yield from self.pause_if_low()
+            profiler = self.inspector.profiler(self.update.plan)
+            started = self.clock.start()
+            with self.saved_on_failure():
+                batch = next(self.batches)
+                new_faults = [fault for fault in batch.faults if fault not in self.faults]
+                self.faults |= dict.fromkeys(new_faults)
+                messages.refuse_if_too_many(self.faults, self.data, self.config.data.max_unreadable)
+            data_seconds = time.perf_counter() - started
+            profiler.lap("data")
+            for fault in new_faults if len(self.faults) <= messages.MAX_FAULTS_NAMED else ():
+                yield self.report(messages.replaced(now.step, fault))
+            keep_BK = choose_patches(
+                now.step,
+                seed=cfg.seed,
+                batch_size=cfg.batch_size,
+                num_patches=model.image.num_patches,
+                share=cfg.keep_patches if share < cfg.whole_from else 1.0,
+            )
+            lr = cfg.lr * schedule(self.budget.middle(share, now.step), cfg.warmup)
+            set_lr(self.update.optimizer, lr)
+            profiler.lap("other")
+            inputs = move(batch, device, keep_BK, fixed_length=length)
+            profiler.lap("transfer")
+            plan = self.update.plan
+            with self.saved_on_failure():  # the weights are as before the step
+                found = self.update.run_or_recover(inputs, now, profiler)
+            if not found.are_finite:
+                raise messages.diverged(now.step, found.problem, cfg.lr, self.run)
+
+            elapsed_seconds, step_seconds = self.clock.stop(data_seconds)
+            now.step += 1
+            now.seconds += step_seconds
+            now.num_pairs_seen += cfg.batch_size
+            share = self.budget.share_done(now.step, now.seconds)
+            yield from self.tell(
+                Step(
+                    step=now.step,
+                    epoch=now.num_pairs_seen / self.data.training.num_pairs,
+                    num_pairs_seen=now.num_pairs_seen,
+                    loss=found.loss,
+                    accuracy=found.accuracy,
+                    lr=lr,
+                    temperature=1 / found.scale,
+                    grad_norm=found.grad_norm,
+                    pairs_per_second=cfg.batch_size / step_seconds,
+                    data_seconds=data_seconds,
+                    seconds=now.seconds,
+                    progress=min(1.0, share),
+                    seconds_left=max(0.0, now.seconds / share - now.seconds),
+                    num_different=len(np.unique(batch.caption_ids)),
+                )
+            )
+            if step_seconds < elapsed_seconds:
+                yield self.report(messages.slept(now.step, elapsed_seconds - step_seconds))
+            elif isinstance(profiler, StepProfiler):
+                yield from self.tell(
+                    self.inspector.inspected(
+                        profiler, step=now.step, seconds=step_seconds,
+                        model=model, optimizer=self.update.optimizer, batch=inputs.tensors,
+                    )
+                )  # fmt: skip
+            if self.update.plan != plan:
+                self.keep_plan(chunk="memory ran out with more")
+                yield from self.tell(messages.out_of_memory(now.step, self.update.plan))
+
+            is_eval = is_due(
+                cfg.eval_every, now.step - now.last_eval_step, now.seconds - now.last_eval_seconds
+            )
+            is_save = is_due(cfg.save_every, now.step - self.saved_step, now.seconds - self.saved_seconds)
+            if (is_eval or is_save or share >= 1) and not messages.is_finite(model):
+                raise messages.diverged(now.step, "the weights are no longer finite", cfg.lr, self.run)
+            if is_eval and share < 1:
+                yield from self.evaluate()
+            if (is_save and share < 1) or now.best_step == now.step:
+                yield self.save()
+
+    def begin(self, distrust: str | None) -> Iterator[Event]:
+        """What is reported before the first step; `distrust` says what was wrong with a plan that had been measured."""
+        cfg, now, run, data = self.config.train, self.now, self.run, self.data
+        assert cfg.batch_size and cfg.chunk, "resolved"
+        yield from self.tell(
+            Started(
+                step=now.step,
+                seconds=now.seconds,
+                pid=os.getpid(),
+                num_parameters=self.update.model.num_parameters,
+                num_train=data.training.num_pairs,
+                batch_size=cfg.batch_size,
+                chunk=cfg.chunk,
+                device=self.update.plan.device,
+                threads=torch.get_num_threads(),
+                minutes=cfg.minutes,
+                total_steps=self.budget.steps,
+            )
+        )
+        if distrust is not None:
+            self.keep_plan(device=distrust, precision="as the device", compile="as the device")
+            yield self.report(messages.distrusted(now.step, distrust))
+        has_changed = run.load_machine().get("data") not in (None, data.fingerprint)
+        text_length = self.update.model.size.text_length
+        for warning in messages.before_training(
+            data, self.tokenizer, text_length, now.step, cfg, has_changed
+        ):
+            yield self.report(warning)
+        if has_changed:
+            now.best_step = now.best_recall = now.highest = None  # measured on other images
+            run.write_machine(run.load_machine() | {"data": data.fingerprint})
+            forget_images(run.path)
+        data.release()
+        release_memory()
+
+    def end(self) -> Iterator[Event]:
+        """Evaluates, saves and draws; also for a run that was stopped on its last step."""
+        now, run, model = self.now, self.run, self.update.model
+        if now.last_eval_step != now.step:
+            yield from self.evaluate()
+        if self.saved_step != now.step or now.best_step == now.step:
+            yield self.save()
+        peak = peak_memory_bytes()
+        self.batches.close()
+        if now.best_step != now.step or self.pool is None:
+            self.update.optimizer.zero_grad()
+            self.update.optimizer.state.clear()
+            release_memory()  # reading a checkpoint would otherwise come on top of what training held
+            checkpoint.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
+            self.pool = embed_pool(self.embedder, self.data.validation, self.config.data.num_validation)
+        if problem := draw_learned(run.path / "learned.png", self.data.validation, self.pool, now.step):
+            yield self.report(problem)
+        yield from self.finish("budget", peak)
+
+    def stop(self) -> None:
+        """Saves when the generator is left early."""
+        if self.now.step > 0 and not checkpoint.is_saved(self.run.checkpoints, self.now.step):
+            self.save()
+        if not self.is_over:
+            list(self.finish("stopped", peak_memory_bytes()))
+
+    def finish(self, reason: str, peak: int) -> Iterator[Event]:
+        now = self.now
+        for warning in self.diagnosis.at_end(now.step):
+            yield self.report(warning)
+        self.is_over = True
+        best = checkpoint.best(self.run.checkpoints)
+        yield self.report(
+            Finished(
+                reason=reason,
+                step=now.step,
+                epochs=now.num_pairs_seen / self.data.training.num_pairs,
+                seconds=now.seconds,
+                num_pairs_seen=now.num_pairs_seen,
+                pairs_per_second=now.num_pairs_seen / max(now.seconds, 1e-9),
+                peak_memory_bytes=peak,
+                num_parameters=self.update.model.num_parameters,
+                recall=now.best_recall,
+                best_step=now.best_step,
+                checkpoint=str(best) if best else None,
+            )
+        )
+
+    def evaluate(self) -> Iterator[Event]:
+        now, model, batch_size = self.now, self.update.model, self.config.train.batch_size or 1
+        validation, started = self.data.validation, time.perf_counter()
+        pool = self.pool = embed_pool(self.embedder, validation, self.config.data.num_validation)
+        self.faults |= dict.fromkeys(pool.faults)
+        recall = retrieval(pool, batch_size)
+        is_best = is_as_good(recall, now.highest)
+        now.highest = max(now.highest or 0.0, mean_recall(recall))
+        now.last_eval_step, now.last_eval_seconds = now.step, now.seconds
+        if is_best:
+            now.best_step, now.best_recall = now.step, recall
+        with torch.no_grad():
+            scale, bias = model.scale().cpu(), None if model.bias is None else model.bias.cpu()
+            loss = pool_loss(pool, self.update.loss_fn, scale, bias, batch_size)
+        snapshot = None
+        try:
+            snapshot = take_snapshot(self.run.path, validation, pool, now.step)
+        except (OSError, UserError, Unreadable) as problem:  # images are no reason to fail
+            if not self.diagnosis.times("no-snapshot"):
+                yield from self.tell(messages.no_snapshot(now.step, problem))
+        elapsed_seconds = time.perf_counter() - started
+        yield from self.tell(Evaluated(now.step, recall, is_best, elapsed_seconds, loss, snapshot))
+
+    def save(self) -> Event:
+        started = time.perf_counter()
+        path = checkpoint.save(self.run.checkpoints, self.update.model, self.update.optimizer, self.now)
+        self.saved_step, self.saved_seconds = self.now.step, self.now.seconds
+        elapsed_seconds = time.perf_counter() - started
+        return self.report(Saved(self.now.step, str(path), checkpoint.num_bytes(path), elapsed_seconds))
+
+    @contextmanager
+    def saved_on_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except (UserError, OSError):
+            if self.now.step > self.saved_step:
+                self.save()
+            raise
+
+    def pause_if_low(self) -> Iterator[Event]:
+        """Waits while the battery is low, saved; repeats that it does, so that whoever follows can stop."""
+        below, started = self.config.train.pause_below, time.monotonic()
+        if not below or started - self.last_battery_check <= BATTERY_CHECK_SECONDS:
+            return
+        self.last_battery_check = started
+        if reason := reason_to_pause(below):
+            if self.now.step > self.saved_step:
+                yield self.save()
+            yield from self.tell(paused := Paused(self.now.step, reason))
+            while reason_to_pause(below):
+                for _ in range(NUM_PAUSES):
+                    time.sleep(PAUSE_SECONDS)
+                    yield paused
+            yield from self.tell(Continued(self.now.step, time.monotonic() - started))
+
+    def keep_plan(self, **reasons: str) -> None:
+        """Records the plan that works, and why it changed, for when the run is resumed."""
+        self.config = with_plan(self.config, self.update.plan)
+        self.run.write_config(self.config)
+        machine = self.run.load_machine()
+        changed = {name: Choice(getattr(self.update.plan, name), why) for name, why in reasons.items()}
+        choices = recorded_choices(self.config, machine) | changed
+        self.run.write_machine(machine | recorded(choices))
+
+    def tell(self, event: Event) -> Iterator[Event]:
+        """Reports an event, then whatever it shows to be wrong."""
+        warnings = self.diagnosis.look(event)  # before anybody can stop here
+        for reported in (event, *warnings):
+            yield self.report(reported)
+
+    def report(self, event: Event) -> Event:
+        self.run.write(event)
+        return event
+
+
+def set_up(config: Config, run: Run, data: Data) -> tuple[Loop, str | None]:
+    """The state at the newest checkpoint or the start; and what was wrong with a plan that had been measured."""
+    newest = checkpoint.latest(run.checkpoints)
+    now = checkpoint.load_progress(newest) if newest else Progress()
+    plan, cfg = plan_of(config), config.train
+    assert cfg.batch_size and cfg.chunk and cfg.loss, "resolved"
+    set_up_process(plan.threads, keep_memory=plan.keep_memory)
+    if config.device.max_memory is not None:
+        device_named(plan.device).limit_memory(int(config.device.max_memory * 1e9))
+    release_memory()  # of whatever was done before, such as training a tokenizer
+    tokenizer = load_tokenizer(run.tokenizer_file)
+    choices = recorded_choices(config, run.load_machine())
+    parts = [choices[name] for name in ("device", "precision", "compile") if name in choices]
+    is_asked = any(choice.origin == "asked" for choice in parts)
+    model, plan, distrust = build_checked(config, data.training, tokenizer, plan, is_asked=is_asked)
+    config = with_plan(config, plan)
+    optimizer = build_optimizer(model, cfg)
+    if newest:
+        checkpoint.load_weights(newest, model)
+        checkpoint.load_optimizer(newest, model, optimizer)
+    run.write_config(config)  # a resumed run may have been given more time
+    diagnosis = Diagnosis(config, run.reference)
+    for event in run.events() if newest else ():
+        diagnosis.look(event)  # of what was said before nothing is said again
+    batches = feed(
+        data.training,
+        tokenizer,
+        model.size,
+        config.data,
+        batch_size=cfg.batch_size,
+        seed=cfg.seed,
+        first_step=now.step,
+        workers=config.data.workers or 0,
+    )
+    loop = Loop(
+        config=config,
+        run=run,
+        data=data,
+        tokenizer=tokenizer,
+        update=Update(model, optimizer, LOSSES[cfg.loss], cfg.clip_norm, plan),
+        embedder=Embedder(model, tokenizer, device_named(plan.device), chunk=min(64, cfg.chunk)),
+        budget=Budget.of(cfg, data.training.num_pairs, cfg.batch_size),
+        now=now,
+        batches=batches,
+        diagnosis=diagnosis,
+        inspector=Inspector(max_memory=config.device.max_memory, recompute=config.model.recompute),
+        saved_step=now.step,
+        saved_seconds=now.seconds,
+    )
+    return loop, distrust

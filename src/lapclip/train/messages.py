@@ -1,35 +1,85 @@
-"""What can go wrong while training, in words: an error that ends it, or a warning."""
+"""What can go wrong before and while training, in words: errors that end it, and warnings; the training clock."""
 
 import time
-from pathlib import Path
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import nn
 
-from lapclip.config import Config
+from lapclip.config import Plan, TrainConfig
+from lapclip.data.open import Data, first_unreadable
+from lapclip.data.source import Source
+from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError
+from lapclip.machine.power import read_battery
 from lapclip.runs.events import Warned
 from lapclip.runs.run import Run
-from lapclip.step.step import Plan
+from lapclip.train.prepare import sample_captions
+from lapclip.weights import checkpoint
 
-MOST_FAULTS_SAID = 10  # each by itself, of images that turn out broken while training
-# A step that takes longer than so many seconds and times the usual, with the processor no busier than this share.
-SLEPT_SECONDS, SLEPT_FACTOR, SLEPT_BUSY = 5.0, 10, 0.2
+MAX_FAULTS_NAMED = 10  # each by itself, of images that turn out unreadable while training
+MIN_SHARE_TRUNCATED = 0.01  # of the captions, to warn about
+# A step that takes longer than so many seconds and times the usual, with the CPU no busier than this share.
+SLEEP_SECONDS, SLEEP_FACTOR, SLEEP_BUSY = 5.0, 10, 0.2
+
+
+def before_training(
+    data: Data, tokenizer: Tokenizer, text_length: int, step: int, cfg: TrainConfig, has_changed: bool
+) -> Iterator[Warned]:
+    """What should be known before training starts, mostly about the data."""
+    if cfg.pause_below is not None and read_battery() is None:
+        yield Warned(
+            step,
+            message=f"no battery can be read here, so training never pauses for one below {cfg.pause_below}",
+            hint="omit `--pause-below` on this machine",
+            kind="no-battery",
+        )
+    if step and has_changed:
+        yield Warned(
+            step,
+            message="the source has changed since the run started",
+            hint="training continues with what is there now; for a fresh start, begin a new run",
+        )
+    for part in data.parts:
+        if part.files is None:
+            continue
+        catalogue, pack = part.files.catalogue, part.files.pack
+        if part.files.is_streamed:
+            yield Warned(
+                step,
+                message=f"`{part.name}` is not packed: its images are decoded again in every epoch",
+                hint="`lapclip data pack` says how much room a pack needs",
+            )
+        hint = f"`lapclip data check --json {part.name}` names them all"
+        for what, count in catalogue.problems.counts.most_common(3):
+            more = f", and so {count - 1:,} more" if count > 1 else ""
+            yield Warned(step, f"`{catalogue.problems.names[what][0]}` {what}{more}", hint)
+        if pack.unreadable:
+            num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
+            yield Warned(step, f"{num:,} of {len(catalogue.names):,} images are omitted: {first}", hint)
+    if warning := truncated(data.training, tokenizer, text_length, step):
+        yield warning
+
+
+def truncated(source: Source, tokenizer: Tokenizer, text_length: int, step: int) -> Warned | None:
+    """A warning when many captions are truncated."""
+    lengths = tokenizer.lengths(sample_captions(source, 1000))
+    share = float((lengths > text_length).mean())
+    if share < MIN_SHARE_TRUNCATED:
+        return None
+    return Warned(
+        step,
+        message=f"{share:.0%} of the captions are longer than {text_length} tokens and are truncated",
+        hint=f"`--text-length {int(lengths.max())}` would keep them whole, at some cost in time",
+    )
 
 
 def is_finite(model: nn.Module) -> bool:
     return bool(torch.stack([parameter.isfinite().all() for parameter in model.parameters()]).all())
 
 
-def refuse_if_too_many(faults: list[str], num_pairs: int, most: float) -> None:
-    if len(faults) > max(MOST_FAULTS_SAID, most * num_pairs):
-        raise UserError(
-            f"{len(faults):,} images could not be read while training, the last one {faults[-1]}",
-            hint="look whether the source is still there; `--max-unreadable` puts up with more",
-        )
-
-
-def diverged(step: int, what: str, lr: float, *, newest: Path | None) -> UserError:
+def diverged(step: int, what: str, lr: float, run: Run) -> UserError:
+    newest = checkpoint.latest(run.checkpoints)
     kept = f"; `{newest}` is from before" if newest else "; no checkpoint had been saved yet"
     return UserError(
         f"training diverged at step {step + 1}: {what}{kept}",
@@ -37,13 +87,44 @@ def diverged(step: int, what: str, lr: float, *, newest: Path | None) -> UserErr
     )
 
 
+def refuse_if_too_many(faults: Collection[str], data: Data, tolerated: float) -> None:
+    if len(faults) > max(MAX_FAULTS_NAMED, tolerated * data.training.num_pairs):
+        raise UserError(
+            f"{len(faults):,} images could not be read while training, the last one {list(faults)[-1]}",
+            hint="check whether the source is still there; `--max-unreadable` tolerates more",
+        )
+
+
+def replaced(step: int, fault: str) -> Warned:
+    return Warned(step, f"{fault}; another pair takes its place", "repair or remove it")
+
+
+def distrusted(step: int, problem: str) -> Warned:
+    hint = "`lapclip bench --json` prints what a report needs"
+    return Warned(step, f"{problem}; training on the CPU instead", hint)
+
+
 def out_of_memory(step: int, plan: Plan) -> Warned:
     return Warned(
         step,
-        message=f"memory ran out: from here on {plan.chunk} pairs are held at once, with the same gradients",
+        message=f"memory ran out: from here on chunks of {plan.chunk} pairs, with the same gradients",
         hint=f"close other programs, or start with `--chunk {plan.chunk}`",
         kind="memory-ran-out",
     )
+
+
+def slept(step: int, seconds: float) -> Warned:
+    return Warned(
+        step,
+        message=f"training stood still for {seconds:.0f} s: the machine or the process slept; this is not counted",
+        hint="nothing is lost; keep the lid open or the power plugged in to train without a break",
+        kind="slept",
+    )
+
+
+def no_snapshot(step: int, problem: Exception) -> Warned:
+    hint = problem.hint if isinstance(problem, UserError) else "training continues without snapshots"
+    return Warned(step, f"no snapshot could be made: {problem}", hint, kind="no-snapshot")
 
 
 class Clock:
@@ -78,20 +159,4 @@ class Clock:
 
 def has_slept(elapsed: float, busy: float, usual: float) -> bool:
     """Far longer than usual, with a processor that did hardly anything: compiling is no sleep."""
-    return elapsed > max(SLEPT_SECONDS, SLEPT_FACTOR * usual) and busy < max(2 * usual, SLEPT_BUSY * elapsed)
-
-
-def slept(step: int, seconds: float) -> Warned:
-    return Warned(
-        step,
-        message=f"training stood still for {seconds:.0f} s: the machine or the process slept; this is not counted",
-        hint="nothing is lost; keep the lid open or the power plugged in to go on without a break",
-        kind="slept",
-    )
-
-
-def keep_way(run: Run, config: Config, reasons: dict[str, str]) -> None:
-    """Writes down how the run can be trained after all, and why, for when it is resumed."""
-    run.write_config(config)
-    machine = run.load_machine()
-    run.write_machine(machine | {"reasons": machine.get("reasons", {}) | reasons})
+    return elapsed > max(SLEEP_SECONDS, SLEEP_FACTOR * usual) and busy < max(2 * usual, SLEEP_BUSY * elapsed)

@@ -1,4 +1,4 @@
-"""What a model thinks now: a few fixed captions with the images it finds, and a matrix of similarities.
+"""What a model finds now: a few fixed captions with the images it ranks first, and a matrix of similarities.
 
 Small files in `snapshots/` that an event refers to; every image is written once.
 """
@@ -21,7 +21,7 @@ from lapclip.view import sheet
 NUM_QUERIES = 6
 MATRIX_SIDE = 24
 IMAGE_SIDE = 96  # pixels
-MOST_KEPT = 200  # snapshots; then every second one goes
+MAX_KEPT = 200  # snapshots; then every second one is removed
 
 
 def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
@@ -46,7 +46,7 @@ def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
 def found_for(
     query: int, folder: Path, source: Source, pool: Pool, is_pair_MN: np.ndarray
 ) -> dict[str, object]:
-    """One caption, the place its own image came to, and the first images that are found."""
+    """One caption, the rank of its own image, and the first images that are found."""
     cosine_N = pool.text_ME[query] @ pool.image_NE.T
     order = np.argsort(-cosine_N, kind="stable")
     return {
@@ -87,20 +87,15 @@ def keep_image(folder: Path, source: Source, index: int) -> str:
 
 
 def thin_out(folder: Path) -> None:
-    """Lets every second of too many old snapshots go."""
+    """Removes every second of too many old snapshots."""
     kept = sorted(folder.glob("step-*.json"))
-    for path in kept[1::2] if len(kept) >= MOST_KEPT else ():
+    for path in kept[1::2] if len(kept) >= MAX_KEPT else ():
         path.unlink()
 
 
 def forget_images(run: Path) -> None:
-    """For when the source has changed: a number may now be another image's."""
+    """When the source has changed: an index may now be another image."""
     shutil.rmtree(run / "snapshots", ignore_errors=True)
-
-
-def no_snapshot(step: int, problem: Exception) -> Warned:
-    hint = problem.hint if isinstance(problem, UserError) else "training goes on without what it thinks now"
-    return Warned(step, f"no snapshot could be made: {problem}", hint, kind="no-snapshot")
 
 
 def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries: int = 5) -> Warned | None:
