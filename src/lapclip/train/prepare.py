@@ -65,7 +65,7 @@ def refuse_if_broken(part: Part, most: float) -> None:
         name = catalogue.problems.names[missing[0]][0]
         raise UserError(
             f"{num_missing:,} images that `{part.name}` names cannot be found: `{name}` {missing[0]}",
-            hint="say where the images are: `--images FOLDER`; or tolerate it: `--max-unreadable 1`",
+            hint="pass the folder of the images: `--images FOLDER`; or tolerate it: `--max-unreadable 1`",
         )
     if not broken:
         return
@@ -75,7 +75,7 @@ def refuse_if_broken(part: Part, most: float) -> None:
         named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in first)
         raise UserError(
             f"{len(broken):,} of {num_pictures:,} images cannot be used: {named}",
-            hint=f"mend or remove them, or put up with them: `--max-unreadable {share + 0.01:.2f}`",
+            hint=f"repair or remove them, or tolerate them: `--max-unreadable {share + 0.01:.2f}`",
         )
 
 
