@@ -9,16 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, command, environment, picture_folder
+from conftest import command, environment, picture_folder
 from PIL import Image
 from test_page import Visit, browser  # noqa: F401  # a fixture
+from test_serve import write_model
 
 from lapclip.cli import run_command
-from lapclip.config import load_config
-from lapclip.data.tokenizer import train_bpe
-from lapclip.embedder import Embedder
-from lapclip.machine.device import processor
-from lapclip.model.clip import build_model
 from lapclip.search.searcher import parse_query
 
 HOSTILE = "<img src=x onerror=\"document.title='stolen'\"><b id=hostile>.jpg"
@@ -36,13 +32,6 @@ def run_here(folder: Path, *lines: list[str]) -> None:
         patch.setenv("LAPCLIP_CACHE", str(folder / "cache"))
         for line in lines:
             assert run_command(line) == 0, line
-
-
-def write_model(folder: Path) -> None:
-    """A model that knows nothing: what it finds is as good as any, and always the same."""
-    tokenizer = train_bpe(["red green blue old new cat dog tree"], 300)
-    model = build_model(load_config(flags=SMALL).model, vocab_size=tokenizer.vocab_size, has_bias=False)
-    Embedder(model, tokenizer, processor(), name="mine").save(folder)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from lapclip.errors import UserError
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
     from lapclip.search.index import Index
-    from lapclip.serve.limits import Limits
 
 RATE_ELSEWHERE = 20.0  # requests a second of one client
 SECONDS_TO_END = 0.5
@@ -53,12 +52,15 @@ def serve(
     `/openapi.json` describes what can be asked. Only images of the index are ever shown.
     """
     require_web()
-    from lapclip.serve.http import is_local
+    import webbrowser
+
+    from lapclip.serve.http import address_of, hosts_of, listen, names_of
+    from lapclip.serve.http import serve as serve_app
     from lapclip.serve.limits import Limits
 
     if rate is not None and not 0 < rate < 1e6:
         raise UserError(f"`--rate {rate:g}` is no number of requests a second", hint="choose one above 0")
-    is_here = is_local(host) and not allow_host  # by another name others ask, through a proxy
+    is_here = is_for_this_machine(host, allow_host)
     token = checked_token(token or os.environ.get("LAPCLIP_TOKEN") or None)
     is_own_token = token is None and not is_here
     if is_own_token:
@@ -66,17 +68,44 @@ def serve(
 
         token = secrets.token_urlsafe(24)
     limits = Limits(rate=rate if rate is not None else None if is_here else RATE_ELSEWHERE)
-    return serve_model(
-        model,
-        port=port,
-        host=host,
-        token=token,
-        show_token=is_own_token,
-        allowed=allow_host,
-        limits=limits,
-        open_browser=open,
-        is_batching=batching,
-    )
+    with listen(port, host) as listening:  # before the model is loaded, which takes seconds
+        names = names_of(host)
+        hosts = hosts_of(names, listening.getsockname()[1], allow_host)
+        with working("loading the model"):
+            embedder, index = load_model(model)
+        from lapclip.machine.device import default_threads, set_up_process
+        from lapclip.serve.api import build_server
+        from lapclip.serve.service import Service
+
+        allow_many_files()
+        # One core is left to clients: measured, a single text is embedded no slower by it.
+        set_up_process(max(1, default_threads() - 1), keep_memory=False)
+        service = Service(embedder, index, is_batching=batching)
+        address = address_of(listening, names[0] if names else host)
+        app = build_server(service, address=address, hosts=hosts, token=token, limits=limits)
+        entrance = f"{address}?token={quote(token)}" if token else address
+        say(f"serving at {entrance if is_own_token else address} (Ctrl-C ends it)")
+        say(f"model `{embedder.name}`, {images_in(index)}")
+        if token is not None and not is_own_token:
+            say("clients need the token: `Authorization: Bearer TOKEN`, or once `/?token=TOKEN` in a browser")
+        sys.stderr.flush()
+        if open:
+            webbrowser.open(entrance)
+        try:
+            serve_app(app, listening, limits)
+        finally:
+            has_ended = service.close(SECONDS_TO_END)
+    say("")
+    if not has_ended:
+        os._exit(0)  # a large model is in the middle of a batch that nobody waits for
+    return 0
+
+
+def is_for_this_machine(host: str, allowed: tuple[str, ...]) -> bool:
+    """Whether nobody else can ask; by another name others do, through a proxy."""
+    from lapclip.serve.http import is_local
+
+    return is_local(host) and not allowed
 
 
 def require_web() -> None:
@@ -92,57 +121,6 @@ def checked_token(token: str | None) -> str | None:
             hint="omit it, and one is generated",
         )
     return token
-
-
-def serve_model(
-    model: str | None,
-    *,
-    port: int | None,
-    host: str,
-    token: str | None,
-    show_token: bool,
-    allowed: tuple[str, ...],
-    limits: "Limits",
-    open_browser: bool,
-    is_batching: bool,
-) -> int:
-    """Serves until Ctrl-C."""
-    import webbrowser
-
-    from lapclip.serve.http import address_of, hosts_of, listen, names_of
-    from lapclip.serve.http import serve as serve_app
-
-    with listen(port, host) as listening:  # before the model is loaded, which takes seconds
-        names = names_of(host)
-        hosts = hosts_of(names, listening.getsockname()[1], allowed)
-        with working("loading the model"):
-            embedder, index = load_model(model)
-        from lapclip.machine.device import default_threads, set_up_process
-        from lapclip.serve.api import build_server
-        from lapclip.serve.service import Service
-
-        allow_many_files()
-        # One core is left to clients: measured, a single text is embedded no slower by it.
-        set_up_process(max(1, default_threads() - 1), keep_memory=False)
-        service = Service(embedder, index, is_batching=is_batching)
-        address = address_of(listening, names[0] if names else host)
-        app = build_server(service, address=address, hosts=hosts, token=token, limits=limits)
-        entrance = f"{address}?token={quote(token)}" if token else address
-        say(f"serving at {entrance if show_token else address} (Ctrl-C ends it)")
-        say(f"model `{embedder.name}`, {images_in(index)}")
-        if token is not None and not show_token:
-            say("clients need the token: `Authorization: Bearer TOKEN`, or once `/?token=TOKEN` in a browser")
-        sys.stderr.flush()
-        if open_browser:
-            webbrowser.open(entrance)
-        try:
-            serve_app(app, listening, limits)
-        finally:
-            has_ended = service.close(SECONDS_TO_END)
-    say("")
-    if not has_ended:
-        os._exit(0)  # a large model is in the middle of a batch that nobody waits for
-    return 0
 
 
 def load_model(model: str | None) -> "tuple[Embedder, Index | None]":

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -36,22 +37,7 @@ PAGE_HEADERS = HEADERS | {  # the page shows an image that is dropped on it befo
         "img-src 'self'", "img-src 'self' blob:"
     ),
 }
-# Every status of a refusal, for the description.
-REFUSALS = {
-    400: "The request is malformed, or asks for nothing.",
-    401: "A token is needed: `Authorization: Bearer TOKEN`.",
-    403: "Another site's page asked.",
-    404: "There is no such thing, or no index yet.",
-    405: "Not this method; `Allow` lists those that are answered.",
-    408: "The request took too long to arrive.",
-    413: "The body is too large.",
-    414: "The address is too long.",
-    415: "The body has an unsupported media type, or is not an image.",
-    421: "The server has another name.",
-    429: "Too many requests; `Retry-After` says when to ask again.",
-    431: "The head of the request is too long.",
-    503: "Too busy; `Retry-After` says when to ask again.",
-}
+REFUSALS = (400, 401, 403, 404, 405, 408, 413, 414, 415, 421, 429, 431, 503)  # every status of a refusal
 RETRY = (429, 503)
 
 Text = Annotated[str, Meta(max_length=10_000)]
@@ -147,29 +133,30 @@ class Problem(Struct):
 async def health(service: Service, asked: Nothing) -> Health:
     num_images, folders = 0, []
     with suppress(Refused, UserError):
-        async with service.current() as searcher:
-            num_images, folders = searcher.index.num_images, searcher.index.folders
+        index = (await service.current()).index
+        num_images, folders = index.num_images, index.folders
     embedder = service.embedder
     return Health("ok", embedder.name, embedder.width, num_images, folders, __version__)
 
 
 async def search(service: Service, asked: Search, image: bytes = b"") -> Results:
     started = time.perf_counter()
-    async with service.current() as searcher:
-        folder = known_folder(asked.folder, searcher.index.folders)
-        likes = [(1, id) for id in asked.like] + [(-1, id) for id in asked.unlike]
-        vector_E = await service.vector(searcher, asked.q, likes, image)
-        found = await service.search(
-            searcher,
-            vector_E,
-            top=asked.top,
-            min_score=None if asked.min_score is UNSET else asked.min_score,
-            folder=folder,
-            without=[*asked.like, *asked.unlike],
-        )
-        num_images = searcher.index.num_images
+    searcher = await service.current()
+    folder = known_folder(asked.folder, searcher.index.folders)
+    likes = [(1, id) for id in asked.like] + [(-1, id) for id in asked.unlike]
+    vector_E = await service.vector(searcher, asked.q, likes, image)
+    found = await service.search(
+        searcher,
+        vector_E,
+        top=asked.top,
+        min_score=None if asked.min_score is UNSET else asked.min_score,
+        folder=folder,
+        without=[*asked.like, *asked.unlike],
+    )
     results = [Found(**match.record() | {"score": round(match.score, 6)}) for match in found]
-    return Results(asked.q, round((time.perf_counter() - started) * 1000, 2), results, num_images)
+    return Results(
+        asked.q, round((time.perf_counter() - started) * 1000, 2), results, searcher.index.num_images
+    )
 
 
 async def embed(service: Service, asked: Nothing, body: bytes | list[str]) -> Embeddings:
@@ -338,13 +325,13 @@ def read_parameters(operation: Operation, request: Request) -> Struct:
     given: dict[str, Any] = dict(request.path_params)
     for name, text in read_fields(request.scope["query_string"]):
         if name not in known or name in request.path_params:
-            own = ", ".join(f"`{one}`" for one in known if one not in request.path_params) or "none"
             shown = name[:40]
+            own = ", ".join(f"`{one}`" for one in known if one not in request.path_params) or "none"
             raise Refused(400, f"unknown parameter `{shown}`{suggest(shown, known)}", f"there is {own}")
         if known[name]["type"] == "array":
             given.setdefault(name, []).append(text)
         elif name in given:
-            raise Refused(400, f"`{name}` is given twice", f"{name}: {known[name]['description']}")
+            raise Refused(400, f"`{name}` is given twice", "`/openapi.json` describes the parameters")
         else:
             given[name] = text
     try:
@@ -354,23 +341,7 @@ def read_parameters(operation: Operation, request: Request) -> Struct:
             raise Refused(
                 404, "there is nothing at this address", "`/search` gives the ids of images"
             ) from None
-        raise explained(operation.parameters, given) or Refused(
-            400, str(problem), "see `/openapi.json`"
-        ) from None
-
-
-def explained(parameters: type[Struct], given: dict[str, Any]) -> Refused | None:
-    """What is wrong with the first parameter that is: msgspec names it only inside a sentence."""
-    for field in msgspec.structs.fields(parameters):
-        hint = f"{field.name}: {schema_of(parameters)['properties'][field.name]['description']}"
-        if field.name in given:
-            try:
-                msgspec.convert(given[field.name], field.type, strict=False)
-            except msgspec.ValidationError as problem:
-                return Refused(400, f"`{field.name}` cannot be used: {problem}", hint)
-        elif field.required:
-            return Refused(400, f"`{field.name}` is missing", hint)
-    return None
+        raise Refused(400, f"the parameters: {problem}", "`/openapi.json` describes them") from None
 
 
 def read_fields(query: bytes) -> list[tuple[str, str]]:
@@ -424,8 +395,9 @@ def describe_operation(operation: Operation, schemas: dict[Any, Any]) -> dict[st
         "summary": operation.summary,
         "responses": {"200": {"description": operation.summary, "content": content}}
         | {
-            str(status): {"description": reason, "content": problem} | (retry if status in RETRY else {})
-            for status, reason in REFUSALS.items()
+            str(status): {"description": HTTPStatus(status).phrase, "content": problem}
+            | (retry if status in RETRY else {})
+            for status in REFUSALS
         },
     }
     own = schema_of(operation.parameters or Nothing)

@@ -3,10 +3,8 @@
 import asyncio
 import threading
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -41,7 +39,6 @@ class Service:
         self.searcher = Searcher(index, embedder) if index is not None else None
         self.looked = time.monotonic()
         self.looking = asyncio.Lock()
-        self.num_users: Counter[Searcher] = Counter()
         self.decoders = ThreadPoolExecutor(NUM_DECODERS, "decoding")
         self.searchers = ThreadPoolExecutor(NUM_SEARCHERS, "searching")
         self.thumbnails = Thumbnails()
@@ -52,30 +49,16 @@ class Service:
     async def in_thread(self, pool: ThreadPoolExecutor, function: Callable[..., T], *values: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *values)
 
-    @asynccontextmanager
-    async def current(self) -> AsyncIterator[Searcher]:
-        """The index as it is now, which stays open while it is used; Refused when there is none."""
+    async def current(self) -> Searcher:
+        """The index as it is now; Refused when there is none. One that was replaced closes when nobody uses it."""
         async with self.looking:
             if self.searcher is None or time.monotonic() - self.looked > SECONDS_BETWEEN_LOOKS:
-                before, self.searcher = self.searcher, await self.in_thread(self.searchers, self.look_again)
+                self.searcher = await self.in_thread(self.searchers, self.look_again)
                 self.looked = time.monotonic()
-                if before is not None and before is not self.searcher and not self.num_users[before]:
-                    before.index.close()
-        searcher = self.searcher
-        if searcher is None:
+        if self.searcher is None:
             hint = "index a folder: `lapclip index ~/Pictures`"
             raise Refused(404, "nothing is indexed with this model yet", hint)
-        self.num_users[searcher] += 1
-        try:
-            yield searcher
-        except NotIndexed as problem:
-            raise Refused(404, problem.message, problem.hint) from None
-        finally:
-            self.num_users[searcher] -= 1
-            if not self.num_users[searcher]:
-                del self.num_users[searcher]
-                if searcher is not self.searcher:
-                    searcher.index.close()
+        return self.searcher
 
     def look_again(self) -> Searcher | None:
         """The same searcher for an index that has not changed, a new one for one that was updated."""
@@ -132,8 +115,8 @@ class Service:
 
     async def show(self, id: int, is_large: bool) -> bytes:
         """A JPEG of an image of the index."""
-        async with self.current() as searcher:
-            path, folders = searcher.entry(id).path, searcher.index.folders
+        searcher = await self.current()
+        path, folders = searcher.entry(id).path, searcher.index.folders
         draw = image_of if is_large else self.thumbnails.of
         try:
             return await self.in_thread(self.decoders, draw, path, folders)
@@ -141,8 +124,8 @@ class Service:
             raise Refused(404, "this image no longer exists", "run `lapclip index` again") from None
 
     async def row_of(self, id: int) -> np.ndarray:
-        async with self.current() as searcher:
-            return searcher.index.vectors[searcher.entry(id).row]
+        searcher = await self.current()
+        return searcher.index.vectors[searcher.entry(id).row]
 
     async def classify(
         self, row_E: np.ndarray, labels: Sequence[str], templates: Sequence[str]
