@@ -108,9 +108,9 @@ def test_folders_of_classes_are_named_without_training(call):
     zero_shot = result["zero_shot"]
     assert zero_shot["num_classes"] == 3 and zero_shot["templates"] == ["one {}", "{} there"]
     assert sum(map(sum, zero_shot["confusion"]["counts"])) == 12
-    assert "`--template` changes nothing" in call("eval", "mine", "--template", "{}").stderr
+    assert "`--template` has no effect" in call("eval", "mine", "--template", "{}").stderr
     shown = call("eval", "mine", "animals")
-    assert "among 3 (chance 33.3%" in shown.stdout and "taken most for" in shown.stdout
+    assert "among 3 (chance 33.3%" in shown.stdout and "most confused with" in shown.stdout
     assert "\u202e" not in shown.stdout and "[bold]x" in shown.stdout
 
 
@@ -120,7 +120,7 @@ def test_the_source_it_was_trained_on_is_measured_by_what_was_held_out(call):
     trained_on("mine", str(Path("photos").absolute()))
     own = json.loads(call("eval", "mine", "--json").stdout)
     named = call("eval", "mine", "photos", "--json")
-    assert "only what was held out" in named.stderr
+    assert "only its validation set" in named.stderr
     assert 0 < own["num_images"] < 40 and json.loads(named.stdout)["mistakes"] == own["mistakes"]
 
 
@@ -199,7 +199,7 @@ def test_a_damaged_image_is_named_and_left_out(call):
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["mine", "--template", "a photo"], "has no `{}`", "--template 'a photo of a {}'"),
+        (["mine", "--template", "a photo"], "`a photo` has no place for a label", "write `{}`"),
         (["mine", "animals", "--pool-size", "50"], "more than the 12 images", "at most 12"),
         (
             ["mine", "animals", "--pool-size", "50", "--num-validation", "90"],
@@ -210,8 +210,8 @@ def test_a_damaged_image_is_named_and_left_out(call):
         (["mine", "--mistakes", "-1"], "`--mistakes` is -1", "0 to 1000"),
         (["mine", "--num-validation", "0"], "`--num-validation`", "512"),
         (["mine", "--sheet", "m.jpg"], "`m.jpg`", "mistakes.png"),
-        (["mine", "--sheet", "none/m.png"], "none/m.png", "a folder that is there"),
-        (["mine", "--html", "animals"], "does not end in `.html`", "stands before `--html`"),
+        (["mine", "--sheet", "none/m.png"], "none/m.png", "an existing folder"),
+        (["mine", "--html", "animals"], "does not end in `.html`", "goes before `--html`"),
         (["mine", "--html", "foreign.html"], "is no report of lapclip", "--html FILE.html"),
         (["mine", "--html", "none/page.html"], "no folder `none`", "--html FILE.html"),
         (["animals"], "`animals` holds no model", "lapclip eval RUN animals"),

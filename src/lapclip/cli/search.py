@@ -305,11 +305,7 @@ def write_sheet(path: Path, matches: "Sequence[Match]") -> None:
     from lapclip.view.sheet import draw_sheet
 
     images = zip(load_images(matches), matches, strict=True)
-    try:
-        draw_sheet(path, [(image, [f"{match.score:.3f}"], name_of(match)) for image, match in images])
-    except OSError as error:
-        why = (error.strerror or str(error)).lower()
-        raise UserError(f"cannot write `{path}`: {why}", hint="choose another place with `--sheet`") from None
+    draw_sheet(path, [(image, [f"{match.score:.3f}"], name_of(match)) for image, match in images])
     say(f"drawn: `{path}`")
 
 
