@@ -190,7 +190,7 @@ def test_labels_are_the_mean_over_templates_and_probabilities_a_softmax(model, f
 @pytest.mark.parametrize(
     ("labels", "templates", "said"),
     [("cat", TEMPLATES, "one thing"), ([], TEMPLATES, "no labels"), (["cat"], ["a photo"], "`a photo` has no place"),
-     (["cat"], [], "no templates"), (["cat"], "{}", "one thing"), ([3], TEMPLATES, "text 0 is given as `int`")],
+     (["cat"], [], "empty list of templates"), (["cat"], "{}", "one thing"), ([3], TEMPLATES, "text 0 is given as `int`")],
 )  # fmt: skip
 def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said):
     with pytest.raises(UserError, match=said):
@@ -301,7 +301,7 @@ def test_saving_overwrites_nothing(model, tmp_path):
     with pytest.raises(UserError, match="cannot write"):
         model.save(tmp_path / "file" / "inside")
     for name in ("", ".", "/", "a\0b"):
-        with pytest.raises(UserError, match="no name"):
+        with pytest.raises(UserError, match="not a valid name"):
             model.save(name)
     assert sorted(os.listdir(tmp_path)) == ["file", "mine"] and os.listdir(tmp_path / "mine") == ["novel.txt"]
     (tmp_path / "empty").mkdir()
@@ -324,7 +324,7 @@ def test_a_checkpoint_is_loaded_with_its_runs_settings(model, rows, files):
         ("runs/mine/checkpoints/step-000009", "did you mean `runs/mine/checkpoints/step-00000"),
         ("photos", "`photos` holds no model"),
         ("runs/mine/config.toml", "is a file, and a model is a folder"),
-        ("x" * 1000, "cannot look into"),
+        ("x" * 1000, "cannot open"),
         ("a\0b", "there is no model"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A trained model with its tokenizer and transform: images and words in, unit rows out. What users hold.
+"""A trained model with its tokenizer and transform: images and texts in, unit rows out.
 
 Shapes: N images, M texts, L labels, E embedding.
 """
@@ -37,13 +37,13 @@ Rows = np.ndarray  # float32 [n, E], embedded already
 T = TypeVar("T")
 Some = TypeVar("Some", np.ndarray, list[str])
 
-# Where a label goes into words that people write under images; the mean over several is steadier than any one.
+# Prompts for a label; the mean over several is more robust than any one.
 TEMPLATES = ("a photo of a {}", "a photo of the {}", "a picture of a {}", "a {}", "{}")
-MANY = {"pictures": 300, "texts": 3000}  # more than these take long enough for a bar
+MIN_FOR_BAR = {"images": 300, "texts": 3000}  # more take long enough for a progress bar
 
 
 class Embedder:
-    """Embeds images and texts with one model, some at a time, so that memory does not grow with their number."""
+    """Embeds images and texts with one model, in chunks, so that memory does not grow with their number."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class Embedder:
         chunk: int = 64,
         *,
         name: str = "model",
-        weights: Path | None = None,  # a file that holds the model's weights as they are
-        has_bar: bool = False,  # where several are at work a bar would be in their way
+        weights: Path | None = None,  # a file that holds exactly the model's weights
+        has_bar: bool = False,
     ):
         self.model, self.tokenizer, self.device, self.chunk = model, tokenizer, device, chunk
         self.name, self.weights, self.has_bar = name, weights, has_bar
-        self.turn: AbstractContextManager[Any] = threading.Lock() if device.is_accelerator else nullcontext()
+        self.lock: AbstractContextManager[Any] = threading.Lock() if device.is_accelerator else nullcontext()
 
     def __repr__(self) -> str:
         what = f"{self.image_size} px images and texts as {self.width} numbers each"
@@ -66,7 +66,7 @@ class Embedder:
 
     @property
     def image_size(self) -> int:
-        """Pixels of each side that the model looks at."""
+        """Pixels of each side of the model's input."""
         return self.model.size.image_size
 
     @property
@@ -76,12 +76,12 @@ class Embedder:
 
     @property
     def scale(self) -> float:
-        """How much a difference of cosines counts: 1 / temperature."""
+        """The logit scale: 1 / temperature."""
         return self.model.scale().item()
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits of weights, tokenizer and shape: models with equal ones embed equally."""
+        """16 hex digits of weights, tokenizer and shape: models with the same fingerprint embed equally."""
         tokenizer = self.tokenizer
         about = [asdict(self.model.size), tokenizer.start, tokenizer.end, tokenizer.to_json()]
         state = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
@@ -91,32 +91,32 @@ class Embedder:
         return state.hexdigest()[:16]
 
     def images(
-        self, pictures: Sequence[ImageInput] | np.ndarray | Tensor, *, progress: bool | None = None
+        self, images: Sequence[ImageInput] | np.ndarray | Tensor, *, progress: bool | None = None
     ) -> Rows:
-        """Float32 unit rows, one an image: paths, PIL images, arrays or tensors of any size, or a batch of them.
+        """Float32 unit rows, one per image: paths, PIL images, arrays or tensors of any size, or a batch of them.
 
-        With many, files are decoded in threads while the model works. `progress` decides whether there is a bar;
-        without it there is one for many, on a terminal or in a notebook.
+        Many files are decoded in threads while the model works. `progress` shows or hides a progress bar; by default
+        there is one for many images, on a terminal or in a notebook.
         """
-        refuse_what_is_no_list(pictures)
-        with closing(squares(pictures, self.image_size)) as squares_N:
+        refuse_what_is_no_list(images)
+        with closing(squares(images, self.image_size)) as squares_N:
             return self.in_chunks(
-                squares_N, len(pictures), lambda some: self.pixels(np.stack(some)), "pictures", progress
+                squares_N, len(images), lambda some: self.pixels(np.stack(some)), "images", progress
             )
 
     def texts(self, texts: Sequence[str] | np.ndarray, *, progress: bool | None = None) -> Rows:
-        """Float32 unit rows, one a text; what is longer than the model reads is cut."""
+        """Float32 unit rows, one per text; texts longer than the model's context are truncated."""
         refuse_what_is_no_text(texts)
         return self.in_chunks(
             iter(texts), len(texts), lambda some: self.embed(some, self.embed_words), "texts", progress
         )
 
     def pixels(self, pixels: np.ndarray) -> Rows:
-        """Float32 unit rows of images that are bytes [n, 3, S, S] already, S being `image_size`."""
-        wanted = (3, self.image_size, self.image_size)
-        if pixels.dtype != np.uint8 or pixels.shape[1:] != wanted:
+        """Float32 unit rows of images that are bytes [n, 3, S, S] already, with S = `image_size`."""
+        expected = (3, self.image_size, self.image_size)
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != expected:
             raise UserError(
-                f"pixels are {pixels.dtype} {list(pixels.shape)}, not bytes [n, {', '.join(map(str, wanted))}]",
+                f"pixels are {pixels.dtype} {list(pixels.shape)}, not bytes [n, {', '.join(map(str, expected))}]",
                 hint="use `images`, which takes images of any size",
             )
         return self.embed(pixels, self.embed_pixels)
@@ -124,7 +124,7 @@ class Embedder:
     def similarity(
         self, images: Sequence[ImageInput] | np.ndarray | Tensor, texts: Sequence[str] | Rows
     ) -> np.ndarray:
-        """Cosines [images, texts]; rows that are embedded already may be given for either."""
+        """Cosines [images, texts]; either may be rows that are embedded already."""
         if isinstance(images, Tensor) and images.ndim == 2 and images.is_floating_point():
             images = images.detach().float().cpu().numpy()
         image_NE = images if self.is_rows(images) else self.images(images)
@@ -155,9 +155,9 @@ class Embedder:
 
     @contextmanager
     def side_by_side(self) -> Iterator[int]:
-        """While several threads embed at once, each on a core of its own: how many of them there should be.
+        """While several threads embed at once, each on one core; yields how many threads to use.
 
-        Two threads with a batch each are faster than two that share one: they need not wait for each other.
+        Two threads with a batch each are faster than two that share one: they never wait for each other.
         """
         before = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -167,7 +167,7 @@ class Embedder:
             torch.set_num_threads(before)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes a model folder that `load` reads: whole or not at all, sharing the run's weights on the disk."""
+        """Writes a model folder that `load` reads, whole or not at all; the weights are hard-linked if possible."""
         own.write_model_folder(
             Path(folder),
             self.name,
@@ -179,7 +179,7 @@ class Embedder:
         return Path(folder)
 
     def is_rows(self, given: object) -> bool:
-        """Whether these are embeddings; one grey image, which an array [H, W] could be, is no list anyway."""
+        """Whether these are embeddings; an array [H, W] is not a list of images."""
         if not (
             isinstance(given, np.ndarray) and given.ndim == 2 and np.issubdtype(given.dtype, np.floating)
         ):
@@ -193,7 +193,7 @@ class Embedder:
 
     def in_chunks(
         self,
-        things: Iterator[T],
+        items: Iterator[T],
         total: int,
         embed_some: Callable[[list[T]], Rows],
         what: str,
@@ -201,8 +201,8 @@ class Embedder:
     ) -> Rows:
         rows = np.empty((total, self.width), dtype=np.float32)
         done = 0
-        is_shown = progress if progress is not None else self.has_bar and total > MANY[what]
-        chunks = iter(lambda: list(islice(things, self.chunk)), [])
+        is_shown = progress if progress is not None else self.has_bar and total > MIN_FOR_BAR[what]
+        chunks = iter(lambda: list(islice(items, self.chunk)), [])
         with closing(with_bar(chunks, what, total, is_shown, always=progress is True)) as shown:
             for some in shown:
                 rows[done : done + len(some)] = embed_some(some)
@@ -210,14 +210,14 @@ class Embedder:
         return rows
 
     @torch.inference_mode()
-    def embed(self, things: Some, embed_some: Callable[[Some], Tensor]) -> Rows:
-        """Some at a time, and fewer from the moment that memory runs out."""
-        rows = np.empty((len(things), self.width), dtype=np.float32)
+    def embed(self, items: Some, embed_some: Callable[[Some], Tensor]) -> Rows:
+        """In chunks, and in smaller ones from the moment that memory runs out."""
+        rows = np.empty((len(items), self.width), dtype=np.float32)
         done = 0
-        while done < len(things):
-            some = things[done : done + self.chunk]
+        while done < len(items):
+            some = items[done : done + self.chunk]
             try:
-                with self.turn:
+                with self.lock:
                     rows[done : done + len(some)] = embed_some(some).cpu().numpy()
                 done += len(some)
             except (RuntimeError, MemoryError) as error:
@@ -232,7 +232,7 @@ class Embedder:
         return self.model.embed_images(self.device.move(torch.from_numpy(np.ascontiguousarray(pixels))))
 
     def embed_words(self, texts: Sequence[str]) -> Tensor:
-        # Half a letter, as names of files and JSON can hold, is no text to a tokenizer.
+        # A tokenizer refuses lone surrogates, which names of files and JSON can hold.
         whole = [text.encode("utf-8", "replace").decode() for text in texts]
         tokens, ends = self.tokenizer.encode(whole, self.model.size.text_length)
         return self.model.embed_texts(*(self.device.move(torch.from_numpy(a)) for a in (tokens, ends)))
@@ -260,7 +260,7 @@ def mean_of_prompts(row_PE: Rows, num_labels: int) -> Rows:
 def with_bar(
     chunks: Iterable[list[T]], what: str, total: int, is_shown: bool, always: bool
 ) -> Generator[list[T], None, None]:
-    """The chunks, with a bar on stderr that counts what is done, where somebody can see it."""
+    """The chunks, with a progress bar on stderr if it can be seen."""
     if not is_shown or not (always or threading.current_thread() is threading.main_thread()):
         yield from chunks
         return
@@ -268,7 +268,7 @@ def with_bar(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    moves = console.is_terminal or console.is_jupyter  # else only the end of it is said, to those who insist
+    moves = console.is_terminal or console.is_jupyter  # else only the end is printed, if asked for
     columns = (TextColumn(f"embedding {what}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=moves, disable=not (moves or always)) as bar:
         task = bar.add_task("", total=total)
@@ -278,17 +278,17 @@ def with_bar(
 
 
 def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
-    """The best model of a run, by its name or path; or a checkpoint, a model folder, a CLIP folder of Hugging Face."""
+    """The best model of a run, by its name or path; or a checkpoint, a model folder, a Hugging Face CLIP folder."""
     if device not in ("auto", *DEVICES):
         known = ", ".join(f"`{name}`" for name in ("auto", *DEVICES))
         raise UserError(f"there is no device `{device}`", hint=f"choose one of {known}")
     place = device_named(device)
     try:
         found = find_model(Path(path))
-    except OSError as error:  # a name that is too long, a folder that may not be looked into
+    except OSError as error:  # a name that is too long, a folder without permission
         why = (error.strerror or str(error)).lower()
         raise UserError(
-            f"cannot look into `{shortened(str(path))}`: {why}", hint="name a folder that you may read"
+            f"cannot open `{shortened(str(path))}`: {why}", hint="name a folder that you may read"
         ) from None
     model = place.place(found.model).eval()
     return Embedder(model, found.tokenizer, place, name=found.name, weights=found.weights, has_bar=True)
@@ -314,29 +314,28 @@ def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
     tokenizer = load_tokenizer(run.tokenizer_file)
     has_bias = config.train.loss in NEEDS_BIAS
     model = build_model(config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias)
-    # As late as possible: a run that is being trained removes old ones.
+    # As late as possible: a running training removes old ones.
     checkpoint = checkpoint or best(run.checkpoints)
     if checkpoint is None:
         raise UserError(
             f"run `{run.name}` has no checkpoint yet",
-            hint=f"go on with it: `lapclip train --resume {run.reference}`",
+            hint=f"continue it: `lapclip train --resume {run.reference}`",
         )
     load_weights(checkpoint, model)
     return Pretrained(name, model, tokenizer, weights=checkpoint / MODEL)
 
 
 def nothing_there(path: Path) -> UserError:
-    """What could be loaded instead: the runs here, and what lies beside the path."""
+    """Names what could be loaded instead: the runs here, and models beside the path."""
     if path.is_file():
         return UserError(
             f"`{path}` is a file, and a model is a folder", hint=f"name its folder: `{path.parent}`"
         )
     markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, MODEL)
-    near = [path.parent, RUNS] if path.parent.is_dir() else [RUNS]
     found = {
-        child.name if around == RUNS else str(child): child.stat().st_mtime
-        for around in near
-        for child in (around.iterdir() if around.is_dir() else ())
+        child.name if folder == RUNS else str(child): child.stat().st_mtime
+        for folder in (path.parent, RUNS)
+        for child in (folder.iterdir() if folder.is_dir() else ())
         if child != path and any((child / marker).is_file() for marker in markers)
     }
     known = sorted(found, key=lambda name: -found[name])
@@ -346,5 +345,5 @@ def nothing_there(path: Path) -> UserError:
     what = f"`{shown}` holds no model" if path.is_dir() else f"there is no model `{shown}`"
     return UserError(
         f"{what}{suggest(str(path), known) or here}",
-        hint="name a run, a checkpoint of one, a model folder, or a CLIP folder of Hugging Face",
+        hint="name a run, a checkpoint, a model folder, or a Hugging Face CLIP folder",
     )

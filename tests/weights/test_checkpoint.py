@@ -199,7 +199,7 @@ def test_saving_does_not_hold_a_second_copy(tmp_path):
     """Peak memory of a process that saves 400 MB grows by far less than 400 MB."""
     program = (
         "import torch, resource, sys; from torch import nn; from pathlib import Path\n"
-        "from lapclip import checkpoint\n"
+        "from lapclip.weights import checkpoint\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == 'darwin' else 1024)\n"
         "model = nn.Linear(5000, 6000, bias=False); optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n"
         "model.weight.grad = torch.ones_like(model.weight); optimizer.step(); model.weight.grad = None\n"

@@ -1,6 +1,6 @@
-"""Weights and training state in and out of `checkpoints/step-000500/`, without pickle and never half.
+"""Weights and training state in and out of `checkpoints/step-000500/`, without pickle.
 
-A checkpoint is written beside, synced, then renamed: a killed process leaves the old ones or the new one.
+A checkpoint is written beside, synced, then renamed: a killed process leaves either the old ones or the new one.
 """
 
 import json
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 from lapclip.files import cannot_write, write_atomically
 
 MODEL = "model.safetensors"
@@ -27,7 +27,7 @@ NUM_KEPT = 2  # newest checkpoints, besides the best
 
 @dataclass
 class Progress:
-    """Where a run stands. Order, patches and schedule follow from it and the seed: there is no other random state."""
+    """How far a run is. Order, patches and schedule follow from it and the seed: there is no other random state."""
 
     step: int = 0
     seconds: float = 0.0  # of training
@@ -36,13 +36,13 @@ class Progress:
     last_eval_seconds: float = 0.0
     best_step: int | None = None
     best_recall: dict[str, Any] | None = None
-    highest: float | None = None  # mean recall so far; the best one may be a later one that is as good
-    loss_scale: float = 2.0**16  # of fp16, where small gradients would vanish
+    highest: float | None = None  # mean recall so far; `best` may be a later checkpoint with the same recall
+    loss_scale: float = 2.0**16  # of fp16, where small gradients would underflow
     last_overflow_step: int = 0
 
 
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> Path:
-    """Writes a whole checkpoint and makes it the latest; older ones but the last and the best go."""
+    """Writes a checkpoint and makes it the latest; removes older ones except the newest and the best."""
     target = folder / name_of(progress.step)
     beside = folder / f".writing-{target.name}"
     try:
@@ -84,24 +84,23 @@ def sync(path: Path) -> None:
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
-    """AdamW's memory by parameter name: `exp_avg/text.embed.weight` and so on; nothing is copied."""
+    """AdamW's state by parameter name: `exp_avg/text.embed.weight` and so on; nothing is copied."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{kind}/{names[id(parameter)]}": tensor
-        for parameter, memory in optimizer.state.items()
-        for kind, tensor in memory.items()
+        for parameter, state in optimizer.state.items()
+        for kind, tensor in state.items()
     }
 
 
 def prune(folder: Path) -> None:
-    """Removes what is neither among the newest nor the best, and what a killed process left half written."""
+    """Removes all but the newest checkpoints and the best, and what a killed process left incomplete."""
     checkpoints = all_checkpoints(folder)
     kept = {*checkpoints[-NUM_KEPT:], pointed_at(folder, "best")}
     for path in checkpoints:
         if path not in kept:
-            # Out of sight first: a checkpoint with its name on it is always whole.
-            doomed = path.rename(path.with_name(f".writing-{path.name}-old"))
-            shutil.rmtree(doomed)
+            # Renamed first: what is called a checkpoint is always complete.
+            shutil.rmtree(path.rename(path.with_name(f".writing-{path.name}-old")))
     for path in folder.glob(".writing-*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -120,13 +119,13 @@ def pointed_at(folder: Path, pointer: str) -> Path | None:
 
 
 def latest(folder: Path) -> Path | None:
-    """The newest checkpoint. By its number, not its pointer: a process may be killed between the two."""
+    """The newest checkpoint, by its number: a process may be killed before it writes the pointer."""
     checkpoints = all_checkpoints(folder)
     return checkpoints[-1] if checkpoints else None
 
 
 def best(folder: Path) -> Path | None:
-    """The checkpoint with the best recall, or the newest while nothing was evaluated."""
+    """The checkpoint with the best recall, or the newest if none was evaluated."""
     return pointed_at(folder, "best") or latest(folder)
 
 
@@ -136,12 +135,10 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
 
 
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Reads the optimizer's memory."""
     copy_tensors(checkpoint, OPTIMIZER, optimizer_tensors(model, optimizer))
 
 
 def load_progress(checkpoint: Path) -> Progress:
-    """Where the run stood."""
     try:
         return Progress(**json.loads((checkpoint / PROGRESS).read_text("utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -152,8 +149,12 @@ def copy_tensors(checkpoint: Path, name_of_file: str, into: dict[str, Tensor]) -
     file = checkpoint / name_of_file
     try:
         with safe_open(file, framework="pt") as stored:
-            names = list(stored.keys())
-            check_shapes(file, {name: tuple(stored.get_slice(name).get_shape()) for name in names}, into)
+            shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118  # no dict
+            if difference := shape_difference(shapes, {name: tuple(one.shape) for name, one in into.items()}):
+                raise UserError(
+                    f"`{file}` holds a model of another shape: {difference}",
+                    hint="use the `config.toml` and `tokenizer.json` it was trained with",
+                )
             with torch.no_grad():
                 for name, tensor in into.items():
                     tensor.copy_(stored.get_tensor(name))
@@ -161,21 +162,17 @@ def copy_tensors(checkpoint: Path, name_of_file: str, into: dict[str, Tensor]) -
         raise unreadable(checkpoint, name_of_file, error) from None
 
 
-def check_shapes(file: Path, stored: dict[str, tuple[int, ...]], wanted: dict[str, Tensor]) -> None:
-    """Refuses a checkpoint of another model, naming the first tensors that differ."""
-    differences = [f"`{name}` is missing" for name in wanted.keys() - stored.keys()]
-    differences += [f"`{name}` is not in this model" for name in stored.keys() - wanted.keys()]
-    differences += [
-        f"`{name}` is {list(stored[name])}, not {list(tensor.shape)}"
-        for name, tensor in wanted.items()
-        if name in stored and stored[name] != tuple(tensor.shape)
+def shape_difference(stored: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> str:
+    """The first tensors whose name or shape differs; empty if none."""
+    problems = [f"`{name}` is missing" for name in expected if name not in stored]
+    problems += [f"`{shortened(name)}` is not in this model" for name in stored if name not in expected]
+    problems += [
+        f"`{name}` is {list(stored[name])}, not {list(shape)}"
+        for name, shape in expected.items()
+        if name in stored and stored[name] != shape
     ]
-    if differences:
-        more = f" and {len(differences) - 3} more" if len(differences) > 3 else ""
-        raise UserError(
-            f"`{file}` holds a model of another shape: {', '.join(sorted(differences)[:3])}{more}",
-            hint="its `config.toml` and `tokenizer.json` must be the ones it was trained with",
-        )
+    more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return f"{', '.join(problems[:3])}{more}"
 
 
 def unreadable(checkpoint: Path, file: str, error: Exception) -> UserError:
@@ -190,7 +187,7 @@ def num_bytes(checkpoint: Path) -> int:
 
 
 def check_space(folder: Path, num_parameters: int) -> None:
-    """Refuses before training when the disk cannot hold the checkpoints a run keeps."""
+    """Refuses before training if the disk cannot hold the checkpoints of a run."""
     # Weights and two moments, 4 bytes each; the last two, the best, and the one being written.
     needed = 4 * 12 * num_parameters
     free = shutil.disk_usage(folder).free

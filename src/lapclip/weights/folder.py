@@ -47,7 +47,7 @@ def describe(name: str, model: CLIP, tokenizer: Tokenizer, fingerprint: str) -> 
 
 
 def load_model_folder(folder: Path) -> Pretrained:
-    """A model that lapclip wrote, under the name it had then."""
+    """A model that lapclip wrote, with the name it had."""
     about = read_json(folder / DESCRIPTION)
     try:
         size = Size(
@@ -61,10 +61,8 @@ def load_model_folder(folder: Path) -> Pretrained:
     except (KeyError, TypeError, AttributeError) as error:
         raise refused(folder, f"its `{DESCRIPTION}` lacks something: {shortened(str(error))}") from None
     check_numbers(folder, size, vocab_size)
-    are_known = size.activation in list(ACTIVATIONS) and all(
-        type(getattr(size, name)) is bool for name in SWITCHES
-    )
-    if not are_known:
+    has_switches = all(type(getattr(size, name)) is bool for name in SWITCHES)
+    if not has_switches or size.activation not in list(ACTIVATIONS):
         raise refused(folder, f"its `{DESCRIPTION}` has an unknown setting in `size`")
     tokenizer = read_tokenizer(folder)
     check_ids(folder, tokenizer, [start, end, pad], vocab_size)
@@ -76,9 +74,9 @@ def load_model_folder(folder: Path) -> Pretrained:
 def write_model_folder(
     folder: Path, name: str, model: CLIP, tokenizer: Tokenizer, *, fingerprint: str, weights: Path | None
 ) -> None:
-    """Writes beside, then renames; the same model again is left as it is, and anything else is never overwritten."""
+    """Writes beside, then renames; the same model is left as it is, and anything else is never overwritten."""
     if not folder.name or "\0" in folder.name:
-        raise UserError(f"`{folder}` is no name for a new folder", hint="name one that does not exist yet")
+        raise UserError(f"`{folder}` is not a valid name for a folder", hint="choose another name")
     beside = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -96,13 +94,14 @@ def write_model_folder(
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"cannot write `{folder}`: {why.lower()}", hint="make room, or choose a folder you may write to"
+            f"cannot write `{folder}`: {why.lower()}",
+            hint="free some disk space, or choose a folder you may write to",
         ) from None
 
 
 def refuse_other_content(folder: Path, fingerprint: str) -> None:
     if not (folder / DESCRIPTION).is_file():
-        raise UserError(f"`{folder}` exists already, and is no model folder", hint="choose another folder")
+        raise UserError(f"`{folder}` exists already and is not a model folder", hint="choose another folder")
     if read_json(folder / DESCRIPTION).get("fingerprint") != fingerprint:
         raise UserError(
             f"`{folder}` holds another model already", hint="choose another folder, or remove that one"
@@ -110,7 +109,7 @@ def refuse_other_content(folder: Path, fingerprint: str) -> None:
 
 
 def write_weights(file: Path, model: CLIP, source: Path | None) -> None:
-    """Links the file they came from, if it still holds them: a checkpoint is replaced but never changed."""
+    """Links the file they came from if it still holds them: a checkpoint is replaced but never modified."""
     if source is not None:
         with contextlib.suppress(OSError, SafetensorError):
             os.link(os.path.realpath(source), file)
@@ -123,7 +122,7 @@ def write_weights(file: Path, model: CLIP, source: Path | None) -> None:
 
 
 def holds_weights(file: Path, model: CLIP) -> bool:
-    """Whether a file has a model's weights, number by number."""
+    """Whether a file has exactly a model's weights."""
     with safe_open(file, framework="pt") as stored:
         ours = model.state_dict()
         return set(stored.keys()) == ours.keys() and all(

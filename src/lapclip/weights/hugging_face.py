@@ -1,6 +1,6 @@
 """CLIP models as transformers saves them: `config.json`, `model.safetensors`, `tokenizer.json`.
 
-What the towers here cannot express is refused in words instead of computed wrongly.
+What the towers here cannot express is refused instead of computed wrongly.
 """
 
 import math
@@ -29,7 +29,7 @@ from lapclip.weights.reading import (
 )
 
 DESCRIPTION = "config.json"
-# What transformers takes for a number that a description leaves out.
+# The defaults of transformers for numbers that a config omits.
 THEIR_TEXT = {
     "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
     "num_attention_heads": 8, "max_position_embeddings": 77, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
@@ -78,13 +78,13 @@ def require_files(folder: Path) -> None:
     if WEIGHTS not in there:
         if "pytorch_model.bin" in there:
             raise UserError(
-                f"`{folder}` has its weights in `pytorch_model.bin` only, which could run a program when opened",
+                f"`{folder}` has its weights in `pytorch_model.bin` only, which could execute code when opened",
                 hint="if you trust it, convert it once: "
                 "`CLIPModel.from_pretrained(folder).save_pretrained(folder)` with transformers",
             )
         raise UserError(
             f"`{folder}` has a `{DESCRIPTION}` but no `{WEIGHTS}`",
-            hint="download the whole folder, weights in one file included",
+            hint="download the whole folder, with the weights in one file",
         )
     if TOKENIZER not in there:
         raise UserError(
@@ -94,7 +94,7 @@ def require_files(folder: Path) -> None:
 
 
 def section(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of one tower; old files keep them under another name, which then counts."""
+    """The numbers of one tower; in old files another key takes precedence."""
     for key in (f"{name}_config_dict", f"{name}_config"):
         if isinstance(config.get(key), dict):
             return defaults | config[key]
@@ -102,44 +102,48 @@ def section(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict
 
 
 def check_parts(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> None:
-    """Refuses what would be computed otherwise here than where the model was trained."""
+    """Refuses what would be computed differently here than where the model was trained."""
     for tower, its in (("text", text), ("image", vision)):
         if its["intermediate_size"] != 4 * its["hidden_size"]:
             what = f"{its['intermediate_size']} wide inside, not 4 x {its['hidden_size']}"
-            raise refused(folder, f"the {tower} tower's perceptrons are {shortened(what)}")
+            raise refused(folder, f"the {tower} tower's MLPs are {shortened(what)}")
         if its["layer_norm_eps"] != 1e-5:
-            raise refused(folder, f"the {tower} tower's norms add {its['layer_norm_eps']!s:.20}, not 1e-05")
+            raise refused(
+                folder, f"the {tower} tower's layer norms use eps {its['layer_norm_eps']!s:.20}, not 1e-05"
+            )
         if its["hidden_act"] not in list(ACTIVATIONS):
             known = " or ".join(f"`{name}`" for name in ACTIVATIONS)
             raise refused(
-                folder, f"the {tower} tower bends with `{shortened(str(its['hidden_act']))}`, not {known}"
+                folder,
+                f"the {tower} tower's activation is `{shortened(str(its['hidden_act']))}`, not {known}",
             )
     if text["hidden_act"] != vision["hidden_act"]:
         raise refused(
-            folder, f"its towers bend differently: `{text['hidden_act']}` and `{vision['hidden_act']}`"
+            folder,
+            f"its towers have different activations: `{text['hidden_act']}` and `{vision['hidden_act']}`",
         )
     if vision["num_channels"] != 3:
-        raise refused(folder, f"it looks at {shortened(str(vision['num_channels']))} channels, not 3")
+        raise refused(folder, f"its images have {shortened(str(vision['num_channels']))} channels, not 3")
 
 
 def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any) -> Tokenizer:
-    """The tokenizer with its own start and end, which its file shows when it is given nothing to say."""
+    """The tokenizer with its start and end tokens: the encoding of an empty text."""
     frame = tokenizer.pipeline.encode("", add_special_tokens=True).ids
     if len(frame) != 2:
         raise refused(folder, f"its `{TOKENIZER}` does not put one start and one end around a text")
     start, end = frame
-    # transformers reads a text out at this token; with the 2 of old files at the highest id of the row.
+    # transformers pools a text at this token; if it is 2, as in old files, at the highest id of the row.
     is_read_at_end = end == tokenizer.highest_id if end_read_at == 2 else end == end_read_at
     if not is_read_at_end:
         raise refused(
             folder,
-            f"texts are read out at token {shortened(str(end_read_at), 20)}, but `{TOKENIZER}` ends them with {end}",
+            f"texts are pooled at token {shortened(str(end_read_at), 20)}, but `{TOKENIZER}` ends them with {end}",
         )
     return Tokenizer(tokenizer.pipeline, start=start, end=end, pad=end)
 
 
 def their_names(size: Size) -> dict[str, Sequence[str]]:
-    """For each of our tensors those of transformers, in the order in which they are joined."""
+    """For each of our tensors those of transformers, in the order in which they are concatenated."""
     names: dict[str, Sequence[str]] = {
         "log_scale": ["logit_scale"],
         "project_image.weight": ["visual_projection.weight"],
@@ -151,7 +155,7 @@ def their_names(size: Size) -> dict[str, Sequence[str]]:
         "text.positions": ["text_model.embeddings.position_embedding.weight"],
     }
     for kind in ("weight", "bias"):
-        names[f"image.pre_norm.{kind}"] = [f"vision_model.pre_layrnorm.{kind}"]  # spelt so
+        names[f"image.pre_norm.{kind}"] = [f"vision_model.pre_layrnorm.{kind}"]  # transformers' spelling
         names[f"image.transformer.norm.{kind}"] = [f"vision_model.post_layernorm.{kind}"]
         names[f"text.transformer.norm.{kind}"] = [f"text_model.final_layer_norm.{kind}"]
         for tower, theirs, shape in (("image", "vision", size.image), ("text", "text", size.text)):
@@ -170,7 +174,7 @@ def their_names(size: Size) -> dict[str, Sequence[str]]:
 
 
 def their_pixels(folder: Path) -> tuple[Sequence[float], Sequence[float], float]:
-    """Mean and spread that the model was trained with, and what a pixel from 0 to 1 is multiplied with before."""
+    """Mean and standard deviation that the model was trained with, and the factor for a pixel from 0 to 1."""
     about: Any = {}
     if (folder / "preprocessor_config.json").exists():
         about = read_json(folder / "preprocessor_config.json")
@@ -188,12 +192,12 @@ def their_pixels(folder: Path) -> tuple[Sequence[float], Sequence[float], float]
     except (TypeError, ValueError, OverflowError):
         is_usable = False
     if not is_usable:
-        raise refused(folder, "its images are normalised by something other than three means and spreads")
+        raise refused(folder, "its images are not normalised by three means and standard deviations")
     return (mean, std, factor) if about.get("do_normalize", True) else ((0.0,) * 3, (1.0,) * 3, factor)
 
 
 def fold_pixels(model: CLIP, mean: Sequence[float], std: Sequence[float], factor: float) -> CLIP:
-    """The same model for images normalised as ours are: another mean and spread are other patch weights."""
+    """The same model for images normalised as ours: the difference goes into the patch weights."""
     num_pixels = model.size.patch_size**2
     their_mean, their_std, our_mean, our_std = (
         torch.tensor(numbers, dtype=torch.float64).repeat_interleave(num_pixels)

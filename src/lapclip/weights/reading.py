@@ -1,6 +1,6 @@
-"""A folder's numbers and weights, checked before memory is taken for them: what any kind of model folder needs.
+"""Reads the numbers and weights of any model folder, checked before memory is allocated for them.
 
-A folder may come from a stranger: nothing in it is run, and every fault becomes a sentence.
+A folder may come from a stranger: nothing in it is executed, and every fault is a `UserError`.
 """
 
 import json
@@ -20,17 +20,18 @@ from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.machine.hardware import memory_limit_bytes
 from lapclip.model.clip import CLIP, Size, count_parameters
+from lapclip.weights.checkpoint import shape_difference
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
-MOST_BYTES = 10 * 2**20  # of a description
-# More than any CLIP has: what lies beyond is a mistake or a trap.
-MOST = {
+MAX_JSON_BYTES = 10 * 2**20
+# Beyond any CLIP: larger numbers are a mistake or an attack.
+MAX = {
     "width": 8192, "depth": 128, "heads": 256, "image_size": 1024, "patch_size": 256, "text_length": 8192,
     "embedding": 16384, "vocab_size": 2_000_000,
 }  # fmt: skip
-MOST_GROWTH = 1000  # times as long as a text was, before it is cut into tokens
-MOST_PATCHES = 16384  # of one image, each of which looks at all the others
-IGNORED = ("position_ids",)  # 0, 1, 2 and so on, which old versions of transformers wrote down
+MAX_GROWTH = 1000  # of a text by normalization
+MAX_PATCHES = 16384  # attention grows with their square
+IGNORED = ("position_ids",)  # 0, 1, 2, ..., written by old versions of transformers
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -41,18 +42,18 @@ class Pretrained:
     name: str
     model: CLIP
     tokenizer: Tokenizer
-    weights: Path | None  # a file that holds them as they are here, under the same names
+    weights: Path | None  # a file that holds the same weights under the same names
 
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ValueError("is far too long")
+            data = file.read(MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            raise ValueError("is too large")
         content = json.loads(data)
         if not isinstance(content, dict):
-            raise ValueError("is no JSON object")
+            raise ValueError("is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UserError(
@@ -68,7 +69,7 @@ def refused(folder: Path, why: str) -> UserError:
 
 
 def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
-    """Every number that decides a shape is a whole one within reason, and they fit one another."""
+    """Refuses numbers that are no plausible shape of a model."""
     numbers = {
         **{f"{name} of the {tower} tower": (name, getattr(getattr(size, tower), name))
            for tower in ("image", "text") for name in ("width", "depth", "heads")},
@@ -76,40 +77,42 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
         "vocab_size": ("vocab_size", vocab_size),
     }  # fmt: skip
     for said, (name, value) in numbers.items():
-        if type(value) is not int or not 1 <= value <= MOST[name]:
+        if type(value) is not int or not 1 <= value <= MAX[name]:
             raise refused(
-                folder, f"{said} is {shortened(repr(value), 40)}, not a number from 1 to {MOST[name]:,}"
+                folder, f"{said} is {shortened(repr(value), 40)}, not a number from 1 to {MAX[name]:,}"
             )
     for shape in (size.image, size.text):
         if shape.width % shape.heads:
-            raise refused(folder, f"a width of {shape.width} cannot be shared by {shape.heads} heads")
+            raise refused(folder, f"a width of {shape.width} is not a multiple of {shape.heads} heads")
     if size.image_size % size.patch_size:
         raise refused(
             folder, f"images of {size.image_size} pixels cannot be cut into patches of {size.patch_size}"
         )
-    if (num_patches := (size.image_size // size.patch_size) ** 2) > MOST_PATCHES:
-        raise refused(folder, f"{num_patches:,} patches an image are more than {MOST_PATCHES:,}")
+    if (num_patches := (size.image_size // size.patch_size) ** 2) > MAX_PATCHES:
+        raise refused(folder, f"{num_patches:,} patches per image are more than {MAX_PATCHES:,}")
     if size.text_length < 3:
         raise refused(folder, f"captions of {size.text_length} tokens hold no word")
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """The folder's tokenizer, if it can write any text and makes none of them enormous."""
+    """The folder's tokenizer, if it can encode any text and does not make texts enormous."""
     tokenizer = load_tokenizer(folder / TOKENIZER)
     normalizer = tokenizer.pipeline.normalizer
-    if normalizer is not None and growth(json.loads(normalizer.__getstate__())) > MOST_GROWTH:
-        raise refused(folder, f"its `{TOKENIZER}` would make texts more than {MOST_GROWTH:,} times as long")
+    if normalizer is not None and growth(json.loads(normalizer.__getstate__())) > MAX_GROWTH:
+        raise refused(folder, f"its `{TOKENIZER}` would make texts more than {MAX_GROWTH:,} times as long")
     try:
         tokenizer.pipeline.encode("a \N{SNOWMAN}", add_special_tokens=False)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that
-        raise refused(folder, f"its `{TOKENIZER}` cannot write every text: {shortened(str(error))}") from None
+        raise refused(
+            folder, f"its `{TOKENIZER}` cannot encode every text: {shortened(str(error))}"
+        ) from None
     return tokenizer
 
 
 def growth(normalizer: dict[str, Any]) -> int:
-    """How many times as long a text can be after this, at most."""
+    """The maximum factor by which this makes a text longer."""
     inner = math.prod(growth(step) for step in normalizer.get("normalizers", ()))
     return inner * (1 + len(normalizer.get("content", normalizer.get("prepend", ""))))
 
@@ -129,13 +132,11 @@ def read_model(
     has_bias: bool,
     recipe: dict[str, Sequence[str]] | None = None,
 ) -> CLIP:
-    """The model with its weights in fp32; `recipe` says which tensors of the file are joined to one of ours."""
+    """The model with its weights in fp32; `recipe` says which tensors of the file are concatenated to one of ours."""
     file = folder / WEIGHTS
     try:
         with open_regular(file) as opened:  # the library would wait for a pipe's writer
-            refuse_too_large(
-                folder, os.fstat(opened.fileno()).st_size
-            )  # a file with holes can claim any length
+            refuse_too_large(folder, os.fstat(opened.fileno()).st_size)  # a sparse file can claim any size
         with safe_open(file, framework="pt") as stored:
             names = [name for name in stored.keys() if not name.endswith(IGNORED)]  # noqa: SIM118  # it is no dict
             slices = {name: stored.get_slice(name) for name in names}
@@ -145,19 +146,25 @@ def read_model(
                     raise refused(
                         folder, f"`{shortened(name)}` holds {part.get_dtype()}, not floating-point numbers"
                     )
-            # The header is as long as the file allows; so then is the model, whatever the description says.
+            # The file limits the model, whatever its description says.
             num_stored = sum(map(math.prod, shapes.values()))
-            wanted = count_parameters(size, vocab_size=vocab_size, has_bias=has_bias)
-            if wanted > num_stored:
+            expected = count_parameters(size, vocab_size=vocab_size, has_bias=has_bias)
+            if expected > num_stored:
                 raise refused(
-                    folder, f"it describes {wanted:,} parameters, and `{WEIGHTS}` holds {num_stored:,}"
+                    folder, f"it describes {expected:,} parameters, and `{WEIGHTS}` holds {num_stored:,}"
                 )
-            refuse_too_large(folder, 4 * wanted)
+            refuse_too_large(folder, 4 * expected)
             with torch.random.fork_rng(devices=[]):
                 model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
             ours = model.state_dict()
             sources = recipe or {name: (name,) for name in ours}
-            check_shapes(folder, {name: ours[name] for name in sources}, sources, shapes)
+            part_shapes = {
+                part: shape_of_part(part, ours[name], parts)
+                for name, parts in sources.items()
+                for part in parts
+            }
+            if difference := shape_difference(shapes, part_shapes):
+                raise refused(folder, f"`{WEIGHTS}` is of another model: {difference}")
             with torch.no_grad():
                 for name, parts in sources.items():
                     joined = torch.cat([torch.atleast_1d(stored.get_tensor(part)) for part in parts])
@@ -167,7 +174,7 @@ def read_model(
             f"cannot read `{file}`: {shortened(str(error))}", hint="copy the folder again, whole"
         ) from None
     if not all(bool(torch.isfinite(tensor).all()) for tensor in [*ours.values(), model.scale()]):
-        raise refused(folder, f"`{WEIGHTS}` holds numbers that are infinite or none at all")
+        raise refused(folder, f"`{WEIGHTS}` holds numbers that are not finite")
     return model
 
 
@@ -176,26 +183,8 @@ def refuse_too_large(folder: Path, num_bytes: int) -> None:
         raise refused(folder, f"it needs {num_bytes / 1e9:,.0f} GB of memory, more than there is")
 
 
-def check_shapes(
-    folder: Path, ours: dict[str, Tensor], recipe: dict[str, Sequence[str]], stored: dict[str, tuple]
-) -> None:
-    wanted = {
-        part: shape_of_part(part, ours[name], parts) for name, parts in recipe.items() for part in parts
-    }
-    problems = [f"`{name}` is missing" for name in wanted if name not in stored]
-    problems += [f"`{shortened(name)}` has no place in it" for name in stored if name not in wanted]
-    problems += [
-        f"`{name}` is {list(stored[name])}, not {list(shape)}"
-        for name, shape in wanted.items()
-        if name in stored and stored[name] != shape
-    ]
-    if problems:
-        more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
-        raise refused(folder, f"`{WEIGHTS}` is of another model: {', '.join(problems[:3])}{more}")
-
-
 def shape_of_part(part: str, ours: Tensor, parts: Sequence[str]) -> tuple[int, ...]:
-    """What one of the tensors that ours is joined from must look like in the file."""
+    """The expected shape in the file of one of the tensors that ours is concatenated from."""
     if part == "logit_scale":
         return ()
     if part.endswith("patch_embedding.weight"):  # of a convolution, where ours is a matrix
