@@ -92,8 +92,8 @@ def test_a_person_reads_all_of_it_within_80_columns(call):
         "p = ",
     ):
         assert expected in done.stdout, expected
-    assert done.stdout.count("first: image") == 3 and "image -> words @10 " in done.stdout
-    table = done.stdout[: done.stdout.index("Each is looked for")]
+    assert done.stdout.count("first: image") == 3 and "image → text @10 " in done.stdout
+    table = done.stdout[: done.stdout.index("Each query is ranked")]
     assert (
         max(map(len, table.splitlines())) <= 80 and "\u2026" not in done.stdout and "\x1b" not in done.stdout
     )
