@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lapclip.config import load_config
-from lapclip.diagnose import MOST_TIMES, SECONDS_AWAY, Diagnosis
+from lapclip.diagnose import MAX_TIMES, SECONDS_AWAY, Diagnosis
 from lapclip.runs.events import Evaluated, Inspected, Started, Step, Warned
 
 BATCH = 32
@@ -280,7 +280,7 @@ def test_what_comes_back_after_long_is_said_again_but_not_for_ever():
                 seconds += 0.1
                 now = step(1, seconds=seconds, data_seconds=0.05 if is_slow else 0.0)
                 times += [w.kind for w in diagnosis.look(now)]
-    assert times == ["data-bound"] * MOST_TIMES
+    assert times == ["data-bound"] * MAX_TIMES
 
 
 def test_a_resumed_run_is_not_told_again():

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 import lapclip.step.profile
 from lapclip.config import SETTINGS, load_config
-from lapclip.diagnose import evaluations, learning, machine, speed
+from lapclip.diagnose import learning, machine
 from lapclip.machine.hardware import num_usable_cores
 from lapclip.runs.events import Evaluated, Event, Inspected, Step, Warned
 from lapclip.train.loop import train
@@ -145,8 +145,8 @@ def test_learning_by_heart_is_said_with_where_to_end():
 
 def test_a_loss_that_rises_while_recall_does_is_said_to_be_fine(monkeypatch):
     # Being as sure as usual takes a pool four times as large, which takes as much longer to evaluate.
-    monkeypatch.setattr(evaluations, "SIGMAS", 0.5)
-    monkeypatch.setattr(evaluations, "LOSS_SPREAD", 2.0)
+    monkeypatch.setattr(learning, "SIGMAS", 0.5)
+    monkeypatch.setattr(learning, "LOSS_SPREAD", 2.0)
     ran = trained(until="loss-rises-recall-too", source="synthetic:100", batch_size=16, steps=80, warmup=0.02,
                   num_validation=128, eval_every="10")  # fmt: skip
     assert_said(ran, "loss-rises-recall-too", "recall rises too", "nothing to do", also={"lr-still-high"})
@@ -198,8 +198,8 @@ def test_stopping_while_the_learning_rate_is_high_is_said():
 
 @pytest.mark.prove  # twenty seconds, most of them waiting; the sign itself is tested with made steps
 def test_another_busy_program_is_found_to_make_training_slower(monkeypatch, look_often):
-    monkeypatch.setattr(speed, "BLOCK_SECONDS", 0.5)
-    monkeypatch.setattr(speed, "BLOCK_STEPS", 4)
+    monkeypatch.setattr(machine, "BLOCK_SECONDS", 0.5)
+    monkeypatch.setattr(machine, "BLOCK_STEPS", 4)
     run = prepare(load_config(flags=SMALL | EVALUATE_LATER | {"steps": 20_000}), "run")
     ran, busy, started = Ran(run), [], time.monotonic()
     try:
@@ -217,7 +217,7 @@ def test_another_busy_program_is_found_to_make_training_slower(monkeypatch, look
     before = [look.readings["other_cores"] for look in looks[1:] if look.step <= began]
     after = [look.readings["other_cores"] for look in looks if look.step > began + 2]
     # On a machine that was busy before, there may be nothing left to take.
-    cause = "other programs keep" if np.mean(after) - np.mean(before) > 2 * speed.BUSY_CORES else ""
+    cause = "other programs keep" if np.mean(after) - np.mean(before) > 2 * machine.BUSY_CORES else ""
     assert_said(ran, "slower", "pairs/s where it was", cause, also={"lr-still-high"})
 
 

@@ -16,7 +16,7 @@ import pytest
 from lapclip.runs.events import (
     KINDS,
     KINDS_OF_MEMORY,
-    LONGEST_LINE,
+    MAX_LINE,
     PARTS,
     Continued,
     Evaluated,
@@ -392,7 +392,7 @@ def test_five_megabytes_of_events_are_read_in_little_memory_and_time(file):
 
 
 def test_a_line_too_long_for_an_event_is_passed_over_and_the_next_one_is_not(file):
-    long = to_line(Warned(1, "x" * (LONGEST_LINE * 3), "y")).encode()
+    long = to_line(Warned(1, "x" * (MAX_LINE * 3), "y")).encode()
     file.write_bytes(lines([1]) + long + lines([2]) + b"\n" * (3 << 20) + lines([3]))
     assert steps(read_events(file)) == [1, 2, 3]
 

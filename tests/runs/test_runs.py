@@ -310,7 +310,7 @@ def test_comparing_shows_what_differs_and_nothing_else(call):
     assert found["results"]["recall@1"] == [0.5, 0.3] and found["results"]["state"] == ["finished", "crashed"]
     assert found["results"]["peak_memory_bytes"] == [2**30, None]
     shown = call("runs", "compare", "a", "b").stdout
-    for word in ("50.0%", "30.0%", "0.001", "0.0001", "one", "another", "1.07 GB", "held-out loss"):
+    for word in ("50.0%", "30.0%", "0.001", "0.0001", "one", "another", "1.07 GB", "validation loss"):
         assert word in shown, word
     assert "weight_decay" not in shown and "torch" not in shown
     assert "machine: the same" in call("runs", "compare", "a", "a").stdout

@@ -10,7 +10,7 @@ from lapclip.cli.flags import AsJson
 from lapclip.cli.screen import people, print_json, working
 from lapclip.errors import UserError, printable
 
-MOST_RUNS = 12  # that colours and dashes can tell apart
+MAX_RUNS = 12  # that colours and dashes can tell apart
 
 
 def report(
@@ -19,14 +19,17 @@ def report(
     ],
     output: Annotated[
         Path | None,
-        Parameter(help="the page to write; by default `report.html` in the run, or here for several"),
+        Parameter(
+            name=("--out", "--output"),
+            help="the page to write; by default `report.html` in the run, or here for several",
+        ),
     ] = None,
     markdown: Annotated[
         bool, Parameter(help="print it as Markdown on stdout instead of writing a page", negative="")
     ] = False,
     json: AsJson = False,
 ) -> int:
-    """Write what a run came to as one HTML file: words, curves, tables, settings; nothing else is needed to read it.
+    """Write the result of a run as one self-contained HTML file: summary, curves, tables, settings.
 
     Works on finished runs and on those that were stopped, failed, or are still running. Prints the file's path.
     """
@@ -59,15 +62,15 @@ def refuse_contradictions(num_runs: int, output: Path | None, *, markdown: bool,
         raise UserError(
             "which run?", hint="name one, or several: `lapclip report cats dogs`; `lapclip runs` lists them"
         )
-    if num_runs > MOST_RUNS:
+    if num_runs > MAX_RUNS:
         raise UserError(
-            f"{num_runs} runs do not fit on one page; {MOST_RUNS} do",
-            hint="leave some away, or make two pages",
+            f"{num_runs} runs do not fit on one page; {MAX_RUNS} do",
+            hint="omit some, or make two pages",
         )
     if markdown and json:
         raise UserError("`--markdown` and `--json` both print on stdout", hint="keep one of them")
     if output is not None and (markdown or json):
         flag = "--markdown" if markdown else "--json"
         raise UserError(
-            f"`{flag}` prints on stdout and writes no file", hint=f"leave `--output` away: `{flag} > FILE`"
+            f"`{flag}` prints on stdout and writes no file", hint=f"omit `--out`: `{flag} > FILE`"
         )

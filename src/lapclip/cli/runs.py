@@ -17,6 +17,7 @@ from lapclip.units import age, duration, size
 if TYPE_CHECKING:
     from lapclip.runs.history import Summary
     from lapclip.runs.run import Run
+    from lapclip.view.document import Kind
 
 runs = App(name="runs", help="List the runs in this folder; stop, resume, compare or remove them.")
 Name = Annotated[str, Parameter(help="a run, by name or path")]
@@ -172,6 +173,7 @@ def compare(first: Name, second: Name, /, *, json: AsJson = False) -> int:
     """Show two runs side by side: the settings and machines that differ, and the results."""
     from lapclip.runs.run import find_run
     from lapclip.runs.status import compare
+    from lapclip.view.document import shown
 
     found = compare(find_run(first), find_run(second))
     if json:
@@ -185,50 +187,31 @@ def compare(first: Name, second: Name, /, *, json: AsJson = False) -> int:
         if part != "results":
             table.add_row("")
             table.add_row(f"{part}, what differs:" if found[part] else f"{part}: the same")
-        for label, pair in found[part].items():
-            shown = [printable(in_words(label, value)) for value in pair]
-            if any(shown):
-                table.add_row(LABELS.get(label, label), *(one or "-" for one in shown))
+        for key, pair in found[part].items():
+            label, kind = LABELS.get(key, (key, "text"))
+            if pair != [None, None]:
+                table.add_row(label, *(shown(value, kind, most=60) for value in pair))
     out.print(table)
     return 0
 
 
-LABELS = {
-    "seconds": "training time",
-    "pairs_per_second": "pairs/s",
-    "peak_memory_bytes": "most memory",
-    "num_parameters": "parameters",
-    "num_cores": "cores",
-    "memory_bytes": "memory",
-    "data": "data (fingerprint)",
-    "joules": "energy",
+LABELS: "dict[str, tuple[str, Kind]]" = {  # what a key is called, and the kind of its values
+    "recall@1": ("recall@1, text → image", "share"),
+    "recall@5": ("recall@5, text → image", "share"),
+    "recall@10": ("recall@10, text → image", "share"),
+    "recall@1, picture -> words": ("recall@1, image → text", "share"),
+    "held-out loss": ("validation loss", "number"),
+    "training loss": ("training loss", "number"),
+    "steps": ("steps", "count"),
+    "seconds": ("training time", "seconds"),
+    "pairs_per_second": ("pairs/s", "rate"),
+    "peak_memory_bytes": ("peak memory", "bytes"),
+    "num_parameters": ("parameters", "count"),
+    "joules": ("energy", "joules"),
+    "num_cores": ("cores", "text"),
+    "memory_bytes": ("memory", "bytes"),
+    "data": ("data (fingerprint)", "text"),
 }
-
-
-def in_words(label: str, value: Any) -> str:
-    """A value as it is shown; nothing for what is not known."""
-    match label, value:
-        case _, None:
-            return ""
-        case (("data" | "commit"), _):
-            return str(value)[:12] + ("-dirty" if str(value).endswith("-dirty") else "")
-        case _, bool() | str() | list() | dict():  # also where `machine.json` has it in place of a number
-            return str(value)
-        case "seconds", _:
-            return duration(value)
-        case (("peak_memory_bytes" | "memory_bytes"), _):
-            return size(value)
-        case "joules", _:
-            return f"{value / 3600:,.1f} Wh"
-        case (("steps" | "num_parameters" | "pairs_per_second"), _):
-            return f"{value:,.0f}"
-        case str(name), float() if name.startswith("recall"):
-            return f"{value:.1%}"
-        case (("held-out loss" | "training loss"), _):
-            return f"{value:.3f}"
-        case _, float():
-            return f"{value:g}"
-    return str(value)
 
 
 @runs.command

@@ -19,6 +19,6 @@ class Finding:
 
 
 class Sign(Protocol):
-    """Looks at one thing. A `Started` begins anew what belongs to a process, and takes back lost steps."""
+    """Looks at one thing. A `Started` resets what belongs to a process, and drops lost steps."""
 
     def look(self, event: Event) -> Iterable[Finding]: ...

@@ -1,7 +1,10 @@
-"""Signs in the machine: waiting for data, and memory that runs short."""
+"""Signs in the machine: waiting for data, memory that runs short, and training that has become slower."""
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
 
 from lapclip.config import Config
 from lapclip.diagnose.finding import RAN_OUT, Finding
@@ -12,8 +15,17 @@ DATA_SECONDS = 10.0  # at least, looked at together: the first batches are alway
 MUCH_WAITING = 0.25  # of the time of a step: without it, a third more would be learned
 NEAR_LIMIT = 0.9  # of the memory it may use
 LITTLE_LEFT = 0.05  # of the machine's memory: below, systems begin to swap
-LEAST_LEFT = 200_000_000  # bytes, where the machine's own memory is not known
+MIN_LEFT = 200_000_000  # bytes, where the machine's own memory is not known
 NUM_INSPECTIONS = 2  # in a row: memory of a moment is no sign
+BLOCK_SECONDS = 20.0  # of training, and
+BLOCK_STEPS = 10  # at least, whose median speed counts as one: a hiccup is no change of speed
+NUM_BLOCKS = 3  # in a row that must hold a level; a minute, so that opening a page is not said
+MUCH_SLOWER = 0.8  # of the level that was held; single steps of a usual run wobble by 0.85
+MORE_WAITING = 0.15  # of the time: then it is the data, and `data-bound` says so
+BUSY_CORES = 0.3  # cores' worth of other programs more than before
+SWAPPED_BYTES = 50_000_000  # in those blocks; a little swapping is usual
+LIMITED = 0.95  # of full speed
+HOT, HOTTER = 80.0, 8.0  # degrees, and more than before
 
 
 class DataBound:
@@ -21,15 +33,15 @@ class DataBound:
 
     def __init__(self, config: Config):
         self.config = config
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         self.steps: deque[tuple[float, float]] = deque()  # seconds of waiting, and in all
         self.waited = self.seconds = 0.0  # of those
 
     def look(self, event: Event) -> Iterator[Finding]:
         if isinstance(event, Started):
-            self.begin_anew()
+            self.reset()
         if not isinstance(event, Step):
             return
         step_seconds = (self.config.train.batch_size or 1) / event.pairs_per_second
@@ -81,7 +93,7 @@ class MemoryNearLimit:
         left = event.readings.get("memory_available")
         # Where a limit was asked for, it says nothing about the machine.
         whole = 0 if self.config.device.max_memory else event.memory_limit
-        if left is not None and left < max(LITTLE_LEFT * whole, LEAST_LEFT):
+        if left is not None and left < max(LITTLE_LEFT * whole, MIN_LEFT):
             return (
                 f"the machine has only {left / 1e9:.2f} GB of memory left and will soon swap, which is slow"
             )
@@ -95,3 +107,122 @@ class MemoryNearLimit:
         if not self.config.model.recompute:
             return "compute activations twice instead of keeping them: `--recompute`"
         return f"`{self.config.model.size}` hardly fits: choose a smaller `--size`"
+
+
+@dataclass
+class Block:
+    """Some seconds of training."""
+
+    speeds: list[float] = field(default_factory=list)  # pairs a second, of each step
+    waiting: list[float] = field(default_factory=list)  # share of each step
+    readings: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        return median(self.speeds)
+
+
+class Slower:
+    """Throughput has fallen below the level it once held, and stays there."""
+
+    def __init__(self, config: Config):
+        self.config = config
+        self.is_whole = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the level, where another speed is to be expected from here on."""
+        self.block = Block()
+        self.last: deque[Block] = deque(maxlen=NUM_BLOCKS)
+        self.best: list[Block] = []  # that held the highest level so far
+        self.finding: Finding | None = None
+
+    def look(self, event: Event) -> Iterator[Finding]:
+        if isinstance(event, Started):
+            self.is_whole = False
+        if isinstance(event, Started) or (isinstance(event, Warned) and event.kind == RAN_OUT):
+            self.reset()  # smaller chunks are slower by design
+        if isinstance(event, Inspected):
+            self.block.readings.append(event.readings)
+        if not isinstance(event, Step):
+            return
+        train = self.config.train
+        if not self.is_whole and event.progress >= train.whole_from:
+            self.is_whole = True
+            if (train.keep_patches or 1.0) < 1:
+                self.reset()  # whole images take longer
+                return
+        step_seconds = (train.batch_size or 1) / event.pairs_per_second
+        self.block.speeds.append(event.pairs_per_second)
+        self.block.waiting.append(min(1.0, event.data_seconds / step_seconds))
+        self.block.seconds += step_seconds
+        if self.block.seconds >= BLOCK_SECONDS and len(self.block.speeds) >= BLOCK_STEPS:
+            self.last.append(self.block)
+            self.block = Block()
+            self.finding = self.judge()
+        if self.finding:
+            yield self.finding
+
+    def judge(self) -> Finding | None:
+        if len(self.last) < NUM_BLOCKS:
+            return None
+        if not self.best or level(self.last) > level(self.best):
+            self.best = list(self.last)
+        before, now = level(self.best), max(block.speed for block in self.last)
+        more_waiting = waiting(self.last) - waiting(self.best)
+        if now > MUCH_SLOWER * before or more_waiting > MORE_WAITING:
+            return None
+        why, hint = likely_cause(readings_of(self.best), readings_of(self.last), self.config)
+        usual = fmean(block.speed for block in self.best)
+        current = fmean(block.speed for block in self.last)
+        share = 1 - current / usual
+        message = (
+            f"training has become {share:.0%} slower, {current:.0f} pairs/s where it was {usual:.0f}: {why}"
+        )
+        return Finding("slower", message, hint)
+
+
+def level(blocks: "deque[Block] | list[Block]") -> float:
+    """The speed that was held all through."""
+    return min(block.speed for block in blocks)
+
+
+def waiting(blocks: "deque[Block] | list[Block]") -> float:
+    return fmean(share for block in blocks for share in block.waiting)
+
+
+def readings_of(blocks: "deque[Block] | list[Block]") -> list[dict[str, Any]]:
+    return [readings for block in blocks for readings in block.readings]
+
+
+def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], config: Config) -> tuple[str, str]:
+    """Why it is slower and what to do, from what changed in the readings; what cannot be read says nothing."""
+    if any(values(before, "is_plugged")) and not all(values(now, "is_plugged")):
+        return "the machine runs on its battery", "plug it in"
+    swapped = values(now, "swapped_bytes")
+    if swapped and swapped[-1] - swapped[0] > SWAPPED_BYTES:
+        chunk = max(1, (config.train.chunk or 2) // 2)
+        return (
+            "memory is short and the machine swaps",
+            f"close other programs, or go on with `--chunk {chunk}`",
+        )
+    if (limits := values(now, "speed_limit")) and fmean(limits) < LIMITED:
+        return (
+            f"the machine is hot and allows {fmean(limits):.0%} of its full speed",
+            "give it air: a hard surface, a cooler place",
+        )
+    others, usual = values(now, "other_cores"), values(before, "other_cores")
+    if others and fmean(others) - (fmean(usual) if usual else 0.0) > BUSY_CORES:
+        return f"other programs keep {fmean(others):.1f} cores busy", "close what is not needed"
+    degrees, cooler = values(now, "temperature"), values(before, "temperature")
+    if degrees and cooler and fmean(degrees) >= HOT and fmean(degrees) - fmean(cooler) >= HOTTER:
+        return (
+            f"the machine has become hot, {fmean(degrees):.0f} degrees",
+            "give it air: a hard surface, a cooler place",
+        )
+    return "heat, or another program", "see what else is running, and give the machine air"
+
+
+def values(readings: list[dict[str, Any]], name: str) -> list[Any]:
+    return [reading[name] for reading in readings if reading.get(name) is not None]

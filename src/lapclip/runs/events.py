@@ -1,80 +1,93 @@
-"""What a run reports: typed events, one JSON object a line; everything that shows a run reads these."""
+"""What a run reports: typed events, one JSON object a line; everything that shows a run reads these.
+
+msgspec checks each line against the types below, so that no view breaks on a line that is torn, forged or damaged:
+numbers are finite and within their bounds, texts printable, and nested values have the keys that views rely on.
+"""
 
 import dataclasses
 import json
 import math
 import os
+import re
 import time
-import typing
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, Literal
 
-from lapclip.runs import intake
+import msgspec
+from msgspec import Meta
 
 VERSION = 1
+MAX_SECONDS = 1e11  # since 1970, or of training: what can still be written as a date
+LARGE = 1e30  # what can still be added up and squared
+HUGE = 1.7e308
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+Number = Annotated[float, Meta(ge=-LARGE, le=LARGE)]
+AboveZero = Annotated[float, Meta(ge=1e-12, le=MAX_SECONDS)]
+Finite = Annotated[float, Meta(ge=-HUGE, le=HUGE)]
 
 
 @dataclass(frozen=True)
 class Event:
     """Something that happened, and when."""
 
-    time: float = field(default_factory=time.time, kw_only=True)  # seconds since 1970
+    time: Seconds = field(default_factory=time.time, kw_only=True)  # seconds since 1970
 
 
 @dataclass(frozen=True)
 class Started(Event):
     """A process took the run up; steps reported earlier but later than `step` were lost and come again."""
 
-    step: int
-    seconds: float  # of training, so far
-    pid: int
-    num_parameters: int
-    num_train: int  # pairs in an epoch
-    batch_size: int
-    chunk: int
+    step: Count
+    seconds: Seconds  # of training, so far
+    pid: Count
+    num_parameters: Count
+    num_train: Positive  # pairs in an epoch
+    batch_size: Positive
+    chunk: Positive
     device: str
-    threads: int
-    minutes: float | None
-    total_steps: int | None
+    threads: Count
+    minutes: AboveZero | None
+    total_steps: Positive | None
 
 
 @dataclass(frozen=True)
 class Step(Event):
     """One optimizer update."""
 
-    step: int
-    epoch: float
-    num_pairs_seen: int
-    loss: float
-    accuracy: float  # in the batch, both directions
-    lr: float
-    temperature: float
-    grad_norm: float
-    pairs_per_second: float
-    data_seconds: float  # spent waiting for the batch
-    seconds: float  # of training, so far
-    progress: float
-    seconds_left: float
-    num_different: int | None = None  # captions of the batch, equal ones counted once
+    step: Count
+    epoch: Seconds
+    num_pairs_seen: Count
+    loss: Number
+    accuracy: Share  # in the batch, both directions
+    lr: Number
+    temperature: AboveZero
+    grad_norm: Number
+    pairs_per_second: Number
+    data_seconds: Finite  # spent waiting for the batch
+    seconds: Seconds  # of training, so far
+    progress: Share
+    seconds_left: Seconds
+    num_different: Count | None = None  # captions of the batch, equal ones counted once
 
 
 @dataclass(frozen=True)
 class Inspected(Event):
     """One step looked at closely, and the machine meanwhile; every few seconds."""
 
-    step: int
-    parts: dict[str, float]  # seconds of this step by part, in the order of PARTS
-    memory: dict[
-        str, int | None
-    ]  # bytes by kind, in the order of KINDS_OF_MEMORY; None for what is not measured
-    memory_used: int  # bytes, of the process and its children, now
-    memory_peak: int
-    memory_limit: int  # what it may use
+    step: Count
+    parts: dict[str, Seconds]  # seconds of this step by part, in the order of PARTS
+    # By kind, in the order of KINDS_OF_MEMORY; None for what is not measured.
+    memory: dict[str, Count | None]  # bytes
+    memory_used: Count  # bytes, of the process and its children, now
+    memory_peak: Count
+    memory_limit: Count  # what it may use
     grad_norms: dict[str, float]  # by layer, before clipping: `image.patches`, `image.0`, ..., `text.out`
     readings: dict[str, Any]  # of `sensors`: cores, temperature, power, battery, swap; only what can be read
 
@@ -85,13 +98,13 @@ KINDS_OF_MEMORY = ("parameters", "gradients", "optimizer", "activations", "data"
 
 @dataclass(frozen=True)
 class Evaluated(Event):
-    """Recall over the held-out pool, as `lapclip eval --json` prints it."""
+    """Recall over the validation set, as `lapclip eval --json` prints it."""
 
-    step: int
+    step: Count
     recall: dict[str, Any]
     is_best: bool
-    elapsed_seconds: float
-    loss: float | None = None  # over the pool, in batches as in training
+    elapsed_seconds: Finite
+    loss: Number | None = None  # over the pool, in batches as in training
     snapshot: str | None = None  # file in the run folder: what it thinks now
 
 
@@ -104,8 +117,7 @@ def mean_recall(recall: dict[str, Any]) -> float:
 def is_as_good(recall: dict[str, Any], highest: float | None) -> bool:
     """Whether it is the highest so far, or no further from it than chance may put it, by one standard error.
 
-    Of two that cannot be told apart the later one has learned more: among 18 held-out images an early stroke of luck
-    is nothing.
+    Of two within the noise the later one has learned more: among 18 validation images an early peak is luck.
     """
     if highest is None:
         return True
@@ -117,7 +129,7 @@ def is_as_good(recall: dict[str, Any], highest: float | None) -> bool:
 class Warned(Event):
     """Something the person should know; training goes on."""
 
-    step: int
+    step: Count
     message: str
     hint: str
     kind: str = ""  # for programs: `collapsed`, `data-bound`, ...
@@ -127,7 +139,7 @@ class Warned(Event):
 class Paused(Event):
     """Training waits, with everything saved, until `reason` no longer holds."""
 
-    step: int
+    step: Count
     reason: str
 
 
@@ -135,18 +147,18 @@ class Paused(Event):
 class Continued(Event):
     """Training goes on after a pause, which is not counted as training."""
 
-    step: int
-    paused_seconds: float
+    step: Count
+    paused_seconds: Seconds
 
 
 @dataclass(frozen=True)
 class Saved(Event):
     """A checkpoint is on the disk."""
 
-    step: int
+    step: Count
     checkpoint: str
-    bytes: int
-    elapsed_seconds: float
+    bytes: Count
+    elapsed_seconds: Finite
 
 
 @dataclass(frozen=True)
@@ -154,15 +166,15 @@ class Finished(Event):
     """The run ended well: its budget is used up, or somebody stopped it and everything is saved."""
 
     reason: str  # "budget" or "stopped"
-    step: int
-    epochs: float
-    seconds: float
-    num_pairs_seen: int
-    pairs_per_second: float
-    peak_memory_bytes: int
-    num_parameters: int
+    step: Count
+    epochs: Seconds
+    seconds: Seconds
+    num_pairs_seen: Count
+    pairs_per_second: Number
+    peak_memory_bytes: Count
+    num_parameters: Count
     recall: dict[str, Any] | None  # of the best checkpoint
-    best_step: int | None
+    best_step: Count | None
     checkpoint: str | None  # the best one
 
 
@@ -179,6 +191,36 @@ KINDS: dict[str, type[Event]] = {
     for kind in (Started, Step, Inspected, Evaluated, Warned, Paused, Continued, Saved, Finished, Failed)
 }
 
+# The keys of nested values that views rely on, with their bounds; there may be more.
+SHARE, AMOUNT, FINITE = (0, 1), (0, 2**63), (-HUGE, HUGE)
+WAY = {f"{what}@{k}": SHARE for what in ("recall", "chance") for k in (1, 5, 10)}
+RECALL: dict[str, Any] = {
+    "num_images": AMOUNT,
+    "num_captions": AMOUNT,
+    "text_to_image": WAY | {"median_rank": AMOUNT, "interval@10": [SHARE, SHARE]},
+    "image_to_text": WAY | {"median_rank": AMOUNT, "interval@10": [SHARE, SHARE]},
+    "in_batch": {"accuracy": SHARE, "chance": SHARE, "batch_size": AMOUNT},
+}
+NEGATIVES = {"easy": SHARE, "medium": SHARE, "hard": SHARE, "chance": SHARE, "num_choices": AMOUNT}
+READINGS: dict[str, Any] = {
+    **dict.fromkeys(("other_cores", "memory_available", "swap_used", "swapped_bytes", "power_watts"), AMOUNT),
+    "temperature": (-300, 1000),
+    "speed_limit": SHARE,
+    "battery": (0, 100),
+    "is_plugged": bool,
+    "power_of": str,
+}
+# Would steer a terminal, or break a page.
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+class Head(msgspec.Struct):
+    """What every line has."""
+
+    version: Literal[1]
+    event: str
+    time: Seconds
+
 
 def to_line(event: Event) -> str:
     record = {"version": VERSION, "event": type(event).__name__} | dataclasses.asdict(event)
@@ -192,27 +234,79 @@ def short(value: float) -> float:
     return round(value, 3) if abs(value) >= 1e4 else float(f"{value:.7g}")
 
 
+HEAD = msgspec.json.Decoder(Head)
+DECODERS = {kind: msgspec.json.Decoder(kind) for kind in KINDS.values()}
+UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+
+
 def from_line(line: bytes | str) -> Event | None:
-    """The event of a line; None for a torn line, a later version, or what is not as its class promises."""
+    """The event of a line; None for a torn line, a later version, or what its class does not allow."""
     if line[:1] not in ("{", b"{"):
         return None
     try:
-        record = json.loads(line if isinstance(line, str) else line.decode())
-        if record["version"] != VERSION:
-            return None
-        kind = KINDS[record["event"]]
-        numbers, others = CHECKS[kind]
-        values = {}
-        for name, default, types, low, high in numbers:
-            value = record.get(name, default)
-            if type(value) not in types or (value is not None and not low <= value <= high):
-                return None
-            values[name] = value
-        for name, default, take in others:
-            values[name] = take(record.get(name, default))
-        return kind(**values)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        try:
+            event = DECODERS[KINDS[HEAD.decode(line).event]].decode(line)
+        except UNREADABLE:  # perhaps JSON only to Python: with `NaN`, or half a character in a text
+            record = clean(json.loads(line))
+            event = msgspec.convert(record, KINDS[msgspec.convert(record, Head).event])
+        return event if type(event) is Step else checked(event)
+    except UNREADABLE:
         return None
+
+
+def checked(event: Event) -> Event:
+    """The event with printable texts and sound nested values; raises when what views rely on is missing."""
+    values = {
+        name: clean(value) for name, value in vars(event).items() if not isinstance(value, (int, float))
+    }
+    match event:
+        case Inspected():
+            values["parts"] = {part: event.parts[part] for part in PARTS}
+            values["memory"] = {kind: event.memory[kind] for kind in KINDS_OF_MEMORY}
+            values["grad_norms"] = {k: v for k, v in values["grad_norms"].items() if fits(v, (0, HUGE))}
+            read, cores = values["readings"], values["readings"].pop("cores", None)
+            known = {k: v for k, v in read.items() if fits(v, READINGS.get(k, FINITE))}
+            has_cores = cores and fits(cores, [SHARE] * len(cores))
+            values["readings"] = {"cores": cores, **known} if has_cores else known
+        case Evaluated():
+            if not is_recall(values["recall"]):
+                raise ValueError
+            is_own = event.snapshot and re.fullmatch(r"snapshots/[\w-]+\.json", event.snapshot)
+            values["snapshot"] = event.snapshot if is_own else None
+        case Finished():
+            values["recall"] = values["recall"] if is_recall(values["recall"]) else None
+    return replace(event, **values)
+
+
+def fits(value: Any, shape: Any) -> bool:
+    """Whether a value is of a shape: a type, bounds of a number, a list of shapes, or a dict of keys it must have."""
+    match shape:
+        case type():
+            return type(value) is shape
+        case tuple():
+            return type(value) in (int, float) and shape[0] <= value <= shape[1]
+        case list():
+            return type(value) is list and len(value) == len(shape) and all(map(fits, value, shape))
+    return type(value) is dict and all(name in value and fits(value[name], shape[name]) for name in shape)
+
+
+def is_recall(value: Any) -> bool:
+    """`negatives` came later, and may be too few pairs to say."""
+    return fits(value, RECALL) and (not value.get("negatives") or fits(value["negatives"], NEGATIVES))
+
+
+def clean(value: Any) -> Any:
+    """A value without unprintable characters; numbers that are not finite become None."""
+    match value:
+        case str():
+            return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", value)
+        case float() | int() if not -HUGE <= value <= HUGE:
+            return None
+        case dict():
+            return {clean(name): clean(inner) for name, inner in value.items()}
+        case list():
+            return [clean(inner) for inner in value]
+    return value
 
 
 def failure_in(said: dict[str, Any] | None) -> Failed | None:
@@ -221,53 +315,20 @@ def failure_in(said: dict[str, Any] | None) -> Failed | None:
     return event if isinstance(event, Failed) else None
 
 
-TAKES: dict[Any, Callable[[Any], Any]] = {
-    str: intake.words,
-    "recall": intake.recall,
-    "parts": partial(intake.seconds_of, parts=PARTS),
-    "memory": partial(intake.bytes_of, kinds=KINDS_OF_MEMORY),
-    "grad_norms": intake.grad_norms,
-    "readings": intake.readings,
-    "snapshot": intake.snapshot,
-}
-REQUIRED = object()  # no value of a record is of its type, so that a missing one is refused like a wrong one
-
-
-def checks_of(kind: type[Event]) -> tuple[list[tuple], list[tuple]]:
-    """How the fields of an event are checked: numbers by type and range, others by what their name or type asks for."""
-    numbers: list[tuple] = []
-    others: list[tuple] = []
-    hints = typing.get_type_hints(kind)
-    for f in dataclasses.fields(kind):
-        hint = hints[f.name]
-        options = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
-        default = REQUIRED if f.default is dataclasses.MISSING else f.default
-        if options[0] in intake.BY_TYPE:
-            types = (*options, int) if options[0] is float else options
-            numbers.append((f.name, default, types, *intake.RANGES.get(f.name, intake.BY_TYPE[options[0]])))
-        else:
-            take = TAKES.get(f.name) or TAKES[options[0]]
-            others.append((f.name, default, intake.or_none(take) if NoneType in options else take))
-    return numbers, others
-
-
-CHECKS = {kind: checks_of(kind) for kind in KINDS.values()}
-
-
 def read_events(path: Path) -> Iterator[Event]:
     """All events of a file, oldest first; lines that cannot be read are passed over."""
     return Follower(path).new()
 
 
-LONGEST_LINE = 1 << 20  # bytes; what is longer is no event
+MAX_LINE = 1 << 20  # bytes; what is longer is no event
 PORTION = 1 << 20
-LONGEST_IDENTITY = 128  # bytes of the first line, which has the time of the start in it
+MAX_IDENTITY = 128  # bytes of the first line, which has the time of the start in it
 
 
 class Follower:
     """Reads a file of events while it is written.
 
-    Only whole lines count. A file that was cut short or replaced by another is read anew from its start, which
+    Only whole lines count. A file that was cut short or replaced by another is read again from its start, which
     `num_restarts` tells; of a file of any size no more than a portion is held.
     """
 
@@ -296,7 +357,7 @@ class Follower:
 
     def can_go_on(self, file: BinaryIO) -> bool:
         """Whether it is still the same file, reaches to where reading stands, and a line ends there."""
-        if identify(file, file.read(LONGEST_IDENTITY)) != self.identity:
+        if identify(file, file.read(MAX_IDENTITY)) != self.identity:
             return False
         if self.offset > os.fstat(file.fileno()).st_size:
             return False
@@ -317,13 +378,13 @@ class Follower:
                 self.offset += len(line) + 1
                 if event is not None:
                     yield event
-            if len(rest) > LONGEST_LINE:
+            if len(rest) > MAX_LINE:
                 self.offset, rest, self.is_in_long_line = read, b"", True
 
 
 def identify(file: BinaryIO, beginning: bytes) -> int:
     """A number that another file would not have: a new one often gets the inode of the one that was deleted."""
-    first_line = beginning[:LONGEST_IDENTITY].partition(b"\n")[0]
+    first_line = beginning[:MAX_IDENTITY].partition(b"\n")[0]
     return zlib.crc32(first_line, os.fstat(file.fileno()).st_ino & 0xFFFFFFFF)
 
 

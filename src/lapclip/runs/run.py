@@ -1,6 +1,7 @@
 """The run folder: settings, machine, tokenizer, events, checkpoints, and the lock of the process that owns it."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -30,10 +31,10 @@ from lapclip.files import (
 from lapclip.runs.events import Event, Failed, Finished, Step, read_events, to_line
 
 RUNS = Path("runs")
-LONGEST_NAME = 100  # bytes
+MAX_NAME_BYTES = 100  # bytes
 # The file keeps no more `Step` lines than one in that time: under 5 MB an hour, however small the model.
 SECONDS_BETWEEN_STEPS = 0.5
-MOST_SAID = 400  # characters of a message or a hint in the lock, whose block holds both
+MAX_SAID = 400  # characters of a message or a hint in the lock, whose block holds both
 # What lies in a run's folder before its `config.toml`, which is written last.
 WHILE_SET_UP = (
     "lock", "output.log", "events.jsonl", "checkpoints", "tokenizer.json", "machine.json", ".*.writing",
@@ -216,7 +217,7 @@ class Run:
             self.write(event)
         except (UserError, OSError):  # the disk is full
             with contextlib.suppress(OSError):
-                short = replace(event, message=event.message[:MOST_SAID], hint=event.hint[:MOST_SAID])
+                short = replace(event, message=event.message[:MAX_SAID], hint=event.hint[:MAX_SAID])
                 assert self.handle is not None, "owned"
                 write_lock(self.handle, {"said": asdict(short)})
 
@@ -242,17 +243,23 @@ def read_own(path: Path, folder: Path, max_bytes: int) -> bytes:
 def refuse_name(name: str) -> None:
     """Refuses what cannot be the name of a new run, before any work is done for it."""
     is_word = name.strip(".") and name.isprintable() and not re.search(r"[\s/\\]", name)
-    if not is_word or name.startswith("-") or len(name.encode()) > LONGEST_NAME:
-        what = "is too long" if len(name.encode()) > LONGEST_NAME else "has a space or a slash, or is no word"
+    if not is_word or name.startswith("-") or len(name.encode()) > MAX_NAME_BYTES:
+        what = (
+            "is too long" if len(name.encode()) > MAX_NAME_BYTES else "has a space or a slash, or is no word"
+        )
         raise UserError(
-            f"`{name[:LONGEST_NAME]}` cannot be the name of a run: it {what}",
+            f"`{name[:MAX_NAME_BYTES]}` cannot be the name of a run: it {what}",
             hint="use a plain word: `--run cats`; it becomes `runs/cats`",
         )
     if (RUNS / name).exists() and not is_leftover(RUNS / name):
-        raise UserError(
-            f"there is a run called `{name}` already",
-            hint=f"continue it with `--resume {name}`, or choose another name with `--run`",
-        )
+        raise name_taken(name)
+
+
+def name_taken(name: str) -> UserError:
+    return UserError(
+        f"there is a run called `{name}` already",
+        hint=f"continue it with `--resume {name}`, or choose another name with `--run`",
+    )
 
 
 def is_run(path: Path) -> bool:
@@ -282,34 +289,27 @@ def new_run(name: str | None, *, prefix: str) -> Run:
     """Makes `runs/NAME` here; without a name, the next free `runs/PREFIX-1`, `-2` and so on."""
     if name is not None:
         refuse_name(name)
+    numbers = itertools.count(1)
     try:
-        if name is not None:
-            path = RUNS / name
-            if is_leftover(path):
-                clear_leftover(path)
-            path.mkdir(parents=True)
-            return Run(path)
-        RUNS.mkdir(exist_ok=True)
-        number = 1
         while True:
-            path = RUNS / f"{prefix}-{number}"
+            path = RUNS / (name or f"{prefix}-{next(numbers)}")
+            if name is not None and is_leftover(path):
+                clear_leftover(path)
             try:
-                path.mkdir()
+                path.mkdir(parents=True)
                 return Run(path)
             except FileExistsError:
-                number += 1
+                if name is not None or not RUNS.is_dir():
+                    raise
     except FileExistsError:
-        if not RUNS.is_dir():
-            raise UserError(
-                f"`{RUNS.absolute()}` is a file, not a folder for runs",
-                hint="move it, or train in another folder",
-            ) from None
+        if RUNS.is_dir():
+            raise name_taken(str(name)) from None
         raise UserError(
-            f"there is a run called `{name}` already",
-            hint=f"continue it with `--resume {name}`, or choose another name with `--run`",
+            f"`{RUNS.absolute()}` is a file, not a folder for runs",
+            hint="move it, or train in another folder",
         ) from None
     except OSError as error:
-        raise cannot_write(path if name else RUNS, error) from None
+        raise cannot_write(path, error) from None
 
 
 def open_run(name: str) -> Run:

@@ -15,7 +15,7 @@ import psutil
 
 from lapclip.config import SETTINGS
 from lapclip.errors import UserError
-from lapclip.runs.events import LONGEST_LINE, Evaluated, Event, Finished, Started, Step, from_line
+from lapclip.runs.events import MAX_LINE, Evaluated, Event, Finished, Started, Step, from_line
 from lapclip.runs.history import History, Summary, summarize
 from lapclip.runs.run import RUNS, Run, find_run, is_leftover, is_run
 
@@ -110,7 +110,7 @@ def backwards(path: Path) -> Iterator[Event]:
             first, *lines = (file.read(size) + rest).split(b"\n")
             if place == 0:
                 lines = [first, *lines]
-            rest, has_step = first if len(first) <= LONGEST_LINE else b"", False
+            rest, has_step = first if len(first) <= MAX_LINE else b"", False
             for line in reversed(lines):
                 if is_near or any(kind in line[:100] for kind in NEEDED):
                     event = from_line(line) if line else None
