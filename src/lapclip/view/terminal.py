@@ -168,17 +168,18 @@ class View:
 
     def narrow(self, width: int, room: int) -> Rows:
         """All in one column; what is left over goes to the curves, then to earlier warnings."""
-        brief = self.rows(Group(self.numbers(), self.cores(), self.sensors()), width)
         below = self.rows(
             Group(self.numbers(), self.parts(3), self.memory(3), self.cores(), self.sensors()), width
         )
         least = 2 * 3  # two curves above one another, each with a title
         said = self.warnings(width, max(3, min(room - len(below) - least, 5)))
         if room < len(below) + len(said) + least:
-            below, said = brief, self.warnings(width, 3)
+            below = self.rows(Group(self.numbers(), self.cores(), self.sensors()), width)
+            said = self.warnings(width, 3)
         left = room - len(below) - len(said)
         curves = self.rows(self.curves(width, min(MAX_CURVE_ROWS, left // 2 - 1)), width)
-        said += self.warnings(width, left - len(curves) + len(said))[len(said) :]
+        if left > len(curves) and self.history.warnings:
+            said = self.warnings(width, left - len(curves) + len(said))
         return [*curves, *below, *said]
 
     def wide(self, width: int, room: int) -> Rows:
