@@ -129,11 +129,7 @@ def test_columns_can_be_named_and_a_wrong_name_lists_them():
 
 
 def test_plain_bytes_are_images_too_and_a_split_column_is_heard():
-    columns = {
-        "png": [image(1), image(2), None],
-        "text": ["a", "b", "c"],
-        "split": ["train", "dev", "test"],
-    }
+    columns = {"png": [image(1), image(2), None], "text": ["a", "b", "c"], "split": ["train", "dev", "test"]}
     datasets.Dataset.from_dict(columns).save_to_disk("saved")
     catalogue = opened("hf:saved")
     assert catalogue.sides == ["train", "validation"] and catalogue.reader.read(1) == image(2)

@@ -625,11 +625,7 @@ def test_a_missing_package_is_named():
     code = (
         "import sys; sys.modules['s3fs'] = None\nfrom test_shards import opened\nopened('s3://bucket/a.tar')"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "UserError" in done.stderr and "s3fs" in done.stderr.partition("hint: ")[2]
 
 

@@ -7,10 +7,11 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from lapclip.data.catalogue import SIDES, Options, Problems, Side
-from lapclip.data.files import is_image_name
+from lapclip.data.files import file_stamp, is_image_name
 from lapclip.errors import UserError, shortened, suggest
 
 # As `plain` writes them, the likeliest first.
@@ -97,6 +98,23 @@ class Table(Protocol):
 
     def state(self) -> str:
         """Changes whenever the file may have changed; empty when it is gone."""
+
+
+class FileTable:
+    """What tables that are files have in common."""
+
+    path: Path
+    side: Side | None = None
+
+    @property
+    def label(self) -> str:
+        return str(self.path)
+
+    def row_name(self, label: str, number: int) -> str:
+        return f"{label}#{number}"
+
+    def state(self) -> str:
+        return file_stamp(str(self.path.absolute()))
 
 
 def plain(name: str) -> str:

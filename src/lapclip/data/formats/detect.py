@@ -130,8 +130,7 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
         return open_table(known or only_one(others, path), name, options)
     if options.format is not None:
         raise UserError(
-            f"`{name}` holds nothing of format `{options.format}`",
-            hint="omit `--format`: lapclip detects it",
+            f"`{name}` holds nothing of format `{options.format}`", hint="omit `--format`: lapclip detects it"
         )
     return open_folder(path, name, options)
 

@@ -94,7 +94,7 @@ def kind_here(path: Path, num_others: int) -> str | None:
 
 
 def walk(root: str, problems: Problems) -> Iterator[os.DirEntry[str]]:
-    """All that is no folder, hidden things left out; links to folders are not followed."""
+    """All that is no folder, except hidden files; links to folders are not followed."""
     pending = [root]
     while pending:
         folder = pending.pop()
@@ -119,7 +119,7 @@ def is_run(folder: str) -> bool:
 
 
 def folders_in(base: str) -> list[str]:
-    """The folders in a folder; hidden ones and links are left out."""
+    """The folders in a folder; except hidden ones and links."""
     try:
         with os.scandir(base) as entries:
             return sorted(

@@ -225,10 +225,7 @@ def check_folder(folder: str, name: str) -> None:
     """UserError for a folder that is a program, holds no data, or whose notes lead out of it."""
     script = os.path.basename(folder) + ".py"
     if os.path.exists(os.path.join(folder, script)):
-        raise UserError(
-            f"`{name}` has a loading script, `{script}`, {NO_SCRIPTS}",
-            hint=AS_PARQUET,
-        )
+        raise UserError(f"`{name}` has a loading script, `{script}`, {NO_SCRIPTS}", hint=AS_PARQUET)
     if is_saved(folder):
         check_saved(folder, name)
         return

@@ -13,9 +13,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from lapclip.data.catalogue import Problems, Side
-from lapclip.data.files import MAX_BYTES, file_stamp, open_regular
-from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row
+from lapclip.data.catalogue import Problems
+from lapclip.data.files import MAX_BYTES, open_regular
+from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, FileTable, Row
 from lapclip.errors import MissingPackage
 
 MAX_KEPT = 256 * 2**20  # bytes of images that were read last
@@ -156,24 +156,13 @@ class ImageCells:
 
 
 @dataclass(frozen=True)
-class ParquetTable:
+class ParquetTable(FileTable):
     """A Parquet file; images are quick to read in order, or in a few places in turn."""
 
     path: Path
     names: tuple[str, ...]
     images: ImageCells  # shared by all files of a source
     format: str = "parquet"
-    side: Side | None = None
-
-    @property
-    def label(self) -> str:
-        return str(self.path)
-
-    def row_name(self, label: str, number: int) -> str:
-        return f"{label}#{number}"
-
-    def state(self) -> str:
-        return file_stamp(str(self.path.absolute()))
 
     def sample(self) -> list[list[Any]]:
         """The first rows, with their images, as far as these are not too large."""

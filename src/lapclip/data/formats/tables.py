@@ -160,8 +160,9 @@ def gather(
     labels = short_labels([table.label for table in tables])
     for part, (table, label) in enumerate(zip(tables, labels, strict=True)):
         for row in table.rows(columns, gathering.problems):
-            side, captions = side_in(row.side) or table.side, captions_in(row.caption) or [""]
-            group = " ".join(captions_in(row.label))[:200] or None
+            side = table.side if row.side is None else side_in(row.side) or table.side
+            captions = captions_in(row.caption) or [""]
+            group = None if row.label is None else " ".join(captions_in(row.label))[:200] or None
             if row.has_data:
                 name = data_name(
                     row, part, table.row_name(label, row.number), label, gathering.index, reader.parts

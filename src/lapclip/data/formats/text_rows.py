@@ -12,9 +12,18 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from lapclip.data.catalogue import Problems, Side
-from lapclip.data.files import Kind, file_stamp, is_image_name, open_regular
-from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, image_name, is_image, plain
+from lapclip.data.catalogue import Problems
+from lapclip.data.files import Kind, is_image_name, open_regular
+from lapclip.data.formats.columns import (
+    MAX_SAMPLED,
+    NUM_SAMPLED,
+    Columns,
+    FileTable,
+    Row,
+    image_name,
+    is_image,
+    plain,
+)
 
 SEPARATORS = ("\t", "|", ";", ",")
 MAX_LINE = 64 * 2**20  # bytes, as an image in base64 may have
@@ -39,7 +48,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TextTable:
+class TextTable(FileTable):
     """A table that is text, and how it is written, judged by its first lines."""
 
     path: Path
@@ -52,17 +61,6 @@ class TextTable:
     quoted: bool = True
     spaced: bool = False  # with a space between separator and quote
     header: int = 0  # the row it is in; 0 for none
-    side: Side | None = None
-
-    @property
-    def label(self) -> str:
-        return str(self.path)
-
-    def row_name(self, label: str, number: int) -> str:
-        return f"{label}#{number}"
-
-    def state(self) -> str:
-        return file_stamp(str(self.path.absolute()))
 
     def sample(self) -> list[list[Any]]:
         rows, size = [], 0
@@ -153,7 +151,7 @@ def csv_rows(
             pending.extendleft(reversed(taken[1:]))
             taken = taken[:1]
         if cells and number != table.header:
-            if any(line.was_repaired for line in taken):
+            if first.was_repaired or (len(taken) > 1 and any(line.was_repaired for line in taken)):
                 note("repaired", NOT_UTF_8, number)
             yield number, first.start, taken[-1].end - first.start, with_one_caption(cells, table, caption)
 
