@@ -1,6 +1,6 @@
 """What does embedding several clients' requests together gain, and how long do they wait?
 
-    python benchmarks/serving.py --model RUN                        # 64 clients, texts, five rounds of 3 s each way
+    python benchmarks/serving.py --model RUN                        # 64 clients, texts, five rounds of 3 s for each
     python benchmarks/serving.py --model RUN --clients 1 --json
     python benchmarks/serving.py --model RUN --pictures FOLDER      # the same with uploaded images
 
@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 
 FIGURES = ("requests_per_second", "p50_milliseconds", "p99_milliseconds", "cpu_milliseconds")
-WAYS = {"batching": True, "no batching": False}
+MODES = {"batching": True, "no batching": False}
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a run or a model folder")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each round, each way")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each round, for each server")
     parser.add_argument("--pictures", type=Path, help="upload the images of this folder instead of texts")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(
@@ -54,18 +54,18 @@ def main() -> None:
 def compare(
     model: str, clients: int, rounds: int, seconds: float, pictures: Path | None = None
 ) -> dict[str, Any]:
-    """Requests a second and waiting times of both ways, and how many times as many batching answers."""
+    """Requests a second and waiting times with and without batching, and their ratio."""
     with contextlib.ExitStack() as stack:
-        servers = {way: stack.enter_context(server(model, batching)) for way, batching in WAYS.items()}
+        servers = {mode: stack.enter_context(server(model, batching)) for mode, batching in MODES.items()}
         for one in servers.values():
             ask_with_clients(one, clients, 1.0, pictures)  # warm
-        blocks: dict[str, list[dict[str, Any]]] = {way: [] for way in servers}
+        blocks: dict[str, list[dict[str, Any]]] = {mode: [] for mode in servers}
         for number in range(rounds):
-            for way in list(servers) if number % 2 else list(servers)[::-1]:
-                blocks[way].append(ask_with_clients(servers[way], clients, seconds, pictures))
+            for mode in list(servers) if number % 2 else list(servers)[::-1]:
+                blocks[mode].append(ask_with_clients(servers[mode], clients, seconds, pictures))
     result: dict[str, Any] = {"clients": clients, "what": "pictures" if pictures else "texts"}
-    for way, some in blocks.items():
-        result[way] = {name: statistics.median(block[name] for block in some) for name in FIGURES} | {
+    for mode, some in blocks.items():
+        result[mode] = {name: statistics.median(block[name] for block in some) for name in FIGURES} | {
             "num_errors": sum(block["num_errors"] for block in some)
         }
     ratios = [
@@ -158,10 +158,10 @@ def image_bodies(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 def in_words(result: dict[str, Any]) -> str:
     lines = [f"{result['clients']} clients, {result['what']}"]
-    for way in WAYS:
-        told = result[way]
+    for mode in MODES:
+        told = result[mode]
         lines.append(
-            f"  {way:12} {told['requests_per_second']:7.0f} requests a second,"
+            f"  {mode:12} {told['requests_per_second']:7.0f} requests a second,"
             f" p50 {told['p50_milliseconds']:.1f} ms, p99 {told['p99_milliseconds']:.1f} ms,"
             f" {told['cpu_milliseconds']:.2f} ms of processor a request, {told['num_errors']} errors"
         )

@@ -681,9 +681,9 @@ def test_elsewhere_it_answers_to_its_own_names_only_and_needs_a_token():
     hosts = hosts_of(names_of("0.0.0.0"), 8000, ["photos.example"])
     assert {"localhost:8000", "photos.example", "photos.example:8000"} <= hosts
     assert f"{socket.gethostname().lower()}:8000" in hosts and "0.0.0.0:8000" not in hosts
-    with pytest.raises(UserError, match="no address of this machine"):
+    with pytest.raises(UserError, match="not an address of this machine"):
         is_local("no.such.machine.invalid")
-    with pytest.raises(UserError, match="no name of a machine"):
+    with pytest.raises(UserError, match="not a host name"):
         hosts_of([], 8000, ["*"])
 
 

@@ -59,7 +59,7 @@ def serve(
     from lapclip.serve.limits import Limits
 
     if rate is not None and not 0 < rate < 1e6:
-        raise UserError(f"`--rate {rate:g}` is no number of requests a second", hint="choose one above 0")
+        raise UserError(f"`--rate {rate:g}` is not a number of requests a second", hint="choose one above 0")
     is_here = is_for_this_machine(host, allow_host)
     token = checked_token(token or os.environ.get("LAPCLIP_TOKEN") or None)
     is_own_token = token is None and not is_here
@@ -117,7 +117,7 @@ def require_web() -> None:
 def checked_token(token: str | None) -> str | None:
     if token is not None and not re.fullmatch(TOKEN, token):
         raise UserError(
-            "a token has 16 to 256 letters, digits or `._~-`, and this one has not",
+            "a token has 16 to 256 letters, digits or `._~-`, and this one does not",
             hint="omit it, and one is generated",
         )
     return token

@@ -177,12 +177,13 @@ async def probabilities(service: Service, row: Any, asked: Classify) -> Probabil
     return Probabilities([Probability(label, probability) for label, probability in found])
 
 
-async def thumbnail(service: Service, asked: OneImage) -> Response:
-    return as_image(await service.show(asked.id, is_large=False))
+async def thumbnail(service: Service, asked: OneImage, is_large: bool = False) -> Response:
+    fresh = {"cache-control": f"private, max-age={FRESH_SECONDS}"}
+    return Response(await service.show(asked.id, is_large), media_type="image/jpeg", headers=fresh)
 
 
-async def image(service: Service, asked: OneImage) -> Response:
-    return as_image(await service.show(asked.id, is_large=True))
+async def large_image(service: Service, asked: OneImage) -> Response:
+    return await thumbnail(service, asked, is_large=True)
 
 
 async def page(service: Service, asked: None) -> Response:
@@ -195,11 +196,6 @@ async def static(service: Service, asked: OneFile) -> Response:
 
 async def openapi(service: Service, asked: Nothing) -> dict[str, Any]:
     return describe(service.needs_token)
-
-
-def as_image(jpeg: bytes) -> Response:
-    fresh = {"cache-control": f"private, max-age={FRESH_SECONDS}"}
-    return Response(jpeg, media_type="image/jpeg", headers=fresh)
 
 
 def known_folder(folder: str, folders: list[str]) -> str | None:
@@ -247,7 +243,7 @@ OPERATIONS = (
         Probabilities, Classify, has_image=True,
     ),
     Operation("thumbnail", "GET", "/thumbnail/{id}", thumbnail, "An image of the index, small", "image/jpeg", OneImage),
-    Operation("picture", "GET", "/picture/{id}", image, "An image of the index, large", "image/jpeg", OneImage),
+    Operation("picture", "GET", "/picture/{id}", large_image, "An image of the index, large", "image/jpeg", OneImage),
     Operation("openapi", "GET", "/openapi.json", openapi, "This description", dict),
     Operation("page", "GET", "/", page, "The page", "text/html", None),
     Operation("static", "GET", "/static/{name}", static, "A file of the page", "*/*", OneFile),
@@ -255,12 +251,7 @@ OPERATIONS = (
 
 
 def build_server(
-    service: Service,
-    *,
-    address: str,
-    hosts: frozenset[str],
-    token: str | None,
-    limits: Limits,
+    service: Service, *, address: str, hosts: frozenset[str], token: str | None, limits: Limits
 ) -> ASGIApp:
     """The whole application: who may ask, how much, and what is answered."""
     service.needs_token = token is not None
@@ -374,11 +365,7 @@ def describe(needs_token: bool) -> dict[str, Any]:
         paths[operation.path][operation.method.lower()] = describe_operation(operation, by_kind)
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "lapclip",
-            "version": __version__,
-            "summary": "A CLIP model and its index of images.",
-        },
+        "info": {"title": "lapclip", "version": __version__, "summary": "A CLIP model and its index."},
         "paths": paths,
         "components": {"schemas": components}
         | ({"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if needs_token else {}),

@@ -80,7 +80,7 @@ def resolve(host: str) -> tuple[int, str]:
         family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
         raise UserError(
-            f"`{host}` is no address of this machine", hint="`--host 0.0.0.0` means all of them"
+            f"`{host}` is not an address of this machine", hint="`--host 0.0.0.0` means all of them"
         ) from None
     return family, str(address[0]).partition("%")[0]
 
@@ -120,7 +120,7 @@ def hosts_of(names: Sequence[str], port: int, allowed: Sequence[str] = ()) -> fr
     hosts = {f"{bracketed(name.lower())}:{port}" for name in ("localhost", LOCALHOST, "::1", *names)}
     for name in allowed:
         if not name or any(sign in name for sign in "/@ *,"):
-            raise UserError(f"`{name}` is no name of a machine", hint="write it as `photos.example.org`")
+            raise UserError(f"`{name}` is not a host name", hint="write it as `photos.example.org`")
         hosts |= {name.lower(), f"{name.lower()}:{port}"}
     return frozenset(hosts | ({host.removesuffix(":80") for host in hosts} if port == 80 else set()))
 
@@ -148,9 +148,8 @@ def build_app(routes: Sequence[Route], hint: str = "the page is at `/`") -> Star
                 return explain(Refused(404, problem.message, problem.hint))
             case HTTPException(status_code=405):
                 allow = ", ".join(sorted((problem.headers or {})["Allow"].split(", ")))
-                return explain(
-                    Refused(405, f"`{request.method[:20]}` is not answered here", f"use {allow}", allow=allow)
-                )
+                message = f"`{request.method[:20]}` is not answered here"
+                return explain(Refused(405, message, f"use {allow}", allow=allow))
             case HTTPException(status_code=status):
                 return explain(Refused(status, "there is nothing at this address", hint))
             case ClientDisconnect():  # which nobody reads

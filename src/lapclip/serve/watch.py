@@ -41,15 +41,6 @@ def page_app(shown: Run | None, address: str) -> ASGIApp:
     """The page and what it asks for; `shown` is the run to begin with."""
     watching = Watching(shown)
 
-    def page(request: Request) -> Response:
-        return send_static("watch.html")
-
-    def static(request: Request) -> Response:
-        return send_static(request.path_params["name"])
-
-    def runs(request: Request) -> Response:
-        return json_response(watching.list_runs())
-
     def snapshot(request: Request) -> Response:
         folder = watching.find(request.path_params["run"]).path / "snapshots"
         name = request.path_params["file"]
@@ -67,9 +58,9 @@ def page_app(shown: Run | None, address: str) -> ASGIApp:
 
     app = build_app(
         [
-            Route("/", page),
-            Route("/static/{name}", static),
-            Route("/runs", runs),
+            Route("/", lambda request: send_static("watch.html")),
+            Route("/static/{name}", lambda request: send_static(request.path_params["name"])),
+            Route("/runs", lambda request: json_response(watching.list_runs())),
             Route("/stream", stream),
             Route("/snapshots/{run}/{file:path}", snapshot),
         ]
