@@ -167,7 +167,7 @@ def test_similarity_is_the_cosine_and_takes_rows_too(model, files, rows):
     np.testing.assert_allclose(
         model.similarity(torch.tensor(rows, requires_grad=True), words), cosines, atol=1e-5
     )
-    with pytest.raises(UserError, match="one thing"):
+    with pytest.raises(UserError, match="one item"):
         model.similarity(rows, "red")
     with pytest.raises(UserError, match="5 numbers each"):
         model.similarity(rows[:, :5], words)
@@ -205,12 +205,12 @@ GREY = np.zeros((4, 5), np.uint8)
 @pytest.mark.parametrize(
     ("pictures", "said"),
     [
-        ("photos/00.jpg", "this is one thing"),
-        (Path("photos/00.jpg"), "this is one thing"),
-        (Image.new("RGB", (4, 4)), "this is one thing"),
-        (GREY, "this is one thing"),
-        (np.array(0.5), "this is one thing"),
-        (torch.zeros(3, 4, 4), "this is one thing"),
+        ("photos/00.jpg", "this is one item"),
+        (Path("photos/00.jpg"), "this is one item"),
+        (Image.new("RGB", (4, 4)), "this is one item"),
+        (GREY, "this is one item"),
+        (np.array(0.5), "this is one item"),
+        (torch.zeros(3, 4, 4), "this is one item"),
         ((name for name in ["a"]), "this is a `generator`"),
         ({"a": "b"}, "this is a `dict`"),
         ({"a"}, "this is a `set`"),
@@ -252,7 +252,7 @@ def test_half_a_letter_does_not_stop_a_text(model):
 
 def test_texts_must_be_texts(model):
     for wrong, said in (
-        ("one", "one thing"),
+        ("one", "one item"),
         (["a", None], "text 1 is given as `NoneType`"),
         (iter("a"), "a list"),
     ):

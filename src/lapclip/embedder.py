@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from lapclip.config import DeviceName
-from lapclip.data.images import refuse_what_is_no_list, refuse_what_is_no_text, squares
+from lapclip.data.images import check_list, check_texts, squares
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.errors import UserError, printable, shortened, suggest
 from lapclip.machine.device import DEVICES, Device, device_named, no_memory_left, ran_out_of_memory
@@ -98,7 +98,7 @@ class Embedder:
         Many files are decoded in threads while the model works. `progress` shows or hides a progress bar; by default
         there is one for many images, on a terminal or in a notebook.
         """
-        refuse_what_is_no_list(images)
+        check_list(images)
         with closing(squares(images, self.image_size)) as squares_N:
             return self.in_chunks(
                 squares_N, len(images), lambda some: self.pixels(np.stack(some)), "images", progress
@@ -106,7 +106,7 @@ class Embedder:
 
     def texts(self, texts: Sequence[str] | np.ndarray, *, progress: bool | None = None) -> Rows:
         """Float32 unit rows, one per text; texts longer than the model's context are truncated."""
-        refuse_what_is_no_text(texts)
+        check_texts(texts)
         return self.in_chunks(
             iter(texts), len(texts), lambda some: self.embed(some, self.embed_words), "texts", progress
         )
@@ -240,8 +240,8 @@ class Embedder:
 
 def label_prompts(labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> list[str]:
     """Every label in every template: the templates of the first label first."""
-    refuse_what_is_no_text(labels)
-    refuse_what_is_no_text(templates)
+    check_texts(labels)
+    check_texts(templates)
     without = [template for template in templates if "{}" not in template]
     if without or not len(templates):
         what = f"the template `{printable(without[0])}`" if without else "an empty list of templates"

@@ -19,6 +19,7 @@ from lapclip.data.batches import PIECE, load_batches, pairs_of_step
 from lapclip.data.source import Source
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
+from lapclip.data.workers import in_order
 from lapclip.errors import UserError
 
 SOURCE = SceneSource(num_pairs=50)
@@ -181,3 +182,20 @@ def test_workers_do_not_import_torch(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import sys, lapclip.data.batches\nassert 'torch' not in sys.modules\n")
     subprocess.run([sys.executable, script], check=True, env=environment())
+
+
+def test_work_ahead_is_bounded_in_order_and_stops_when_it_is_closed():
+    begun = []
+
+    def work(item: int) -> int:
+        begun.append(item)
+        if item == 7:
+            raise ValueError("seven")
+        return item * item
+
+    results = in_order(work, iter(range(10**9)), threads=2, ahead=4)
+    assert [next(results) for _ in range(7)] == [n * n for n in range(7)]
+    with pytest.raises(ValueError, match="seven"):
+        next(results)
+    results.close()
+    assert len(begun) <= 7 + 5

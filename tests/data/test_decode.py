@@ -5,13 +5,15 @@ import struct
 import subprocess
 import sys
 import time
+import warnings
 import zlib
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip.data.decode import FORMATS, TRAITS, Unreadable, decode
+from lapclip.data.decode import FORMATS, TRAITS, Unreadable, as_jpeg, decode, pillow_limits_off, read_whole
+from lapclip.data.workers import in_order
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
@@ -61,22 +63,15 @@ def test_traits_are_noted():
     assert traits_of(encoded(Image.new("RGB", (8, 8)))) == set()
 
 
-def test_a_turned_photo_stands_upright():
+@pytest.mark.parametrize("form", ["JPEG", "TIFF"])  # Pillow itself turns a TIFF as it loads
+def test_a_turned_photo_stands_upright(form):
     exif = Image.Exif()
     exif[0x0112] = 6  # turn a quarter clockwise to see it upright
-    lying = halves("RGB", (255, 255, 255), (0, 0, 0))
-    decoded = decode(encoded(lying.resize((64, 32)), "JPEG", exif=exif), 16)
+    data = encoded(halves("RGB", (255, 255, 255), (0, 0, 0)).resize((64, 32)), form, exif=exif)
+    decoded = decode(data, 16)
     assert decoded.pixels[:, 1].mean() > 200 and decoded.pixels[:, 14].mean() < 50
     assert (int(decoded.record["width"]), int(decoded.record["height"])) == (32, 64)
-    assert "rotated" in traits_of(encoded(lying, "JPEG", exif=exif))
-
-
-def test_a_turned_tiff_is_turned_once():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    lying = halves("RGB", (255, 255, 255), (0, 0, 0)).resize((64, 32))
-    decoded = decode(encoded(lying, "TIFF", exif=exif), 16)
-    assert decoded.pixels[:, 1].mean() > 200 and decoded.pixels[:, 14].mean() < 50
+    assert "rotated" in traits_of(data)
 
 
 def test_a_large_jpeg_is_scaled_while_decoding_and_looks_the_same():
@@ -270,10 +265,68 @@ def test_a_large_image_looks_as_if_it_was_converted_whole(mode, format):
     assert np.abs(difference).max() <= 6 and np.abs(difference).mean() < 1
 
 
-def test_an_image_of_a_hundred_megapixels_is_decoded_in_little_memory():
-    """JPEG is scaled while decoding; a grey one here, to be quick to make."""
-    data = encoded(Image.linear_gradient("L").resize((10_000, 10_000)), "JPEG")
-    decoded = decode(data, 16)
-    assert (
-        int(decoded.record["width"]) == 10_000 and decoded.pixels[0, 0].mean() < decoded.pixels[0, -1].mean()
-    )
+def gradient(width: int, height: int) -> Image.Image:
+    across, down = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    return Image.fromarray(np.stack([across, down, across / 2], axis=2).astype(np.uint8))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
+def test_all_of_an_image_is_seen_at_its_shape(form):
+    seen = read_whole(encoded(gradient(900, 300), form), 300)
+    assert seen.size == (300, 100) and seen.mode == "RGB"
+    corners = np.asarray(seen, dtype=int)[[0, 0, -1, -1], [0, -1, 0, -1], :2]
+    assert np.abs(corners - [[0, 0], [255, 0], [0, 255], [255, 255]]).max() < 40
+
+
+def test_a_small_image_is_not_enlarged_and_none_vanishes():
+    assert read_whole(encoded(gradient(40, 30)), 300).size == (40, 30)
+    assert read_whole(encoded(gradient(3000, 2)), 300).size == (300, 1)
+
+
+def test_a_turned_image_is_upright_and_says_nothing_of_where_it_was_taken():
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "a camera"
+    data = encoded(gradient(80, 40), "JPEG", exif=exif)
+    seen = read_whole(data, 80)
+    assert seen.size == (40, 80)
+    shown = as_jpeg(seen)
+    assert b"a camera" in data and b"a camera" not in shown and not Image.open(io.BytesIO(shown)).getexif()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "F"])
+def test_every_kind_of_pixels_can_be_looked_at(mode):
+    grey = gradient(2000, 1000).convert("L")
+    deep = Image.fromarray(np.asarray(grey, dtype=np.uint16) * 257)
+    image = deep if mode == "I;16" else grey.convert(mode)
+    seen = np.asarray(read_whole(encoded(image, "TIFF"), 100).convert("L"), dtype=float)
+    assert seen.shape == (50, 100) and seen[:, 70:].mean() > seen[:, :30].mean() + 40
+
+
+def test_transparency_is_white():
+    clear = Image.new("RGBA", (1200, 1200), (0, 0, 0, 0))
+    assert np.asarray(read_whole(encoded(clear), 50)).min() == 255
+
+
+def test_what_is_no_image_is_said_to_be_none():
+    bomb = b"P6 100000 100000 255\n"
+    for data in (b"", b"words", encoded(gradient(50, 50), "JPEG")[:300], bomb):
+        with pytest.raises(Unreadable):
+            read_whole(data, 100)
+
+
+def test_decoding_in_threads_gives_what_one_after_the_other_gives():
+    images = [encoded(gradient(60 + n, 50), "JPEG") for n in range(40)]
+    limit, filters = Image.MAX_IMAGE_PIXELS, list(warnings.filters)
+    one_by_one = [decode(data, 32).pixels for data in images]
+    at_once = [decoded.pixels for decoded in in_order(lambda data: decode(data, 32), images, threads=4)]
+    np.testing.assert_array_equal(np.stack(one_by_one), np.stack(at_once))
+    assert limit == Image.MAX_IMAGE_PIXELS and filters == warnings.filters, "the process is left as it was"
+
+
+def test_the_limit_of_pixels_is_back_when_the_last_one_is_done():
+    limit = Image.MAX_IMAGE_PIXELS
+    with pillow_limits_off():
+        with pillow_limits_off():
+            assert Image.MAX_IMAGE_PIXELS is None
+        assert Image.MAX_IMAGE_PIXELS is None
+    assert limit == Image.MAX_IMAGE_PIXELS

@@ -16,7 +16,6 @@ from conftest import environment, lapclip, picture_folder
 from PIL import Image
 
 from lapclip.config import DataConfig
-from lapclip.data import journal
 from lapclip.data import pack as packing
 from lapclip.data.catalogue import Gathering
 from lapclip.data.decode import decode
@@ -170,8 +169,8 @@ def test_without_room_images_are_decoded_as_they_are_needed(tmp_path, monkeypatc
 def test_one_process_at_a_time_packs_and_others_wait_a_while(tmp_path, monkeypatch):
     folder = picture_folder(tmp_path / "photos", 8)
     path = packed(folder).path
-    monkeypatch.setattr(journal, "SECONDS_OF_PATIENCE", 0.2)
-    with journal.locked(path), pytest.raises(UserError, match="another process is packing"):
+    monkeypatch.setattr(packing, "LOCK_PATIENCE_SECONDS", 0.2)
+    with packing.locked(path), pytest.raises(UserError, match="another process is packing"):
         packed(folder)
 
 

@@ -1,15 +1,20 @@
-"""The same image is known again, and never lies on both sides of the split."""
+"""The same image is recognised, never lies on both sides of the split, and what a model is evaluated on."""
 
 import io
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import picture_folder
 from PIL import Image, ImageDraw, ImageEnhance
 
+from lapclip.config import DataConfig
 from lapclip.data.decode import RECORD, decode
-from lapclip.data.split import by_first_member, content_groups, duplicates, side_of_groups
+from lapclip.data.open import Data, open_source
+from lapclip.data.split import by_first_member, content_groups, duplicates, evaluation_set, is_chosen
 from lapclip.data.synthetic import SceneSource
+from lapclip.units import finished
 
 
 def photo(seed: int, size: int = 160) -> Image.Image:
@@ -123,7 +128,7 @@ def test_unreadable_images_are_each_alone_and_never_held_out():
     records["content"][10:20] = np.void(bytes(16))
     groups = content_groups(records)
     assert len(set(groups.tolist())) == 50
-    assert not side_of_groups(records, groups, 0.9)[10:20].any()
+    assert not is_chosen(records, groups, 0.9)[10:20].any()
 
 
 def test_duplicates_come_most_frequent_first_and_each_with_its_largest_image_first():
@@ -137,44 +142,44 @@ def test_nothing_at_all_has_no_groups():
     records = made_up(0)
     groups = content_groups(records)
     assert len(groups) == 0 and duplicates(records, groups) == []
-    assert len(side_of_groups(records, groups, 0.1)) == 0
+    assert len(is_chosen(records, groups, 0.1)) == 0
 
 
 @pytest.mark.parametrize("share", [0.05, 0.3])
 def test_about_the_share_asked_for_is_held_out(share):
     records = made_up(20_000)
-    assert abs(side_of_groups(records, np.arange(20_000), share).mean() - share) < 0.01
+    assert abs(is_chosen(records, np.arange(20_000), share).mean() - share) < 0.01
 
 
 def test_copies_are_on_one_side():
     records = made_up(1000)
     copied = np.concatenate([records, records, records])
-    side = side_of_groups(copied, content_groups(copied), 0.2)
+    side = is_chosen(copied, content_groups(copied), 0.2)
     assert (side[:1000] == side[1000:2000]).all() and (side[:1000] == side[2000:]).all()
     assert 0.1 < side.mean() < 0.3
 
 
 def test_sides_stay_as_they_are_when_images_are_added_or_moved():
     records, more = made_up(2000), made_up(3000, seed=1)
-    before = side_of_groups(records, content_groups(records), 0.05)
+    before = is_chosen(records, content_groups(records), 0.05)
     shuffled = np.random.default_rng(0).permutation(5000)
     together = np.concatenate([records, more])[shuffled]
     after = np.empty(5000, dtype=bool)
-    after[shuffled] = side_of_groups(together, content_groups(together), 0.05)
+    after[shuffled] = is_chosen(together, content_groups(together), 0.05)
     assert (after[:2000] == before).all()
 
 
 @pytest.mark.parametrize("num_pictures", [4, 5, 9, 30])
 def test_of_few_images_two_are_held_out(num_pictures):
     for seed in range(20):
-        side = side_of_groups(made_up(num_pictures, seed), np.arange(num_pictures), 0.001)
+        side = is_chosen(made_up(num_pictures, seed), np.arange(num_pictures), 0.001)
         assert side.sum() == 2
 
 
 @pytest.mark.parametrize("num_pictures", [1, 2, 3, 4, 20])
 def test_never_are_all_held_out(num_pictures):
     for seed in range(20):
-        assert not side_of_groups(made_up(num_pictures, seed), np.arange(num_pictures), 1.0).all()
+        assert not is_chosen(made_up(num_pictures, seed), np.arange(num_pictures), 1.0).all()
 
 
 @pytest.mark.slow
@@ -187,3 +192,73 @@ def test_many_plain_images_do_not_take_forever():
     started = time.perf_counter()
     content_groups(records)
     assert time.perf_counter() - started < 60
+
+
+def opened(source: object, **settings) -> Data:
+    return finished(open_source(DataConfig(source=str(source), workers=0, **settings), 16))
+
+
+def classes(path: Path, *names: str, each: int = 8, first: int = 0) -> Path:
+    for number, name in enumerate(names):
+        picture_folder(path / name, each, first=first + number * each)
+        for text in (path / name).glob("*.txt"):
+            text.unlink()
+    return path
+
+
+def names_of(measured) -> set[str]:
+    return {measured.source.name(index) for index in range(measured.source.num_pairs)}
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "streamed"])
+def test_of_another_source_all_images_are_measured_each_with_its_class(tmp_path, is_packed):
+    data = opened(classes(tmp_path / "animals", "cat", "dog", "sea_horse"), pack=is_packed)
+    measured = evaluation_set(data, validation_only=False)
+    assert measured.source.num_pairs == 24 and measured.classes == ("cat", "dog", "sea horse")
+    for index, label in enumerate(measured.labels):
+        assert measured.source.name(index).split("/")[0] == label.replace(" ", "_")
+        assert measured.source.image(index, 16).size[0] >= 16
+    first = [measured.source.name(index).split("/")[0] for index in measured.source.sample(12)]
+    assert len(set(first)) == 3, "the first ones are a fair sample"
+
+
+def test_of_what_was_trained_on_only_held_out_images_are_measured(tmp_path):
+    data = opened(classes(tmp_path / "animals", "cat", "dog"))
+    measured = evaluation_set(data, validation_only=True)
+    trained_on = {data.training.name(index) for index in range(data.training.num_pairs)}
+    assert names_of(measured) and not names_of(measured) & trained_on
+    assert len(measured.labels) == measured.source.num_pairs
+    assert measured.classes == ("cat", "dog"), "also when no image of one is held out"
+
+
+def test_a_source_with_a_test_side_of_its_own_is_measured_on_that(tmp_path):
+    for number, side in enumerate(("train", "val", "test")):
+        classes(tmp_path / "set" / side, "cat", "dog", each=4, first=100 * number)
+    assert {
+        name.split("/")[0] for name in names_of(evaluation_set(opened("set"), validation_only=False))
+    } == {"test"}
+    assert evaluation_set(opened("set"), validation_only=False).own_sides == ("test",)
+    assert not evaluation_set(opened("set"), validation_only=True).own_sides
+    (tmp_path / "set" / "test").rename(tmp_path / "elsewhere")
+    assert {
+        name.split("/")[0] for name in names_of(evaluation_set(opened("set"), validation_only=False))
+    } == {"val"}
+    (tmp_path / "elsewhere").rename(tmp_path / "set" / "test")
+    (tmp_path / "set" / "val").rename(tmp_path / "elsewhere")
+    assert {
+        name.split("/")[0] for name in names_of(evaluation_set(opened("set"), validation_only=False))
+    } == {"test"}
+
+
+def test_a_mixture_knows_the_classes_of_its_parts(tmp_path):
+    (tmp_path / "broken").mkdir()
+    animals = classes(tmp_path / "animals", "cat", "dog")
+    (animals / "cat" / "bad.jpg").write_bytes(b"no picture")
+    photos = picture_folder(tmp_path / "photos", 10, first=50)
+    measured = evaluation_set(opened(f"{photos} + {animals} + synthetic:20"), validation_only=False)
+    assert measured.unreadable == ("cat/bad.jpg",)
+    for index, label in enumerate(measured.labels):
+        part, own = measured.source.part_of(index)
+        assert label == (part.name(own).split("/")[0] if "/" in part.name(own) else None)
+    assert measured.labels.count("cat") == measured.labels.count("dog") == 8
+    assert measured.labels.count(None) == 10 + 512, "what lapclip draws is measured on what it holds out"

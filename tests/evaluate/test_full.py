@@ -9,9 +9,9 @@ from PIL import Image
 
 from lapclip.config import DataConfig
 from lapclip.data.decode import Unreadable
-from lapclip.data.measured import Measured, to_measure
 from lapclip.data.open import open_source
 from lapclip.data.source import Source
+from lapclip.data.split import EvaluationSet, evaluation_set
 from lapclip.errors import UserError
 from lapclip.evaluate.full import divide, evaluate, worst_mistakes
 from lapclip.evaluate.pool import Links, Pool, embed_pool
@@ -83,9 +83,9 @@ def unit(rows, width: int) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def numbered(**options) -> Measured:
+def numbered(**options) -> EvaluationSet:
     source = Numbered(**options)
-    return Measured(source, [None] * source.num_pairs, (), ())
+    return EvaluationSet(source, [None] * source.num_pairs, (), ())
 
 
 def measure(embedder, measured=None, **options) -> dict:
@@ -151,7 +151,7 @@ def test_a_pool_cannot_be_larger_than_what_there_is():
 
 
 def test_as_published_equal_captions_of_other_images_are_wrong(colour_folder):
-    measured = to_measure(
+    measured = evaluation_set(
         finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), validation_only=False
     )
     shared, published = (measure(OfColours(), measured, published=way) for way in (False, True))
@@ -162,7 +162,7 @@ def test_as_published_equal_captions_of_other_images_are_wrong(colour_folder):
 
 
 def test_images_of_class_folders_are_told_apart_by_the_names_of_the_classes(colour_folder):
-    measured = to_measure(
+    measured = evaluation_set(
         finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), validation_only=False
     )
     result = measure(OfColours(), measured, templates=("a {} image", "{}"), against=OfColours())
@@ -234,7 +234,7 @@ class OneCaptionForTen(Numbered):
 @pytest.mark.parametrize("pool_size", [None, 30])
 def test_images_that_share_a_caption_are_one_witness(pool_size):
     """Ten images called the same ask the same question: six questions are asked, not sixty."""
-    shared = Measured(OneCaptionForTen(), [None] * 60, (), ())
+    shared = EvaluationSet(OneCaptionForTen(), [None] * 60, (), ())
     result = measure(Known(0.1, 1), shared, against=Known(3.0, 2), pool_size=pool_size)
     told = result["against"]["text_to_image"]["recall@1"]
     assert told["p_value"] >= 2 / 2**6 - 0.01, "what flips of six signs can tell"

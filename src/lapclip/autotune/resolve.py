@@ -166,7 +166,9 @@ def resolve_tokenizer(config: Config, share_outside_a_to_z: float) -> Choice:
         return Choice(config.data.tokenizer, ASKED, "asked")
     if config.model.size not in CHARACTER_SIZES:
         return Choice("bpe", "words of your captions become tokens, in any language")
-    facts = DataFacts(0, 0, tokenizer="characters", share_outside_a_to_z=share_outside_a_to_z)
+    facts = DataFacts(
+        num_train=0, num_validation=0, tokenizer="characters", share_outside_a_to_z=share_outside_a_to_z
+    )
     if (advised := advise_tokenizer(facts)) is not None:
         return Choice(advised.value, advised.why, "advised")
     return Choice("characters", f"`{config.model.size}` is the documents' model and counts their 33 symbols")

@@ -1,4 +1,4 @@
-"""`lapclip data`: the doctor, the pack, a contact sheet, and what lies in the cache."""
+"""`lapclip data`: the doctor, the pack, a contact sheet, and the packs in the cache."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from lapclip.cli.flags import AsJson, with_settings
 from lapclip.cli.screen import OPENING, follow, people, print_json, stop_requests, working
 from lapclip.config import load_config
 from lapclip.errors import UserError, suggest
-from lapclip.units import size
+from lapclip.units import plural, size
 
 if TYPE_CHECKING:
     from lapclip.config import Config
@@ -45,9 +45,9 @@ def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
 @data.command
 @with_settings("source", *HOW_TO_READ, *SIZES, "tokenizer", "max_vocab", "text_length")
 def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
-    """Examine a source: what there is, what is broken, doubled or leaking, and what to do about it.
+    """Examine a source: what it holds, what is unreadable, duplicated or leaking, and what to do about it.
 
-    Looks at every image, and packs them on the way, so that training starts at once.
+    Decodes every image and packs them at the same time, so that training starts immediately.
     """
     config, opened = open_for({**flags, "pack": True})
     with working("examining"):
@@ -64,9 +64,7 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
             hint="`lapclip data show synthetic` shows what it looks like",
         )
     if json:
-        from dataclasses import asdict
-
-        results = [{"source": name, "format": form} | asdict(report) for name, form, report in reports]
+        results = [{"source": name, "format": form} | report.as_json() for name, form, report in reports]
         print_json(results[0] if len(results) == 1 else {"sources": results})
     else:
         for name, form, report in reports:
@@ -85,11 +83,10 @@ def show_report(name: str, report: "Report") -> None:
     for label, sentence in lines(report):
         table.add_row(label, sentence)
     out.print(table)
-    settings = [advice for advice in report.advice if advice.startswith("`--")]
-    if settings:
-        out.print("training will use, unless you say otherwise:")
-    for advice in [*settings, *(a for a in report.advice if a not in settings)]:
-        out.print(f"- {advice}")
+    if any(advice.setting for advice in report.advice):
+        out.print("settings that training will use by default:")
+    for advice in sorted(report.advice, key=lambda advice: advice.setting is None):
+        out.print(f"- {advice.sentence}")
 
 
 @data.command
@@ -138,8 +135,8 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
 @with_settings("source", *HOW_TO_READ, *SIZES)
 def show(
     *,
-    out: Annotated[Path, Parameter(help="where the sheet is written")] = Path("lapclip-sheet.png"),
-    count: Annotated[int, Parameter(help="images on it")] = 24,
+    out: Annotated[Path, Parameter(help="file that the sheet is written to")] = Path("lapclip-sheet.png"),
+    count: Annotated[int, Parameter(help="number of images")] = 24,
     json: AsJson = False,
     flags: dict[str, Any],
 ) -> int:
@@ -148,7 +145,7 @@ def show(
         raise UserError(f"`--count` is {count}", hint="a sheet holds 1 to 1000 images")
     out = out.expanduser()
     if out.suffix.lower() != ".png":
-        raise UserError(f"`--out` is `{out}`", hint="the sheet is a PNG: name it `sheet.png`, or alike")
+        raise UserError(f"`--out` is `{out}`", hint="the sheet is a PNG: name it, for example, `sheet.png`")
     _, opened = open_for(flags)
     import numpy as np
 
@@ -170,8 +167,8 @@ def show(
     return 0
 
 
-@data.command
-def clean(
+@data.command(name=("remove", "clean"))
+def remove(
     *names: Annotated[str, Parameter(help="packs to remove, by name or by their source")],
     all: Annotated[bool, Parameter(help="remove every pack", negative="")] = False,
     json: AsJson = False,
@@ -180,13 +177,13 @@ def clean(
     from lapclip.data.pack import list_packs, remove_pack
 
     known = list_packs()
-    meant = {name: {name, os.path.abspath(name)} for name in names}
-    for name, forms in meant.items():
+    asked = {name: {name, os.path.abspath(name)} for name in names}
+    for name, forms in asked.items():
         if not any(forms & {pack.path.name, pack.source} for pack in known):
             like = suggest(name, [pack.path.name for pack in known])
-            raise UserError(f"there is no pack `{name}`{like}", hint="`lapclip data clean` lists them")
-    wanted = set().union(*meant.values())
-    chosen = known if all else [pack for pack in known if wanted & {pack.path.name, pack.source}]
+            raise UserError(f"there is no pack `{name}`{like}", hint="`lapclip data remove` lists them")
+    every = set().union(*asked.values())
+    chosen = known if all else [pack for pack in known if every & {pack.path.name, pack.source}]
     for pack in chosen:
         remove_pack(pack)
     shown = chosen if names or all else known
@@ -200,23 +197,16 @@ def clean(
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("pack", "source", "MB", "last used"):
-        table.add_column(
-            heading,
-            justify="right" if heading == "MB" else "left",
-            overflow="fold",
-            no_wrap=heading == "pack",
-        )
+    table.add_column("pack", no_wrap=True)
+    table.add_column("source", overflow="fold")
+    table.add_column("size", justify="right")
+    table.add_column("last used")
     for p in shown:
-        table.add_row(
-            p.path.name,
-            p.source,
-            f"{p.num_bytes / 1e6:,.0f}",
-            time.strftime("%Y-%m-%d", time.localtime(p.last_used)),
-        )
+        last_used = time.strftime("%Y-%m-%d", time.localtime(p.last_used))
+        table.add_row(p.path.name, p.source, size(p.num_bytes), last_used)
     if shown:
         Console().print(table, highlight=False, markup=False)
-    total = f"{len(shown)} {'pack' if len(shown) == 1 else 'packs'}, {size(sum(p.num_bytes for p in shown))}"
-    how = "" if chosen or not shown else "; to remove one: `lapclip data clean NAME`; all of them: `--all`"
+    total = f"{plural(len(shown), 'pack')}, {size(sum(p.num_bytes for p in shown))}"
+    how = "" if chosen or not shown else "; to remove one: `lapclip data remove NAME`; all of them: `--all`"
     people.print(f"{'removed ' if chosen else ''}{total}{how}", highlight=False)
     return 0

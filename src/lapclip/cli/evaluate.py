@@ -19,8 +19,8 @@ from lapclip.config import SETTINGS, Config, load_config
 from lapclip.errors import UserError, printable, shortened
 
 if TYPE_CHECKING:
-    from lapclip.data.measured import Measured
     from lapclip.data.source import Source
+    from lapclip.data.split import EvaluationSet
 
 NUM_LISTED, NUM_KEPT, MAX_MISTAKES = 10, 50, 1000  # in the terminal, in JSON and pages, and at most
 BATCH_SIZE = 12  # for a model whose own is unknown
@@ -235,10 +235,10 @@ def open_measured(
     options: Options,
     image_size: int,
     requests: Sequence[int],
-) -> "tuple[Measured, dict[str, Any]]":
+) -> "tuple[EvaluationSet, dict[str, Any]]":
     """What to measure on, and its name; of a source that a model was trained on only the validation set."""
-    from lapclip.data.measured import to_measure
     from lapclip.data.open import open_source
+    from lapclip.data.split import evaluation_set
 
     source, runs = options.source, [own for own in (config, other) if own is not None]
     if source is None:
@@ -256,7 +256,7 @@ def open_measured(
     is_own = source is None or any(part.name in trained_on for part in opened.parts)
     if is_own and source is not None:
         say("this source, or a part of it, was trained on: only its validation set is measured")
-    measured = to_measure(opened, validation_only=is_own)
+    measured = evaluation_set(opened, validation_only=is_own)
     if measured.own_sides:
         say(f"the source has a {' and a '.join(measured.own_sides)} split of its own: only that is measured")
     name = opened.source if source is None else source
@@ -398,8 +398,7 @@ def write_files(
 
 def small_images(source: "Source", mistakes: Sequence[Mapping[str, Any]]) -> dict[int, bytes]:
     """A JPEG of each image of the mistakes; those that can no longer be read are omitted."""
-    from lapclip.data.decode import Unreadable
-    from lapclip.data.whole import as_jpeg
+    from lapclip.data.decode import Unreadable, as_jpeg
 
     images = {}
     for index in sorted({place["index"] for mistake in mistakes for place in (mistake, *mistake["found"])}):

@@ -155,13 +155,12 @@ def read_terms(words: str, likes: Sequence[str], unlikes: Sequence[str]) -> "lis
 
 def image_bytes(name: str) -> bytes:
     """The content of an image file; the error for anything else has its name."""
-    from lapclip.data.decode import Unreadable
+    from lapclip.data.decode import Unreadable, read_whole
     from lapclip.data.files import read_file
-    from lapclip.data.whole import whole
 
     try:
         data = read_file(os.path.expanduser(name))
-        whole(data, 32)
+        read_whole(data, 32)
     except (OSError, ValueError, Unreadable) as error:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         is_missing = isinstance(error, FileNotFoundError)
@@ -287,14 +286,13 @@ def load_images(matches: "Sequence[Match]") -> "list[Image.Image]":
     """The images of some matches; grey where a file can no longer be read."""
     from PIL import Image
 
-    from lapclip.data.ahead import in_order
-    from lapclip.data.decode import Unreadable
+    from lapclip.data.decode import Unreadable, read_whole
     from lapclip.data.files import read_file
-    from lapclip.data.whole import whole
+    from lapclip.data.workers import in_order
 
     def load(match: "Match") -> Image.Image:
         try:
-            return whole(read_file(match.entry.path), THUMBNAIL_SIZE)
+            return read_whole(read_file(match.entry.path), THUMBNAIL_SIZE)
         except (OSError, ValueError, Unreadable):
             return Image.new("RGB", (THUMBNAIL_SIZE, THUMBNAIL_SIZE), "grey")
 

@@ -1,27 +1,27 @@
-"""Pairs in, batches out: shuffled anew each epoch, every pair once.
+"""Pairs in, batches out: shuffled again each epoch, every pair once.
 
 Which pairs a batch holds is a pure function of seed and step, so the position in the data is the step itself. What must
 be drawn or decoded is fetched by other processes.
 """
 
-from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 
 import numpy as np
 
 from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
-from lapclip.data.workers import held, worker_pool
+from lapclip.data.workers import held, submit_ahead, worker_pool
 from lapclip.errors import UserError, shortened
 
 PIECE = 64  # pairs a worker prepares at once: small, so that a large batch is shared and never held twice
-MOST_REMEMBERED = 100_000  # captions whose tokens are kept in memory: 30 MB
-MOST_TRIES = 100  # pairs tried in place of one whose image is broken
+MAX_CACHED_CAPTIONS = 100_000  # captions whose tokens are kept in memory: 30 MB
+MAX_TRIES = 100  # pairs tried in place of one whose image is broken
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Batch:
     ends: np.ndarray  # [B], where each caption ends
     image_ids: np.ndarray  # [B], equal for equal images
     caption_ids: np.ndarray  # [B], equal for equal captions
-    faults: tuple[str, ...] = ()  # images that could not be had; others took their places
+    faults: tuple[str, ...] = ()  # images that could not be read; others took their places
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def load_batches(
     workers: int,
 ) -> Generator[Batch]:
     """Batches without end, from some step on, in the size the source keeps its images in."""
-    if source.only_copies and (words := source.all_captions(MOST_REMEMBERED)) is not None:
-        tokenizer.remember(words)
+    if source.only_copies and (captions := source.all_captions(MAX_CACHED_CAPTIONS)) is not None:
+        tokenizer.cache(captions)
     fetched = fetch_ahead(source, batch_size, source.stored_size(image_size), seed, first_step, workers)
     with closing(fetched):
         for some in fetched:
@@ -95,25 +95,21 @@ def fetch_ahead(
     source: Source, batch_size: int, size: int, seed: int, first_step: int, workers: int
 ) -> Generator[Fetched]:
     """The pairs of each step; with workers, the next ones are fetched while these are used."""
-    step = first_step
     if workers == 0:
-        while True:
+        for step in count(first_step):
             indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
             yield fetch(source, indices, epochs, size, seed)
-            step += 1
     with worker_pool(source, workers) as pool:
-        waiting: deque[list[Future]] = deque()
-        while True:
-            while len(waiting) < 2:
-                indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
-                waiting.append(
-                    [
-                        pool.submit(fetch_held, indices[i : i + PIECE], epochs[i : i + PIECE], size, seed)
-                        for i in range(0, batch_size, PIECE)
-                    ]
-                )
-                step += 1
-            yield collect(waiting.popleft(), batch_size, size)
+
+        def submit(step: int) -> list[Future]:
+            indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
+            return [
+                pool.submit(fetch_held, indices[i : i + PIECE], epochs[i : i + PIECE], size, seed)
+                for i in range(0, batch_size, PIECE)
+            ]
+
+        for pieces in submit_ahead(submit, count(first_step), 2):
+            yield collect(pieces, batch_size, size)
 
 
 def collect(pieces: list[Future], batch_size: int, size: int) -> Fetched:
@@ -154,7 +150,7 @@ def fetch_singly(
     """Image by image; the next pair takes the place of one whose image is broken."""
     taken, images, faults = indices.copy(), [], []
     for place in range(len(taken)):
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             try:
                 images.append(source.pixels(taken[place : place + 1], size)[0])
                 break
@@ -163,8 +159,8 @@ def fetch_singly(
                 taken[place] = (taken[place] + 1) % source.num_different
         else:
             raise UserError(
-                f"{MOST_TRIES} images in a row cannot be read, the last one {faults[-1]}",
-                hint="look whether the source is still there: `lapclip data check` names what is wrong with it",
+                f"{MAX_TRIES} images in a row cannot be read, the last one {faults[-1]}",
+                hint="check that the source is still there: `lapclip data check` names what is wrong with it",
             )
     return taken, np.stack(images), tuple(faults)
 

@@ -1,30 +1,33 @@
-"""One image: encoded bytes in, a small upright RGB square and what is worth knowing about the original out.
+"""One image: encoded bytes in, upright RGB pixels at a small size out, with a record of the original.
 
 The only place where a stranger's image is decoded: few formats, limited pixels, and every fault becomes a sentence.
 """
 
+import contextlib
 import hashlib
 import io
 import math
 import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 
-from lapclip.data.image_formats import FORMATS, formats, undisturbed, what_it_is
-
-# What a record notes about an image, one bit each.
+# Nothing that runs a program, such as EPS. Packs store places in this list and in the next.
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "TIFF", "BMP", "HEIF", "AVIF")
 TRAITS = ("grey", "cmyk", "sixteen_bit", "alpha", "palette", "rotated", "animated")
-MOST_PIXELS = 2**27  # after a JPEG was scaled while decoding
-MOST_BYTES = 640 * 10**6  # held while decoding one image, in each of several processes on a laptop
-MOST_SCANS = 100  # of a JPEG, each a pass over all of it; a progressive one has about ten
-# Bytes a pixel that a decoder holds besides the image itself, as measured.
-BESIDE = {"WEBP": 12, "AVIF": 10, "HEIF": 8, "GIF": 1}
-RLE_BESIDE = 36  # of a run-length BMP, which Pillow decodes in Python: for its time, not its memory
-BLOCK_BESIDE = 8  # of a TIFF's strip or tile, which is decoded whole
-WHOLE = 2**22  # pixels that are converted at once; more go in bands of a quarter of that
-THUMB = 8  # pixels each side of the thumbnail that near duplicates are seen by
+MAX_PIXELS = 2**27  # after a JPEG was scaled while decoding
+MAX_BYTES = 640 * 10**6  # held while decoding one image, in each of several processes on a laptop
+MAX_SCANS = 100  # of a JPEG, each a pass over all of it; a progressive one has about ten
+# Bytes per pixel that a decoder holds besides the image itself, as measured.
+DECODER_BYTES = {"WEBP": 12, "AVIF": 10, "HEIF": 8, "GIF": 1}
+RLE_BYTES = 36  # of a run-length BMP, which Pillow decodes in Python: for its time, not its memory
+BLOCK_BYTES = 8  # of a TIFF's strip or tile, which is decoded whole
+CONVERTED_AT_ONCE = 2**22  # pixels; larger images are converted in bands of a quarter of that
+THUMB = 8  # pixels each side of the thumbnail that near duplicates are found by
 
 # One image in a pack. `stamp` is of its name and the reader's stamp, so that an unchanged file is known unread;
 # `content` is of its bytes, so that a moved or copied one is known undecoded.
@@ -42,6 +45,7 @@ RECORD = np.dtype(
         ("thumb", "u1", (THUMB, THUMB, 3)),
     ]
 )
+ImageFile.LOAD_TRUNCATED_IMAGES = False  # half an image is a broken one
 
 
 class Unreadable(Exception):
@@ -70,88 +74,155 @@ def digest(*parts: bytes) -> bytes:
 
 
 def decode(data: bytes, size: int, content: bytes | None = None) -> Decoded:
-    """The middle square of an image, upright, at a size; Unreadable when it is none. `content` is its digest."""
+    """The center square of an image, upright, at a size; Unreadable when it is none. `content` is its digest."""
     square, record = read_square(data, size)
     record["content"], record["num_bytes"] = np.void(content or digest(data)), len(data)
     record["thumb"] = np.asarray(square.resize((THUMB, THUMB), Image.Resampling.BOX))
     record["dhash"] = difference_hash(square)
-    return Decoded(np.ascontiguousarray(np.asarray(square).transpose(2, 0, 1)), record)
+    return Decoded(channels_first(square), record)
 
 
 def read_square(data: bytes, size: int) -> tuple[Image.Image, np.ndarray]:
-    """The middle square, RGB and upright, with a record of how the original was; Unreadable when it is none."""
+    """The center square, RGB and upright, with a record of the original; Unreadable when it is none."""
+    record = np.zeros((), RECORD)
+    with open_image(data, lambda *_: (size, size)) as (image, (width, height), extent):
+        turned = orientation(image)
+        is_lying = turned in (5, 6, 7, 8) and image.format != "TIFF"  # whose size Pillow gives upright
+        record["width"], record["height"] = (height, width) if is_lying else (width, height)
+        record["format"] = FORMATS.index(image.format or "")
+        record["traits"] = trait_bits(image, turned)
+        square = center_square(image, size, extent)
+        return upright(square, orientation(image)), record  # asked again: some turn as they load
+
+
+def read_whole(data: bytes, max_side: int) -> Image.Image:
+    """All of an image, RGB and upright, to be looked at; Unreadable when it is none."""
+
+    def fitted(width: int, height: int) -> tuple[int, int]:
+        scale = min(1.0, max_side / max(width, height))
+        return max(1, round(width * scale)), max(1, round(height * scale))
+
+    with open_image(data, fitted) as (image, original, extent):
+        small = resize_rgb(image, fitted(*original), (0, 0, *extent))
+        return upright(small, orientation(image))
+
+
+def as_jpeg(image: Image.Image, quality: int = 85) -> bytes:
+    """The image alone: nothing of what its file said about place, time or camera."""
+    out = io.BytesIO()
+    bare = Image.frombytes("RGB", image.size, image.convert("RGB").tobytes())
+    bare.save(out, format="JPEG", quality=quality)
+    return out.getvalue()
+
+
+@contextlib.contextmanager
+def open_image(
+    data: bytes, smallest: Callable[[int, int], tuple[int, int]]
+) -> Iterator[tuple[Image.Image, tuple[int, int], tuple[float, float]]]:
+    """An encoded image that is safe to decode, its own size, and how much of the decoded pixels it takes.
+
+    Whatever is wrong with it, also in the block that uses it, becomes Unreadable. A JPEG is scaled while decoding, to
+    no less than what `smallest` makes of its size.
+    """
     if not data:
         raise Unreadable("is empty")
-    record = np.zeros((), RECORD)
     try:
-        return open_square(data, size, record), record
+        with pillow_limits_off():
+            image = Image.open(io.BytesIO(data), formats=formats(data))
+            width, height = image.size
+            if image.format in ("JPEG", "MPO"):
+                image.draft("RGB", smallest(width, height))
+            refuse_too_large(image, data, width, height)  # before `getexif`, which may decode
+            scale = round(width / image.width)  # decoded sizes are rounded up: the last row may be half a one
+            yield image, (width, height), (width / scale, height / scale)
     except Unreadable:
         raise
     except UnidentifiedImageError:
-        raise Unreadable(*what_it_is(data)) from None
+        raise unidentified(data) from None
     except Exception as error:  # a broken file can raise nearly anything: OSError, SyntaxError, struct.error
         raise Unreadable(f"cannot be decoded: {error}") from None
 
 
-def open_square(data: bytes, size: int, record: np.ndarray) -> Image.Image:
-    """The middle square of an image, RGB and upright; fills in what the record says of the original."""
-    with undisturbed():
-        image = Image.open(io.BytesIO(data), formats=formats(data))
-        width, height = image.size
-        if image.format in ("JPEG", "MPO"):
-            image.draft("RGB", (size, size))  # scaled while decoding, to no less than what is kept
-        refuse_too_large(image, data, width, height)  # before `getexif`, which may decode
-        turned = orientation(image)
-        record["width"], record["height"] = (height, width) if turned in (5, 6, 7, 8) else (width, height)
-        record["format"] = FORMATS.index(image.format or "")
-        record["traits"] = sum(1 << TRAITS.index(trait) for trait in traits(image, turned))
-        scale = round(width / image.width)
-        # Decoded sizes are rounded up: the last row may be half a one.
-        extent = (width / scale, height / scale) if scale > 1 else (None, None)
-        square = rgb_square(image, size, *extent)
-        return upright(square, orientation(image))  # asked again: some turn as they load
+def formats(data: bytes) -> list[str]:
+    """What an image that begins so may be opened as."""
+    if data[4:8] == b"ftyp" and "HEIF" not in Image.OPEN:
+        with contextlib.suppress(ImportError):  # phones' HEIC, when the extra is installed
+            import pillow_heif
+
+            pillow_heif.register_heif_opener()
+    Image.preinit()
+    if not set(FORMATS) - {"HEIF"} <= Image.OPEN.keys():
+        Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def unidentified(data: bytes) -> Unreadable:
+    if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"):
+        return Unreadable("is a HEIC image, which needs `pip install 'lapclip[heic]'`", extra="heic")
+    return Unreadable(
+        "is text, not an image" if b"\0" not in data[:1024] else "is not an image in a known format"
+    )
+
+
+limits_lock, num_limits_off, limits = threading.Lock(), 0, contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def pillow_limits_off() -> Iterator[None]:
+    """No warnings about metadata, and not Pillow's limit of pixels, which refuses JPEGs that are scaled while decoding.
+
+    Both are of the whole process, so the first of several threads sets them and the last one restores them.
+    """
+    global num_limits_off
+    with limits_lock:
+        num_limits_off += 1
+        if num_limits_off == 1:
+            limits.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+            limits.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
+            Image.MAX_IMAGE_PIXELS = None
+    try:
+        yield
+    finally:
+        with limits_lock:
+            num_limits_off -= 1
+            if num_limits_off == 0:
+                limits.close()
 
 
 def refuse_too_large(image: Image.Image, data: bytes, width: int, height: int) -> None:
-    """Unreadable when decoding would take too much memory or time, for all that its header says."""
+    """Unreadable when decoding would take too much memory or time, judged by its header alone."""
+    # In Pillow three channels take as much memory as four.
+    stored = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
     num_pixels = image.width * image.height
-    num_bytes: float = num_pixels * (stored_bytes(image.mode) + BESIDE.get(image.format or "", 0))
+    num_bytes: float = num_pixels * (stored + DECODER_BYTES.get(image.format or "", 0))
     codec = image.tile[0][0] if isinstance(image, ImageFile.ImageFile) and image.tile else ""
     if codec == "bmp_rle":
-        num_bytes += num_pixels * RLE_BESIDE
+        num_bytes += num_pixels * RLE_BYTES
     elif codec == "jpeg":
-        num_bytes += width * height * kept_coefficients(image, data)
+        num_bytes += width * height * coefficient_bytes(image, data)
     elif isinstance(image, TiffImagePlugin.TiffImageFile):
         if codec == "libtiff":
-            num_bytes += block_pixels(image) * BLOCK_BESIDE
+            tags = image.tag_v2
+            rows = min(tags.get(278, image.height), image.height)  # RowsPerStrip
+            # TileWidth and TileLength, which may be larger than the image
+            block = tags[322] * tags.get(323, image.height) if 322 in tags else image.width * rows
+            num_bytes += block * BLOCK_BYTES
         if orientation(image) != 1:  # turned as it loads
-            num_bytes += num_pixels * stored_bytes(image.mode)
-    if num_pixels > MOST_PIXELS or num_bytes > MOST_BYTES:
+            num_bytes += num_pixels * stored
+    if num_pixels > MAX_PIXELS or num_bytes > MAX_BYTES:
         raise Unreadable(
             f"has {width * height / 1e6:,.0f} million pixels and needs {num_bytes / 1e6:,.0f} MB of memory, "
             "too much to decode safely"
         )
 
 
-def stored_bytes(mode: str) -> int:
-    """What a pixel takes in Pillow, where three channels take as much as four."""
-    return 1 if mode in ("1", "L", "P") else 2 if mode.startswith("I;16") else 4
-
-
-def block_pixels(image: TiffImagePlugin.TiffImageFile) -> int:
-    """How large a TIFF's strips or tiles are; tiles may be larger than the image."""
-    tags = image.tag_v2
-    if 322 in tags:  # TileWidth, and TileLength
-        return tags[322] * tags.get(323, image.height)
-    return image.width * min(tags.get(278, image.height), image.height)  # RowsPerStrip
-
-
-def kept_coefficients(image: Image.Image, data: bytes) -> float:
-    """Bytes a pixel, at full size, that a JPEG of several scans keeps until the last: all its coefficients."""
+def coefficient_bytes(image: Image.Image, data: bytes) -> float:
+    """Bytes per pixel, at full size, that a JPEG of several scans keeps until the last: all its coefficients."""
     layers = [layer[1:3] for layer in getattr(image, "layer", [])]
     progressive = "progressive" in image.info or "progression" in image.info
     num_scans = count_scans(data, len(layers), progressive)
-    if num_scans > MOST_SCANS:
+    if num_scans > MAX_SCANS:
         raise Unreadable(f"is a JPEG of {num_scans:,} scans, too many to decode safely")
     if not num_scans and not progressive:
         return 0
@@ -159,7 +230,7 @@ def kept_coefficients(image: Image.Image, data: bytes) -> float:
     return 2 * sum(across * down for across, down in layers) / max(densest, 1)
 
 
-MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # of a JPEG's part; the others belong to a scan
+MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")  # of a JPEG's segment; the others belong to a scan
 
 
 def count_scans(data: bytes, num_layers: int, progressive: bool) -> int:
@@ -182,104 +253,99 @@ def orientation(image: Image.Image) -> int:
     return image.getexif().get(0x0112, 1)
 
 
-def upright(square: Image.Image, turned: int) -> Image.Image:
-    """A square as its orientation says it is seen; turning is cheap once the image is small."""
+def upright(image: Image.Image, turned: int) -> Image.Image:
+    """An image as its orientation says it is seen; turning is cheap once it is small."""
     method = {
         2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_90,
     }.get(turned)  # fmt: skip
-    return square if method is None else square.transpose(method)
+    return image if method is None else image.transpose(method)
 
 
-def traits(image: Image.Image, turned: int) -> list[str]:
+def is_deep(mode: str) -> bool:
+    return mode == "I" or mode.startswith("I;16")
+
+
+def has_alpha(image: Image.Image) -> bool:
+    return image.mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in image.info
+
+
+def trait_bits(image: Image.Image, turned: int) -> int:
     mode = image.mode
-    return [
-        trait
-        for trait, is_so in (
-            ("grey", mode in ("1", "L", "LA", "I", "F") or mode.startswith("I;16")),
-            ("cmyk", mode == "CMYK"),
-            ("sixteen_bit", mode == "I" or mode.startswith("I;16")),
-            ("alpha", mode in ("LA", "PA", "RGBA", "RGBa", "La") or "transparency" in image.info),
-            ("palette", mode == "P"),
-            ("rotated", turned not in (0, 1)),
-            ("animated", getattr(image, "is_animated", False) and image.format != "MPO"),
-        )
-        if is_so
-    ]
+    traits = {
+        "grey": mode in ("1", "L", "LA", "F") or is_deep(mode),
+        "cmyk": mode == "CMYK",
+        "sixteen_bit": is_deep(mode),
+        "alpha": has_alpha(image),
+        "palette": mode == "P",
+        "rotated": turned not in (0, 1),
+        "animated": getattr(image, "is_animated", False) and image.format != "MPO",
+    }
+    return sum(1 << TRAITS.index(trait) for trait, is_so in traits.items() if is_so)
 
 
-def rgb_square(
-    image: Image.Image, size: int, width: float | None = None, height: float | None = None
+def center_square(image: Image.Image, size: int, extent: tuple[float, float] | None = None) -> Image.Image:
+    """The center square as RGB, cropped and resized at once; `extent` is how much of the pixels the image takes."""
+    width, height = extent or image.size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return resize_rgb(image, (size, size), (left, top, left + side, top + side))
+
+
+def resize_rgb(
+    image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float]
 ) -> Image.Image:
-    """The middle square as RGB; a large image is converted band by band, for a second one would not fit."""
+    """A part of an image as RGB at a size; a large one is converted band by band: a second one would not fit."""
     image.load()
-    if is_plain(image) or image.width * image.height <= WHOLE:
-        return middle_square(to_rgb(image), size, width, height)
-    left, top, right, bottom = middle_box(width or image.width, height or image.height)
-    factor = max(1, int((right - left) / size / 4))  # what is left is enough to look no different
-    margin = 2 * (right - left) / size + factor  # what the filter sees beyond the edges
+    left, top, right, bottom = box
+    if is_plain(image) or image.width * image.height <= CONVERTED_AT_ONCE:
+        rgb = to_rgb(image)
+        is_same = rgb.size == size and box == (0, 0, *size)
+        return rgb if is_same else rgb.resize(size, Image.Resampling.BICUBIC, box=box)
+    scale = min((right - left) / size[0], (bottom - top) / size[1])
+    factor = max(1, int(scale / 4))  # what is left is enough to look no different
+    margin = 2 * scale + factor  # what the filter sees beyond the edges
     across, down = max(0, math.floor(left - margin)), max(0, math.floor(top - margin))
     num_columns = min(image.width, math.ceil(right + margin)) - across
     num_rows = min(image.height, math.ceil(bottom + margin)) - down
     reduced = Image.new("RGB", (-(-num_columns // factor), -(-num_rows // factor)))
-    step = max(1, WHOLE // 4 // num_columns // factor) * factor
-    brightest = top_value(image)
+    step = max(1, CONVERTED_AT_ONCE // 4 // num_columns // factor) * factor
+    brightest = white_value(image)
     for row in range(0, num_rows, step):
-        box = (across, down + row, across + num_columns, down + min(row + step, num_rows))
-        reduced.paste(to_rgb(image.crop(box), brightest).reduce(factor), (0, row // factor))
-    inner = (
-        (left - across) / factor,
-        (top - down) / factor,
-        (right - across) / factor,
-        (bottom - down) / factor,
-    )
-    return reduced.resize((size, size), Image.Resampling.BICUBIC, box=inner)
+        band = image.crop((across, down + row, across + num_columns, down + min(row + step, num_rows)))
+        reduced.paste(to_rgb(band, brightest).reduce(factor), (0, row // factor))
+    left, right = (left - across) / factor, (right - across) / factor
+    top, bottom = (top - down) / factor, (bottom - down) / factor
+    return reduced.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
 
 
 def is_plain(image: Image.Image) -> bool:
     return image.mode == "RGB" and "transparency" not in image.info
 
 
-def top_value(image: Image.Image) -> float:
-    """The value that white has in an image of more than eight bits."""
+def white_value(image: Image.Image) -> float:
+    """The value of white in an image of more than eight bits."""
     return max(float(np.max(image.getextrema())), 1e-9) if image.mode == "F" else 65535.0
 
 
 def to_rgb(image: Image.Image, brightest: float | None = None) -> Image.Image:
     """RGB as a viewer would show it: sixteen bits scaled down, transparency over white."""
-    if image.mode == "I" or image.mode.startswith("I;16") or image.mode == "F":
-        values = np.asarray(image, dtype=np.float32)
-        scaled = values * (255 / (brightest or top_value(image)))
+    if is_deep(image.mode) or image.mode == "F":
+        scaled = np.asarray(image, dtype=np.float32) * (255 / (brightest or white_value(image)))
         image = Image.fromarray(scaled.clip(0, 255).astype(np.uint8))
-    if "transparency" in image.info or image.mode in ("LA", "PA", "RGBA", "RGBa", "La"):
+    if has_alpha(image):
         rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(white, rgba).convert("RGB")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image if is_plain(image) else image.convert("RGB")
 
 
-def middle_square(
-    image: Image.Image, size: int, width: float | None = None, height: float | None = None
-) -> Image.Image:
-    """The middle square, cropped and resized in one go; of a part of the image when its extent is given."""
-    box = middle_box(width or image.width, height or image.height)
-    if image.size == (size, size) and box == (0, 0, size, size):
-        return image
-    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
-
-
-def middle_box(width: float, height: float) -> tuple[float, float, float, float]:
-    """The edges of the middle square: left, top, right, bottom."""
-    side = min(width, height)
-    left, top = (width - side) / 2, (height - side) / 2
-    return left, top, left + side, top + side
+def channels_first(image: Image.Image) -> np.ndarray:
+    """Bytes [3, H, W]."""
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
 def difference_hash(square: Image.Image) -> np.uint64:
     grey = np.asarray(square.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
     bits = np.packbits(grey[:, 1:] < grey[:, :-1])
     return bits.view("<u8")[0]
-
-
-ImageFile.LOAD_TRUNCATED_IMAGES = False  # half an image is a broken one

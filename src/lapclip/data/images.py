@@ -1,7 +1,7 @@
-"""Images as people hand them over in Python: a path, a PIL image, an array or a tensor in; a square of bytes out.
+"""Images as people pass them in Python: a path, a PIL image, an array or a tensor in; a square of bytes out.
 
-A model is trained and evaluated on images out of packs, which are a little larger than it looks at. Whatever it is
-shown later goes the same way, by that size, so that it sees what it knows.
+A model is trained and evaluated on images from packs, which are a little larger than its input. Whatever it is shown
+later is resized by way of that size too, so that it sees what it was trained on.
 """
 
 import os
@@ -11,28 +11,36 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lapclip.data.ahead import in_order
-from lapclip.data.decode import Decoded, Unreadable, orientation, read_square, rgb_square, upright
+from lapclip.data.decode import (
+    Decoded,
+    Unreadable,
+    center_square,
+    channels_first,
+    orientation,
+    read_square,
+    upright,
+)  # fmt: skip
 from lapclip.data.files import read_file
 from lapclip.data.pack import size_for
+from lapclip.data.workers import in_order
 from lapclip.errors import UserError, printable
 
-FEW = 8  # images, for which no threads are started
+MIN_FOR_THREADS = 8  # images; for fewer no threads are started
 TOLERANCE = 1e-4  # beyond 0 and 1, as interpolation leaves it
 
 
-def refuse_what_is_no_list(several: Any) -> None:
+def check_list(several: Any) -> None:
     is_one_image = getattr(several, "ndim", 1) in (0, 2, 3)  # of an array or a tensor
     if isinstance(several, str | bytes | os.PathLike | Image.Image) or is_one_image:
-        raise UserError("a list is wanted, and this is one thing", hint="put it into brackets: `[...]`")
+        raise UserError("expected a list, and this is one item", hint="put it into brackets: `[...]`")
     if isinstance(several, Mapping) or not (hasattr(several, "__len__") and hasattr(several, "__getitem__")):
         raise UserError(
-            f"a list is wanted, and this is a `{type(several).__name__}`", hint="make it one: `list(...)`"
+            f"expected a list, and this is a `{type(several).__name__}`", hint="make it one: `list(...)`"
         )
 
 
-def refuse_what_is_no_text(several: Any) -> None:
-    refuse_what_is_no_list(several)
+def check_texts(several: Any) -> None:
+    check_list(several)
     for number, text in enumerate(several):
         if not isinstance(text, str):
             raise UserError(
@@ -47,42 +55,42 @@ def squares(images: Any, size: int) -> Generator[np.ndarray, None, None]:
     def square(numbered: tuple[int, Any]) -> np.ndarray:
         return square_of(numbered[1], size, called=f"image {numbered[0]}")
 
-    if len(images) > FEW and all(isinstance(picture, str | os.PathLike) for picture in images):
+    if len(images) > MIN_FOR_THREADS and all(isinstance(image, str | os.PathLike) for image in images):
         yield from in_order(square, enumerate(images))  # which is closed with this
     else:
         yield from map(square, enumerate(images))
 
 
-def square_of(picture: Any, size: int, called: str) -> np.ndarray:
+def square_of(image: Any, size: int, called: str) -> np.ndarray:
     """Bytes [3, size, size]: upright, the middle square; a file as a pack would decode it. `called` is for errors."""
     try:
-        if isinstance(picture, str | os.PathLike):
-            called = f"`{printable(os.fsdecode(picture))}`"
-            return decode_as_trained(read_file(os.fsdecode(picture)), size).pixels
-        if hasattr(picture, "detach"):  # a tensor, whose library is not imported for this
-            picture = channels_last(picture, called)
-        image = array_image(picture, called) if isinstance(picture, np.ndarray) else picture
+        if isinstance(image, str | os.PathLike):
+            called = f"`{printable(os.fsdecode(image))}`"
+            return decode_as_trained(read_file(os.fsdecode(image)), size).pixels
+        if hasattr(image, "detach"):  # a tensor, whose library is not imported for this
+            image = channels_last(image, called)
+        image = array_image(image, called) if isinstance(image, np.ndarray) else image
         if not isinstance(image, Image.Image):
             raise UserError(
-                f"{called} is given as `{type(image).__name__}`, which is no image",
+                f"{called} is given as `{type(image).__name__}`, which is not an image",
                 hint="give a path, a PIL image, an array [height, width, 3] or a tensor [3, height, width]",
             )
         if 0 in image.size:
             raise Unreadable("has no pixels")
-        stored = upright(rgb_square(image, size_for(size)), orientation(image))
-        return np.asarray(rgb_square(stored, size)).transpose(2, 0, 1)
+        stored = upright(center_square(image, size_for(size)), orientation(image))
+        return channels_first(center_square(stored, size))
     except (Unreadable, OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UserError(
             f"cannot read {called} as an image: {printable(why)}",
-            hint="leave it out, or convert it to JPEG",
+            hint="omit it, or convert it to JPEG",
         ) from None
 
 
 def decode_as_trained(data: bytes, size: int) -> Decoded:
     """What a model that looks at `size` pixels is to be shown of an image; its record holds no thumbnail."""
     stored, record = read_square(data, size_for(size))
-    return Decoded(np.ascontiguousarray(np.asarray(rgb_square(stored, size)).transpose(2, 0, 1)), record)
+    return Decoded(channels_first(center_square(stored, size)), record)
 
 
 def array_image(array: np.ndarray, called: str) -> Image.Image:

@@ -1,37 +1,38 @@
 """The pack: each image of a source decoded and resized once, in a file that is mapped into memory.
 
-    records     one RECORD an image ever seen, appended as it is done: what is there need not be done again
-    pixels      bytes [3, S, S] one after the other, in the order of their rows
-    why.jsonl   what is wrong with the images that could not be decoded
-    pack.json   what this folder is, for `lapclip data clean`
-
-An image is known by its name and stamp without being read, or by its content without being decoded.
+A pack is a folder in the cache. `records` holds what is known of each image and `pixels` the rows they speak of; both
+only grow, and pixels reach the disk before their records, so a killed process leaves a pack that is merely unfinished.
 """
 
+import contextlib
+import errno
 import json
+import os
 import shutil
-from collections import Counter, deque
+import time
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from lapclip.data.catalogue import Catalogue, Reader
 from lapclip.data.decode import RECORD, Unreadable, decode, digest
-from lapclip.data.journal import Fault, Journal, Outcome, locked, read_whys
-from lapclip.data.workers import held, worker_pool
-from lapclip.errors import UserError
-from lapclip.files import cache_folder, write_atomically
+from lapclip.data.workers import held, submit_ahead, worker_pool
+from lapclip.errors import UserError, shortened
+from lapclip.files import Taken, cache_folder, release_lock, take_lock, write_atomically
 from lapclip.machine.hardware import num_usable_cores
 from lapclip.units import Progress
 
 VERSION = 1
 PACKING = "packing images"
 PIECE = 32  # images a process decodes at once
-FEW = 200  # images that are decoded here, sooner than processes start
+MIN_FOR_WORKERS = 200  # images; fewer are decoded here, sooner than processes start
 SPARE_BYTES = 2**30  # of the disk, never taken
+SECONDS_BETWEEN_SYNCS = 5.0
+LOCK_PATIENCE_SECONDS = 20.0  # for another process that has the pack
 
 
 @dataclass(frozen=True)
@@ -41,19 +42,29 @@ class Pack:
     path: Path
     size: int  # pixels of each side
     records: np.ndarray  # RECORD, one an image
-    unreadable: dict[int, str]  # why, by number
-    num_reused: int  # images that were there already
-    num_needing: Counter[str] = field(
-        default_factory=Counter
-    )  # images that an optional dependency would read
+    unreadable: dict[int, str] = field(default_factory=dict)  # why, by number
+    num_reused: int = 0  # images that were there already
+    num_needing_extra: int = 0  # unreadable images that an optional dependency would read
 
     @property
     def num_bytes(self) -> int:
         return folder_bytes(self.path)
 
 
+@dataclass(frozen=True)
+class Fault:
+    """Why an image has no pixels; a lasting one lies in its bytes, so that there is no need to try again."""
+
+    why: str
+    is_lasting: bool = False
+    extra: str | None = None  # the group of optional dependencies that would read it
+
+
+Outcome = tuple[np.ndarray, np.ndarray | None] | Fault  # a record and its pixels, None when these are known
+
+
 def size_for(image_size: int) -> int:
-    """A little above the size of training, so that crops of it are worth looking at."""
+    """A little above the size of training, so that random crops of it are worth taking."""
     return -(-image_size * 9 // 64) * 8
 
 
@@ -64,16 +75,14 @@ def packs_folder() -> Path:
 def folder_for(identity: str, size: int) -> Path:
     """Where the pack of a source lies; the identity is what finds the same images again."""
     plain = "".join(c if c.isalnum() else "-" for c in Path(identity).name)[:40].strip("-") or "source"
-    return (
-        packs_folder()
-        / f"{plain}-{size}px-{digest(bytes([VERSION]), identity.encode(errors='surrogateescape')).hex()[:12]}"
-    )
+    key = digest(bytes([VERSION]), identity.encode(errors="surrogateescape")).hex()[:12]
+    return packs_folder() / f"{plain}-{size}px-{key}"
 
 
 def pack(
     catalogue: Catalogue, identity: str, size: int, workers: int | None = None
 ) -> Generator[Progress, None, Pack]:
-    """Decodes what is not in the pack yet, and says how far it is; killed, it goes on from there the next time."""
+    """Decodes what is not in the pack yet, and yields its progress; when killed, the next call goes on from there."""
     path = folder_for(identity, size)
     stamps = np.fromiter(all_stamps(catalogue), dtype=np.uint64, count=len(catalogue.names))
     with locked(path):
@@ -84,33 +93,30 @@ def pack(
             missing = np.flatnonzero((found < 0) & (stamps != 0))
             needed = len(missing) * (journal.row_bytes + RECORD.itemsize)
             check_disk(needed)
-            passing: dict[int, str] = {}
-            num_needing: Counter[str] = Counter()
-            num_unreadable = 0
             yield Progress(PACKING, 0, len(missing), 0, needed)
-            decoder = Decoder(catalogue.reader, size, journal.contents)
-            for done, numbers, outcomes in decode_all(decoder, missing, workers):
-                for number, outcome in zip(numbers.tolist(), outcomes, strict=True):
-                    num_unreadable += isinstance(outcome, Fault)
-                    if isinstance(outcome, Fault) and not outcome.is_lasting:
-                        passing[number] = outcome.why  # tried again the next time
-                        num_needing.update(filter(None, [outcome.extra]))
-                    else:
+            faults: dict[int, Fault] = {}
+            done = 0
+            for piece, outcomes in decode_all(
+                Decoder(catalogue.reader, size, journal.contents), missing, workers
+            ):
+                for number, outcome in zip(piece.tolist(), outcomes, strict=True):
+                    if isinstance(outcome, Fault):
+                        faults[number] = outcome
+                    if (
+                        not isinstance(outcome, Fault) or outcome.is_lasting
+                    ):  # others are tried again the next time
                         found[number] = journal.add(int(stamps[number]), outcome)
-                yield Progress(PACKING, done, len(missing), num_unreadable, needed)
+                done += len(piece)
+                yield Progress(PACKING, done, len(missing), len(faults), needed)
             records = journal.chosen(found)
         whys = read_whys(path)
-        broken = np.flatnonzero(records["row"] < 0).tolist()
-        unreadable = {i: passing.get(i) or whys.get(int(stamps[i]), "is missing") for i in broken}
-        return Pack(path, size, records, unreadable, num_reused, num_needing)
-
-
-def describe_folder(path: Path, identity: str, size: int) -> None:
-    """Says whose folder it is, for `lapclip data clean`."""
-    if not (path / "pack.json").exists():
-        write_atomically(
-            path / "pack.json", json.dumps({"version": VERSION, "source": identity, "size": size})
-        )
+    broken = np.flatnonzero(records["row"] < 0).tolist()
+    num_needing_extra = sum(fault.extra is not None for fault in faults.values())
+    unreadable = {
+        number: faults[number].why if number in faults else whys.get(int(stamps[number]), "is missing")
+        for number in broken
+    }
+    return Pack(path, size, records, unreadable, num_reused, num_needing_extra)
 
 
 def all_stamps(catalogue: Catalogue) -> Iterator[int]:
@@ -123,24 +129,17 @@ def all_stamps(catalogue: Catalogue) -> Iterator[int]:
 
 def decode_all(
     decoder: "Decoder", numbers: np.ndarray, workers: int | None
-) -> Iterator[tuple[int, np.ndarray, list[Outcome]]]:
-    """How many are done, some images' numbers, and what became of them; in order, by all cores together."""
-    pieces = deque(numbers[i : i + PIECE] for i in range(0, len(numbers), PIECE))
-    done = 0
-    if len(numbers) <= FEW or workers == 0:
-        for piece in pieces:
-            done += len(piece)
-            yield done, piece, decoder.decode(piece)
+) -> Iterator[tuple[np.ndarray, list[Outcome]]]:
+    """Some images' numbers, and what became of them; in order, by all cores together."""
+    pieces = [numbers[i : i + PIECE] for i in range(0, len(numbers), PIECE)]
+    if len(numbers) <= MIN_FOR_WORKERS or workers == 0:
+        yield from ((piece, decoder.decode(piece)) for piece in pieces)
         return
     workers = min(workers or num_usable_cores(), len(pieces))
     with worker_pool(decoder, workers) as pool:
-        waiting: deque[tuple[np.ndarray, Future]] = deque()
-        while pieces or waiting:
-            while pieces and len(waiting) < 2 * workers:  # a bounded number of images is in flight
-                waiting.append((pieces[0], pool.submit(decode_held, pieces.popleft())))
-            piece, future = waiting.popleft()
-            done += len(piece)
-            yield done, piece, future.result()
+        futures = submit_ahead(lambda piece: pool.submit(decode_held, piece), pieces, 2 * workers)
+        for piece, future in zip(pieces, futures, strict=True):
+            yield piece, future.result()
 
 
 def decode_held(numbers: np.ndarray) -> list[Outcome]:
@@ -174,21 +173,183 @@ class Decoder:
         except Unreadable as problem:
             return Fault(str(problem), is_lasting=problem.extra is None, extra=problem.extra)
         except OSError as error:
-            return Fault(f"cannot be read: {(error.strerror or str(error)).lower()}", is_lasting=False)
+            return Fault(f"cannot be read: {(error.strerror or str(error)).lower()}")
         except ValueError as error:
-            return Fault(str(error), is_lasting=False)
+            return Fault(str(error))
 
     def is_known(self, key: int) -> bool:
         place = int(np.searchsorted(self.packed, np.uint64(key)))
         return key in self.met or (place < len(self.packed) and int(self.packed[place]) == key)
 
 
+class Journal:
+    """The files of a pack, open for appending."""
+
+    def __init__(self, path: Path, size: int):
+        self.path, self.row_bytes = path, 3 * size * size
+        with writing_to(path):
+            self.pixels_file: BinaryIO = (path / "pixels").open("ab+")
+            self.whys_file: BinaryIO = (path / "why.jsonl").open("ab")
+            self.records_file: BinaryIO = (path / "records").open("ab+")
+        self.records = self.read_whole_records()
+        self.num_records = len(self.records)
+        self.num_rows = int(self.records["row"].max(initial=-1)) + 1
+        self.pixels_file.truncate(self.num_rows * self.row_bytes)
+        self.contents = np.unique(content_keys(self.records[self.records["row"] >= 0]))
+        self.last_sync = time.monotonic()
+
+    @cached_property
+    def decoded(self) -> dict[bytes, int]:
+        """The number of a record for each content; made only when there is something to add."""
+        contents = self.records["content"]
+        return {contents[i].tobytes(): int(i) for i in np.flatnonzero(self.records["row"] >= 0)}
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.sync()
+        finally:
+            for file in (self.records_file, self.pixels_file, self.whys_file):
+                with contextlib.suppress(OSError):  # reported by `sync` already
+                    file.close()
+
+    def read_whole_records(self) -> np.ndarray:
+        """The records whose pixels are on the disk; what a killed process left half done is cut off."""
+        num_records = os.fstat(self.records_file.fileno()).st_size // RECORD.itemsize
+        num_rows = os.fstat(self.pixels_file.fileno()).st_size // self.row_bytes
+        records = self.map_records(num_records)
+        torn = np.flatnonzero(records["row"] >= num_rows)
+        records = records[: torn[0]] if len(torn) else records
+        self.records_file.truncate(len(records) * RECORD.itemsize)
+        return records
+
+    def map_records(self, count: int) -> np.ndarray:
+        if not count:
+            return np.empty(0, RECORD)  # an empty file cannot be mapped
+        return np.memmap(self.path / "records", RECORD, mode="r", shape=(count,))
+
+    def find(self, stamps: np.ndarray) -> np.ndarray:
+        """The record of each stamp, -1 where there is none."""
+        if not len(self.records):
+            return np.full(len(stamps), -1)
+        order = np.argsort(self.records["stamp"], kind="stable")
+        ordered = self.records["stamp"][order]
+        # From the right: of several records with one stamp the last one counts.
+        place = np.searchsorted(ordered, stamps, side="right") - 1
+        is_found = (place >= 0) & (ordered[place] == stamps)
+        return np.where(is_found, order[place], -1)
+
+    def add(self, stamp: int, outcome: Outcome) -> int:
+        """Appends an image; returns the number of its record."""
+        with writing_to(self.path):
+            if isinstance(outcome, Fault):
+                record = np.zeros((), RECORD)
+                record["row"] = -1
+                self.whys_file.write((json.dumps({"stamp": stamp, "why": outcome.why}) + "\n").encode())
+            else:
+                record = self.add_pixels(*outcome)
+                self.decoded.setdefault(record["content"].tobytes(), self.num_records)
+            record["stamp"] = stamp
+            self.records_file.write(record.tobytes())
+        self.num_records += 1
+        if time.monotonic() - self.last_sync > SECONDS_BETWEEN_SYNCS:
+            self.sync()
+        return self.num_records - 1
+
+    def add_pixels(self, record: np.ndarray, pixels: np.ndarray | None) -> np.ndarray:
+        """The record with its row: a new one, or that of the same content."""
+        known = self.decoded.get(record["content"].tobytes())
+        if known is not None:
+            return self.chosen(np.array([known]))[0:1].reshape(())
+        assert pixels is not None, "known contents have a record"
+        record["row"] = self.num_rows
+        self.pixels_file.write(pixels.tobytes())
+        self.num_rows += 1
+        return record
+
+    def sync(self) -> None:
+        """Pixels first: a record never promises what is not there."""
+        with writing_to(self.path):
+            for file in (self.pixels_file, self.whys_file, self.records_file):
+                file.flush()
+                os.fsync(file.fileno())
+        self.last_sync = time.monotonic()
+
+    def chosen(self, numbers: np.ndarray) -> np.ndarray:
+        """The records of these numbers; -1 gives the record of an image that is gone."""
+        self.records_file.flush()
+        chosen = np.zeros(len(numbers), RECORD)
+        chosen["row"] = -1
+        chosen[numbers >= 0] = self.map_records(self.num_records)[numbers[numbers >= 0]]
+        return chosen
+
+
+def content_keys(records: np.ndarray) -> np.ndarray:
+    """The first eight bytes of each content, as numbers."""
+    return np.ascontiguousarray(records["content"]).view("<u8")[::2] if len(records) else np.empty(0, "<u8")
+
+
+def read_whys(path: Path) -> dict[int, str]:
+    whys = {}
+    for line in (path / "why.jsonl").read_text("utf-8", errors="replace").splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn last line
+            entry = json.loads(line)
+            whys[int(entry["stamp"])] = shortened(str(entry["why"]))
+    return whys
+
+
+def describe_folder(path: Path, identity: str, size: int) -> None:
+    """Writes whose folder it is, for `lapclip data remove`."""
+    if not (path / "pack.json").exists():
+        about = {"version": VERSION, "source": identity, "size": size}
+        write_atomically(path / "pack.json", json.dumps(about))
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time adds to a pack; the lock ends with the process. Waits a while for another one."""
+    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+    while True:
+        try:
+            with writing_to(path):
+                path.mkdir(parents=True, exist_ok=True)
+                handle = take_lock(path / "lock")
+            break
+        except Taken:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"another process is packing into `{path}`", hint="wait until it is done, then try again"
+                ) from None
+    try:
+        os.utime(path / "lock")  # when it was last used
+        yield
+    finally:
+        release_lock(handle, keep=True)
+
+
+@contextlib.contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """Turns a failed write into what can be done about it."""
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise UserError(
+            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
+            hint="free some disk space; what is packed already is kept"
+            if is_full
+            else "set LAPCLIP_CACHE to a folder you may write to",
+        ) from None
+
+
 def needed_bytes(catalogue: Catalogue, size: int) -> int:
-    """What a pack takes on the disk, at most."""
+    """The disk space of a pack, at most."""
     return len(catalogue.names) * (3 * size * size + RECORD.itemsize)
 
 
-def room_bytes() -> int:
+def free_bytes() -> int:
     """What may be taken of the disk that packs lie on."""
     folder = packs_folder()
     while not folder.exists():
@@ -197,11 +358,11 @@ def room_bytes() -> int:
 
 
 def check_disk(needed: int) -> None:
-    room = room_bytes()
-    if needed > room:
+    if needed > (free := free_bytes()):
         raise UserError(
-            f"the pack needs {needed / 1e9:.2f} GB more in `{packs_folder()}`, and {room / 1e9:.2f} GB can be had",
-            hint="make room (`lapclip data clean` lists old packs), or set LAPCLIP_CACHE to a folder on a larger disk",
+            f"the pack needs {needed / 1e9:.2f} GB more in `{packs_folder()}`, and {free / 1e9:.2f} GB are free",
+            hint="free some space (`lapclip data remove` lists old packs), "
+            "or set LAPCLIP_CACHE to a folder on a larger disk",
         )
 
 
@@ -210,7 +371,7 @@ def folder_bytes(path: Path) -> int:
 
 
 @dataclass(frozen=True)
-class Kept:
+class CachedPack:
     """A pack in the cache."""
 
     path: Path
@@ -219,21 +380,20 @@ class Kept:
     last_used: float
 
 
-def list_packs() -> list[Kept]:
+def list_packs() -> list[CachedPack]:
     """Every pack in the cache, the one used last first."""
-    kept = []
+    found = []
     for file in packs_folder().glob("*/pack.json"):
         try:
             source = str(json.loads(file.read_text("utf-8"))["source"])
         except (OSError, ValueError, KeyError, TypeError):
             source = "?"
-        kept.append(
-            Kept(file.parent, source, folder_bytes(file.parent), (file.parent / "lock").stat().st_mtime)
-        )
-    return sorted(kept, key=lambda pack: -pack.last_used)
+        last_used = (file.parent / "lock").stat().st_mtime
+        found.append(CachedPack(file.parent, source, folder_bytes(file.parent), last_used))
+    return sorted(found, key=lambda pack: -pack.last_used)
 
 
-def remove_pack(kept: Kept) -> None:
+def remove_pack(pack: CachedPack) -> None:
     """Only what has the form of a pack, and that nobody is packing into."""
-    with locked(kept.path):
-        shutil.rmtree(kept.path)
+    with locked(pack.path):
+        shutil.rmtree(pack.path)

@@ -2,16 +2,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from lapclip.data.captions import ALL, TRAIN, View
 from lapclip.data.catalogue import Reader
 from lapclip.data.decode import Unreadable, decode
+from lapclip.data.pairs import ALL, TRAIN, PairTable
 
 BUFFER_BYTES = 48 * 2**20  # of encoded images that a streamed source shuffles among
 
@@ -29,7 +29,7 @@ class Source(ABC):
 
     @abstractmethod
     def image(self, index: int, size: int) -> Image.Image:
-        """The image, RGB, square, of about that size; Unreadable when it cannot be had."""
+        """The image, RGB, square, of about that size; Unreadable when it cannot be decoded."""
 
     @abstractmethod
     def captions(self, index: int) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ class Source(ABC):
         wordings = self.captions(index)
         return wordings[turn % len(wordings)]
 
-    def all_captions(self, most: int) -> list[str] | None:
+    def all_captions(self, max_captions: int) -> list[str] | None:
         """Every caption there is, unless they are too many to hold."""
         return None
 
@@ -72,10 +72,10 @@ class Source(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Viewed(Source):
-    """One side of a view: images with their captions, or with `each_caption`, captions with their image."""
+class TableSource(Source):
+    """One side of a table: images with their captions, or with `each_caption`, captions with their image."""
 
-    view: View
+    table: PairTable
     size: int
     side: int
     each_caption: bool = False
@@ -83,50 +83,54 @@ class Viewed(Source):
     @cached_property
     def images(self) -> np.ndarray:
         """Those of this side; not to train on, in a random order, so that the first ones are a fair sample."""
-        pictures = np.flatnonzero((self.view.sides == self.side) | (self.side == ALL))
+        images = np.flatnonzero((self.table.sides == self.side) | (self.side == ALL))
         if self.side != TRAIN:
-            pictures = pictures[np.argsort(self.view.ranks[pictures], kind="stable")]
-        return pictures
+            images = images[np.argsort(self.table.ranks[images], kind="stable")]
+        return images
+
+    @cached_property
+    def num_captions(self) -> np.ndarray:
+        """Of each image."""
+        return self.table.first[self.images + 1] - self.table.first[self.images]
 
     @cached_property
     def numbers(self) -> np.ndarray:
         """The numbers of the captions, with `each_caption`."""
-        first = self.view.first
-        counts = first[self.images + 1] - first[self.images]
-        starts = np.repeat(first[self.images] - np.concatenate([[0], np.cumsum(counts)[:-1]]), counts)
-        return starts + np.arange(counts.sum())
+        ends = np.cumsum(self.num_captions)
+        starts = np.repeat(self.table.first[self.images + 1] - ends, self.num_captions)
+        return starts + np.arange(len(starts))
 
     @property
     def num_pairs(self) -> int:  # type: ignore[override]
         return len(self.numbers) if self.each_caption else len(self.images)
 
     def image_number(self, indices: np.ndarray) -> np.ndarray:
-        """Numbers of images in the view."""
+        """Numbers of images in the table."""
         if not self.each_caption:
             return self.images[indices]
-        return np.searchsorted(self.view.first, self.numbers[indices], side="right") - 1
+        return np.searchsorted(self.table.first, self.numbers[indices], side="right") - 1
 
     def captions(self, index: int) -> tuple[str, ...]:
         if self.each_caption:
-            return (self.view.caption(int(self.numbers[index])),)
-        return self.view.captions(int(self.images[index]))
+            return (self.table.caption(int(self.numbers[index])),)
+        return self.table.captions(int(self.images[index]))
 
     def caption(self, index: int, turn: int) -> str:
         if self.each_caption:
-            return self.view.caption(int(self.numbers[index]))
-        first, last = self.view.first[self.images[index] : self.images[index] + 2].tolist()
-        return self.view.caption(first + turn % (last - first))
+            return self.table.caption(int(self.numbers[index]))
+        first, last = self.table.first[self.images[index] : self.images[index] + 2].tolist()
+        return self.table.caption(first + turn % (last - first))
 
-    def all_captions(self, most: int) -> list[str] | None:
-        if (self.view.first[self.images + 1] - self.view.first[self.images]).sum() > most:
+    def all_captions(self, max_captions: int) -> list[str] | None:
+        if self.num_captions.sum() > max_captions:
             return None
-        return [caption for picture in self.images.tolist() for caption in self.view.captions(picture)]
+        return [caption for image in self.images.tolist() for caption in self.table.captions(image)]
 
     def name(self, index: int) -> str:
-        return self.view.name(int(self.image_number(np.array([index]))[0]))
+        return self.table.name(int(self.image_number(np.array([index]))[0]))
 
     def groups(self, indices: np.ndarray) -> np.ndarray:
-        return np.asarray(self.view.groups[self.image_number(indices)])
+        return np.asarray(self.table.groups[self.image_number(indices)])
 
     def stored_size(self, image_size: int) -> int:
         return self.size
@@ -134,39 +138,33 @@ class Viewed(Source):
     def image(self, index: int, size: int) -> Image.Image:
         return Image.fromarray(self.pixels(np.array([index]), self.size)[0].transpose(1, 2, 0))
 
+    def __reduce__(self) -> tuple:
+        """To another process, without what was mapped or computed in this one."""
+        return partial(type(self), **{f.name: getattr(self, f.name) for f in fields(self)}), ()
+
 
 @dataclass(frozen=True, eq=False)
-class Packed(Viewed):
-    """Pairs from a pack."""
+class Packed(TableSource):
+    """Pairs from a pack, mapped from the start, so that they stay even when the pack is removed."""
 
     only_copies = True
     pixels_file: Path = field(kw_only=True)
 
-    @cached_property
-    def rows(self) -> np.ndarray:
-        # As many as the view speaks of: another process may be adding more.
-        num_rows = int(self.view.rows.max()) + 1
-        return np.memmap(self.pixels_file, np.uint8, mode="r", shape=(num_rows, 3, self.size, self.size))
-
-    def hold(self) -> None:
-        """Maps all that will be read, so that it stays even when the pack is removed."""
-        self.view.hold()
+    def __post_init__(self) -> None:
         _ = self.rows, self.images
 
+    @cached_property
+    def rows(self) -> np.ndarray:
+        # As many as the table speaks of: another process may be adding more.
+        num_rows = int(self.table.rows.max()) + 1
+        return np.memmap(self.pixels_file, np.uint8, mode="r", shape=(num_rows, 3, self.size, self.size))
+
     def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
-        return self.rows[self.view.rows[self.image_number(indices)]]
-
-    def __reduce__(self) -> tuple:
-        return rebuild_packed, (self.view, self.size, self.side, self.each_caption, self.pixels_file)
-
-
-def rebuild_packed(view: View, size: int, side: int, each_caption: bool, pixels_file: Path) -> Packed:
-    """In another process, without what was mapped in this one."""
-    return Packed(view, size, side, each_caption, pixels_file=pixels_file)
+        return self.rows[self.table.rows[self.image_number(indices)]]
 
 
 @dataclass(frozen=True, eq=False)
-class Streamed(Viewed):
+class Streamed(TableSource):
     """Pairs decoded as they are needed, where there is no room for a pack; neighbours are read together."""
 
     reader: Reader = field(kw_only=True)
@@ -174,9 +172,9 @@ class Streamed(Viewed):
 
     def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
         images = np.empty((len(indices), 3, self.size, self.size), dtype=np.uint8)
-        for place, picture in enumerate(self.image_number(indices)):
+        for place, image in enumerate(self.image_number(indices)):
             try:
-                data = self.reader.read(int(self.view.numbers[picture]))
+                data = self.reader.read(int(self.table.numbers[image]))
             except (OSError, ValueError) as error:
                 raise Unreadable(f"cannot be read: {error}") from None
             images[place] = decode(data, self.size).pixels
@@ -259,10 +257,10 @@ class Mixed(Source):
         part, own = self.part_of(index)
         return part.caption(own, turn)
 
-    def all_captions(self, most: int) -> list[str] | None:
-        parts = [part.all_captions(most) for part in self.parts]
+    def all_captions(self, max_captions: int) -> list[str] | None:
+        parts = [part.all_captions(max_captions) for part in self.parts]
         known = [caption for own in parts if own is not None for caption in own]
-        return known if None not in parts and len(known) <= most else None
+        return known if None not in parts and len(known) <= max_captions else None
 
     def name(self, index: int) -> str:
         part, own = self.part_of(index)
@@ -285,7 +283,7 @@ class Mixed(Source):
         for number, part in enumerate(self.parts):
             own = self.is_of(number, indices)
             found = part.groups(indices[own] - self.starts[number])
-            groups[own] = found if isinstance(part, Viewed) else -1 - found * len(self.parts) - number
+            groups[own] = found if isinstance(part, TableSource) else -1 - found * len(self.parts) - number
         return groups
 
     def is_of(self, number: int, indices: np.ndarray) -> np.ndarray:

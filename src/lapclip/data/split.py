@@ -1,30 +1,43 @@
-"""Which images of a source are the same: equal bytes, or one scaled, brightened or saved again.
+"""The split: which images show the same, on which side each is, and which ones a model is evaluated on.
 
-A group never has members on both sides of the split, or validation would ask for what training has shown.
+Images show the same when their bytes are equal, or one was scaled, brightened or saved again. Such a group is never on
+both sides, or validation would ask for what training has shown.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import combinations, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from lapclip.data.catalogue import Side
 from lapclip.data.decode import THUMB
+from lapclip.data.pairs import ALL, TRAIN, UNUSED, VALIDATION
+from lapclip.data.source import Mixed, Source, TableSource
+from lapclip.errors import UserError
+
+if TYPE_CHECKING:
+    from lapclip.data.open import Data, Files, Part
+
+MIN_ON_A_SIDE = 2
+OWN_SIDES = {None: TRAIN, "train": TRAIN, "validation": VALIDATION, "test": UNUSED}
 
 NUM_VALUES = THUMB * THUMB * 3  # in a thumb
-MOST_BITS = 4  # of the difference hash; a photo saved again as JPEG 50 keeps within them 99 times in 100
-MOST_DIFFERENCE = 8.0  # of 255, on average over the thumb; 5% brighter is 5
-MOST_ANYWHERE = 20  # in the thumb; saved again at half the size and 5% brighter, 99 in 100 stay within 18
+MAX_BITS = 4  # of the difference hash; a photo saved again as JPEG 50 keeps within them 99 times in 100
+MAX_DIFFERENCE = 8.0  # of 255, on average over the thumb; 5% brighter is 5
+MAX_ANYWHERE = 20  # in the thumb; saved again at half the size and 5% brighter, 99 in 100 stay within 18
 # Drawings on a plain ground, such as emoji, may differ in one place alone, so they must agree in each to within what
 # saving them again changes.
-MOST_PLAIN_DIFFERENCE, MOST_PLAIN_ANYWHERE = 1.5, 8
+MAX_PLAIN_DIFFERENCE, MAX_PLAIN_ANYWHERE = 1.5, 8
 PLAIN_STEP, PLAIN_SHARE = 3, 0.1  # plain: so small a step between so many of the neighbours in the thumb
 
 # Hashes that differ in at most 4 bits agree in at least two of six blocks: those are candidates.
 NUM_BLOCKS = 6
 # Pairs of candidates looked at for each choice of blocks, nearest in brightness first. Photos have one or two each
 # in a million; a million plain images are all candidates of each other.
-MOST_PAIRS, MOST_PAIRS_EACH = 2**22, 4
+MAX_PAIRS, MAX_PAIRS_EACH = 2**22, 4
 PIECE = 2**16  # images or pairs looked at together, so that memory stays small
 
 
@@ -56,7 +69,7 @@ def near_groups(thumbs: np.ndarray, hashes: np.ndarray, places: np.ndarray) -> n
     """A label for each hash; the thumb of the k-th hash is at the k-th place."""
     sums, is_plain, mixed = outlines(thumbs, places)
     brightness = sums.sum(axis=1)
-    bound = np.where(is_plain, MOST_PLAIN_DIFFERENCE, MOST_DIFFERENCE) * NUM_VALUES
+    bound = np.where(is_plain, MAX_PLAIN_DIFFERENCE, MAX_DIFFERENCE) * NUM_VALUES
     # Equal thumbs lie next to each other, and those of similar brightness near.
     by_brightness = np.lexsort((mixed, brightness))
     labels = np.arange(len(hashes))
@@ -68,14 +81,14 @@ def near_groups(thumbs: np.ndarray, hashes: np.ndarray, places: np.ndarray) -> n
         for left, right in neighbours(order, keys, brightness, bound):
             limit = np.minimum(bound[left], bound[right])
             differ = hashes[left] ^ hashes[right]
-            near = (np.bitwise_count(differ) <= MOST_BITS) & (labels[left] != labels[right])
+            near = (np.bitwise_count(differ) <= MAX_BITS) & (labels[left] != labels[right])
             for block in blocks[:first] + blocks[first + 1 : second]:
                 near &= (differ & block) != 0  # or these two have met before
             # The thumbs differ by no less than their sums, which are sooner looked at.
             near[near] = np.abs(sums[left[near]] - sums[right[near]]).sum(axis=1) <= limit[near]
             one, other = left[near], right[near]
             total, largest = differences(thumbs, places[one], places[other])
-            agree = largest <= np.where(is_plain[one] | is_plain[other], MOST_PLAIN_ANYWHERE, MOST_ANYWHERE)
+            agree = largest <= np.where(is_plain[one] | is_plain[other], MAX_PLAIN_ANYWHERE, MAX_ANYWHERE)
             same = agree & (total <= limit[near])
             labels = joined(labels, one[same], other[same])
     return labels
@@ -110,7 +123,7 @@ def neighbours(
     keys, brightness = keys[order], brightness[order]
     reach = brightness + bound[order]
     left, distance = np.arange(len(order)), 0
-    num_left = max(MOST_PAIRS, MOST_PAIRS_EACH * len(order))
+    num_left = max(MAX_PAIRS, MAX_PAIRS_EACH * len(order))
     while num_left > 0:
         distance += 1
         left = left[: np.searchsorted(left, len(order) - distance)]
@@ -161,10 +174,39 @@ def duplicates(records: np.ndarray, groups: np.ndarray) -> list[list[int]]:
     return sorted(found, key=lambda members: (-len(members), min(members)))
 
 
-def side_of_groups(records: np.ndarray, groups: np.ndarray, share: float) -> np.ndarray:
-    """True where an image is held out for validation: by chance, but always the same, whatever else is there.
+def split(
+    records: np.ndarray, groups: np.ndarray, own_sides: Sequence[Sequence[Side | None]], share: float
+) -> np.ndarray:
+    """The side of each image of one or several parts: as a part itself says, where it does, or else by content.
 
-    The chance is a hash of the group's bytes. Of at least four groups two are held out, and never all.
+    Within one part its own split is taken as it is; an image that two parts hold is never on both sides.
+    """
+    by_content = is_chosen(records, groups, share)
+    ends = np.cumsum([len(own) for own in own_sides])
+    sides = np.concatenate(
+        [
+            part_sides(own, records["row"][end - len(own) : end] >= 0, by_content[end - len(own) : end])
+            for own, end in zip(own_sides, ends, strict=True)
+        ]
+    )
+    if len(own_sides) > 1:
+        sides[(sides == TRAIN) & np.isin(groups, groups[sides == VALIDATION])] = UNUSED
+    return sides
+
+
+def part_sides(own_sides: Sequence[Side | None], usable: np.ndarray, by_content: np.ndarray) -> np.ndarray:
+    own = np.array([OWN_SIDES[side] for side in own_sides], dtype=np.int8)
+    if (own == UNUSED).any() and not (own == VALIDATION).any():
+        own[own == UNUSED] = VALIDATION  # a test set, and nothing else to measure on
+    if min((own[usable] == side).sum() for side in (TRAIN, VALIDATION)) >= MIN_ON_A_SIDE:
+        return own
+    return np.where(own == UNUSED, UNUSED, np.where(by_content, VALIDATION, TRAIN)).astype(np.int8)
+
+
+def is_chosen(records: np.ndarray, groups: np.ndarray, share: float) -> np.ndarray:
+    """True where an image is for validation: by chance, but always the same, whatever else is there.
+
+    The chance is a hash of the group's bytes. Of at least four groups two are for validation, and never all.
     """
     readable = np.flatnonzero(records["row"] >= 0)
     in_order = readable[np.argsort(contents(records)[readable], kind="stable")]
@@ -178,5 +220,63 @@ def side_of_groups(records: np.ndarray, groups: np.ndarray, share: float) -> np.
 
 
 def chance_of(content: bytes) -> float:
-    """Between 0 and 1, as good as drawn."""
+    """Between 0 and 1, as good as random."""
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") / 2**64
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Images to evaluate on, and the class of each where a source has classes."""
+
+    source: Source
+    labels: list[str | None]  # by the numbers of `source`
+    classes: tuple[str, ...]  # of the whole source, also those of which no image is in it
+    unreadable: tuple[str, ...]  # names
+    own_sides: tuple[str, ...] = ()  # `test` or `validation`, where a source says itself what to evaluate on
+
+
+def evaluation_set(data: "Data", *, validation_only: bool) -> EvaluationSet:
+    """The validation images of what a model was trained on; of another source all, or its own test side."""
+    sources: list[Source] = []
+    labels: list[str | None] = []
+    unreadable: list[str] = []
+    classes: set[str] = set()
+    own_sides: set[str] = set()
+    for part in data.parts:
+        source = part.validation if validation_only else whole(part)
+        if not source.num_pairs:
+            continue
+        sources.append(source)
+        if part.files and isinstance(source, TableSource):
+            catalogue = part.files.catalogue
+            numbers = source.table.numbers[source.image_number(np.arange(source.num_different))]
+            labels += [catalogue.labels[number] for number in numbers.tolist()]
+            classes |= {label for label in catalogue.labels if label is not None}
+            own_sides |= set() if validation_only else {own_side(part.files)[0]} - {""}
+            unreadable += [catalogue.names[number] for number in part.files.pack.unreadable]
+        else:
+            labels += [None] * source.num_different
+    if not sources:
+        raise UserError(
+            f"`{data.source}` has no validation images", hint="name another source to evaluate on"
+        )
+    source = sources[0] if len(sources) == 1 else Mixed(tuple(sources), (1.0,) * len(sources))
+    return EvaluationSet(source, labels, tuple(sorted(classes)), tuple(unreadable), tuple(sorted(own_sides)))
+
+
+def whole(part: "Part") -> Source:
+    """All images of a part; where it says itself which ones are for testing, only those."""
+    if part.files is None or not isinstance(part.validation, TableSource):
+        return part.validation  # of what lapclip draws there is always more to train on
+    return replace(part.validation, side=own_side(part.files)[1])
+
+
+def own_side(files: "Files") -> tuple[str, int]:
+    """The name and the side of the dataset's own test images, or else its validation images; otherwise all."""
+    usable = files.pack.records["row"] >= 0
+    for name, sides in (("test", (UNUSED, VALIDATION)), ("validation", (VALIDATION,))):
+        is_own = np.array([side == name for side in files.catalogue.sides])[usable]
+        for side in sides:
+            if is_own.sum() >= MIN_ON_A_SIDE and np.array_equal(files.sides[usable] == side, is_own):
+                return name, side
+    return "", ALL

@@ -20,7 +20,7 @@ from lapclip.errors import UserError, printable
 PAD, START, END, UNKNOWN = range(4)
 SPECIAL = ["<pad>", "<start>", "<end>", "<unknown>"]
 NUM_CHARACTERS = 33  # with the special symbols
-MOST_BYTES = 64 * 2**20  # of a file; vocabularies of 250,000 tokens take about 20 MB
+MAX_BYTES = 64 * 2**20  # of a file; vocabularies of 250,000 tokens take about 20 MB
 
 
 class Tokenizer:
@@ -29,7 +29,7 @@ class Tokenizer:
     def __init__(self, pipeline: tokenizers.Tokenizer, *, start: int = START, end: int = END, pad: int = PAD):
         self.pipeline = pipeline
         self.start, self.end, self.pad = start, end, pad
-        self.known: dict[str, Sequence[int]] = {}
+        self.cached: dict[str, Sequence[int]] = {}
         self.pipeline.encode_special_tokens = (
             True  # `<end>` in a caption is plain text: only `encode` ends a row
         )
@@ -63,15 +63,15 @@ class Tokenizer:
         counts = [len(ids) + 2 for some in batched(captions, 10_000) for ids in self.ids(list(some))]
         return np.array(counts, dtype=np.int64)
 
-    def remember(self, captions: Iterable[str]) -> None:
-        """Tokenises captions that will come again and again, so that later it is a mere look-up."""
+    def cache(self, captions: Iterable[str]) -> None:
+        """Caches the tokens of captions that come in every epoch."""
         for some in batched(captions, 10_000):
-            self.known |= zip(some, (array("i", ids) for ids in self.ids(list(some))), strict=True)
+            self.cached |= zip(some, (array("i", ids) for ids in self.ids(list(some))), strict=True)
 
     def ids(self, captions: list[str]) -> list[Sequence[int]]:
-        new = [caption for caption in captions if caption not in self.known]
+        new = [caption for caption in captions if caption not in self.cached]
         found = iter(self.pipeline.encode_batch_fast(new, add_special_tokens=False) if new else ())
-        return [self.known[c] if c in self.known else next(found).ids for c in captions]
+        return [self.cached[c] if c in self.cached else next(found).ids for c in captions]
 
     def to_json(self) -> str:
         return self.pipeline.to_str(pretty=True)
@@ -86,9 +86,9 @@ def batched(captions: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
         with open_regular(path) as file:
-            data = file.read(MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise ValueError("is far too long")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError("the file is too large")
         pipeline = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
     except OSError as error:
         raise UserError(

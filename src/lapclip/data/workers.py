@@ -1,18 +1,48 @@
-"""Processes that work ahead: spawned, without torch, deaf to Ctrl-C, and gone when their parent is."""
+"""Work done ahead: by processes, which are spawned without torch and gone when their parent is, or by threads."""
 
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 from lapclip.errors import UserError
+from lapclip.machine.hardware import num_usable_cores
 
 STOPPING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def submit_ahead(submit: Callable[[A], B], items: Iterable[A], num_ahead: int) -> Generator[B]:
+    """What `submit` returns for each item, in order; at most `num_ahead` are begun before they are asked for."""
+    waiting = iter(items)
+    begun = deque(map(submit, islice(waiting, num_ahead)))
+    while begun:
+        yield begun.popleft()
+        begun.extend(map(submit, islice(waiting, 1)))
+
+
+def in_order(
+    function: Callable[[A], B], items: Iterable[A], threads: int | None = None, ahead: int | None = None
+) -> Generator[B]:
+    """`function` of each item, in order, by threads: for what releases the GIL, as reading, hashing and decoding do.
+
+    What one of them raises is raised at its place. Closing the iterator drops what was not begun.
+    """
+    threads = threads or max(1, num_usable_cores())
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="ahead")
+    try:
+        for future in submit_ahead(lambda item: pool.submit(function, item), items, ahead or 32 * threads):
+            yield future.result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 @contextmanager
@@ -21,11 +51,11 @@ def worker_pool(held: Any, workers: int) -> Iterator[ProcessPoolExecutor]:
     spawn = multiprocessing.get_context("spawn")  # the only way on macOS, and safe beside torch's threads
     pool = ProcessPoolExecutor(workers, mp_context=spawn, initializer=start_worker, initargs=(held,))
     try:
-        # Workers are born deaf to what stops the parent, until they have left its group.
-        heard = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+        # Workers start with the signals that stop the parent blocked, until they have left its group.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         for _ in range(workers):
             pool.submit(os.getpid)
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield pool
     except (BrokenProcessPool, BrokenPipeError):  # the second when it dies while work is handed to it
         raise UserError(

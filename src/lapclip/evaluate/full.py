@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.data.measured import Measured
 from lapclip.data.source import Source
+from lapclip.data.split import EvaluationSet
 from lapclip.embedder import TEMPLATES, Embedder, label_prompts
 from lapclip.errors import UserError, printable
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
@@ -27,7 +27,7 @@ NUM_FOUND = 5  # wrong images listed with a mistake
 
 def evaluate(
     embedder: Embedder,
-    measured: Measured,
+    measured: EvaluationSet,
     *,
     batch_size: int,
     num_images: int | None = None,
@@ -236,7 +236,7 @@ def independent_units(pool: Pool, *, share_captions: bool) -> np.ndarray:
 
 
 def classify(
-    embedder: Embedder, pool: Pool, measured: Measured, templates: Sequence[str]
+    embedder: Embedder, pool: Pool, measured: EvaluationSet, templates: Sequence[str]
 ) -> Generator[Progress, None, Predictions | None]:
     """Predicted classes of the images that have one; None where there are fewer than two classes."""
     classes = measured.classes

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lapclip.data.ahead import in_order
 from lapclip.data.decode import Unreadable, digest
 from lapclip.data.files import MAX_BYTES, Folders, open_regular
 from lapclip.data.images import decode_as_trained
+from lapclip.data.workers import in_order
 from lapclip.errors import UserError
 from lapclip.search.index import (
     MODEL,

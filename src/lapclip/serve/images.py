@@ -9,9 +9,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from lapclip.data.decode import Unreadable
+from lapclip.data.decode import Unreadable, as_jpeg, read_whole
 from lapclip.data.files import MAX_BYTES, Folders, Problem, open_regular
-from lapclip.data.whole import as_jpeg, whole
 
 THUMBNAIL_SIDE = 320
 IMAGE_SIDE = 1600
@@ -64,7 +63,7 @@ def find(path: str, folders: Sequence[str]) -> str:
 def image_of(path: str, folders: Sequence[str], max_side: int = IMAGE_SIDE) -> bytes:
     """A JPEG of a file of the index, no side longer than that; Missing when it no longer exists."""
     try:
-        return as_jpeg(whole(read_inside(path, folders), max_side))
+        return as_jpeg(read_whole(read_inside(path, folders), max_side))
     except (OSError, ValueError, Unreadable):
         raise Missing from None
 

@@ -27,10 +27,9 @@ from lapclip.autotune.resolve import (
     resolve_tokenizer,
 )
 from lapclip.config import BUDGETS, PLAN, Config, FormatName, load_config, with_values
-from lapclip.data.advice import advise, facts_of_captions
+from lapclip.data.advice import advise, facts_of_captions, share_outside_a_to_z
 from lapclip.data.batches import fetch
 from lapclip.data.open import Data, Part, open_source, plain_name
-from lapclip.data.scripts import share_outside_a_to_z
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
 from lapclip.errors import UserError, shortened
