@@ -531,10 +531,6 @@ class Summary:
         reasons = self.machine.get("reasons")
         return reasons if isinstance(reasons, dict) else {}
 
-    @property
-    def parts(self) -> dict[str, float] | None:
-        return self.history.parts
-
     def some_steps(self, most: int) -> list[Step]:
         """At most about so many of the steps that are kept, evenly spread, the last one with them."""
         kept = self.history.steps.kept
