@@ -35,7 +35,7 @@ def said(capsys) -> str:
         (["train", "synthetc"], 1, "did you mean `synthetic`"),
         (["train", "--config", "none.toml"], 1, "`none.toml`"),
         (["train", "--resume", "none"], 1, "no run `none`"),
-        (["train", "--resume", "none", "--run", "x"], 1, "leave `--run`"),
+        (["train", "--resume", "none", "--run", "x"], 1, "omit `--run`"),
         (["train", "--device", "cuda", "--steps", "1"], 1, "no device `cuda`"),
         (["train", "--image-size", "60"], 1, "cannot be cut into patches"),
         (["eval", "none"], 1, "no run `none`"),

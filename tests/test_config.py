@@ -112,3 +112,10 @@ def test_a_percentage_may_end_in_its_sign(written):
 def test_what_is_no_percentage_is_refused(written):
     with pytest.raises(UserError, match=r"pause-below.*not a percentage such as `20%`"):
         load_config(flags={"pause_below": written})
+
+
+def test_a_setting_may_be_given_by_another_name():
+    config = load_config(write("[train]\nlearning_rate = 0.5\n"), {"color": 0.25})
+    assert (config.train.lr, config.data.colour) == (0.5, 0.25) and "lr = 0.5" in to_toml(config)
+    with pytest.raises(UserError, match=r"`data\.learning_rate` .* it belongs under \[train\]"):
+        load_config(write("[data]\nlearning_rate = 0.5\n"))

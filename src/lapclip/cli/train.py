@@ -1,4 +1,4 @@
-"""`lapclip train`: begins a run or goes on with one, shows it, and ends with what it came to."""
+"""`lapclip train`: starts or resumes a run, shows it, and ends with its result."""
 
 import shlex
 from contextlib import ExitStack, closing
@@ -16,10 +16,11 @@ from lapclip.cli.screen import (
     own_name,
     people,
     print_json,
+    say,
     stop_requests,
     working,
 )
-from lapclip.config import BUDGETS, SETTINGS, load_config
+from lapclip.config import BUDGETS, PLAN, SETTINGS, load_config, value_of
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,12 +39,13 @@ def train(
     run: Annotated[str | None, Parameter(help="name of the new run; makes `runs/NAME` here")] = None,
     resume: Annotated[
         str | None,
-        Parameter(help="go on with this run, by name or path; a larger budget extends a finished one"),
+        Parameter(help="continue this run, by name or path; a larger budget extends a finished one"),
     ] = None,
     background: Annotated[
         bool,
         Parameter(
-            help="train without this terminal: returns at once, and goes on when it is closed", negative=""
+            help="train detached from this terminal: returns at once, continues when it is closed",
+            negative="",
         ),
     ] = False,
     json: AsJson = False,
@@ -52,11 +54,11 @@ def train(
 ) -> int:
     """Train a CLIP from images and captions.
 
-    Say how long: `lapclip train --minutes 10`. Ctrl-C saves and stops; `--resume NAME` goes on from there.
+    Say how long: `lapclip train --minutes 10`. Ctrl-C saves and stops; `--resume NAME` continues from there.
     """
     if resume is not None and (run is not None or config is not None):
         raise UserError(
-            "`--resume` takes name and settings from the run itself", hint="leave `--run` and `--config` away"
+            "`--resume` takes name and settings from the run itself", hint="omit `--run` and `--config`"
         )
     if background:
         return start(config, run, resume, flags, as_json=json)
@@ -105,15 +107,11 @@ def start(
     if as_json:
         print_json({"run": str(run.path), "name": run.name, "pid": pid})
         return 0
-    people.print(f"run: {run.path}", highlight=False)
-    people.print(
-        f"training in the background as process {pid}; what it says goes to {log_of(run)}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    people.print("next:", highlight=False)
+    say(f"run: {run.path}")
+    say(f"training in the background as process {pid}; its output goes to {log_of(run)}")
+    say("next:")
     for what in (f"watch {run.reference}", "runs", f"runs stop {run.reference}"):
-        people.print(f"  {own_name()} {what}", highlight=False)
+        say(f"  {own_name()} {what}")
     return 0
 
 
@@ -170,9 +168,8 @@ def go_on(
 
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
 RESUMABLE = {
-    *BUDGETS, "source", "images", "max_unreadable",  # the same data, wherever it is now
-    "chunk", "device", "precision", "threads", "compile", "keep_memory", "max_memory", "workers",
-    "save_every", "eval_every", "recompute", "pause_below",
+    *BUDGETS, *PLAN, "source", "images", "max_unreadable",  # the same data, wherever it is now
+    "max_memory", "workers", "save_every", "eval_every", "recompute", "pause_below",
 }  # fmt: skip
 
 
@@ -230,15 +227,11 @@ def show_training(config: "Config", run: "Run", data: "Data", requests: list[int
 def show_resolved(config: "Config", run: "Run") -> None:
     from rich.table import Table
 
-    people.print(f"run: {run.path}", highlight=False)
+    say(f"run: {run.path}")
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for name, reason in run.load_machine().get("reasons", {}).items():
         table.add_row(name, str(value_of(config, name)), reason)
     people.print(table, highlight=False, markup=False)
-
-
-def value_of(config: "Config", name: str) -> Any:
-    return getattr(getattr(config, SETTINGS[name].section), name)
 
 
 def write_page(run: "Run") -> Path | None:
@@ -248,7 +241,7 @@ def write_page(run: "Run") -> Path | None:
     try:
         return write_report(run)
     except (UserError, OSError) as problem:
-        people.print(f"warning: no report: {problem}", highlight=False, markup=False, soft_wrap=True)
+        say(f"warning: no report: {problem}")
     return None
 
 
@@ -257,36 +250,25 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
     from lapclip.view.lines import recall_table
 
     what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
-    people.print(
+    say(
         f"{what}: {result.step:,} steps, {result.num_pairs_seen:,} pairs in {duration(result.seconds)} of training"
-        f" ({result.pairs_per_second:,.0f} pairs/s), at most {size(result.peak_memory_bytes)} of memory",
-        highlight=False,
-        soft_wrap=not people.is_terminal,
+        f" ({result.pairs_per_second:,.0f} pairs/s), at most {size(result.peak_memory_bytes)} of memory"
     )
     if result.recall is not None:
         people.print(recall_table(result.recall), highlight=False)
         if result.best_step != result.step:
-            people.print(
-                f"the table is for step {result.best_step:,}, the best one; it is what `eval` loads",
-                highlight=False,
-            )
+            say(f"the table is for step {result.best_step:,}, the best one; it is what `eval` loads")
     if not stopped:
-        people.print(
-            f"what it finds for a few captions: {run.path}/learned.png", highlight=False, soft_wrap=True
-        )
+        say(f"what it finds for a few captions: {run.path}/learned.png")
     if page is not None:
-        people.print(f"all about it, on one page: {page}", highlight=False, soft_wrap=True)
-    people.print("next:", highlight=False)
+        say(f"the report: {page}")
+    say("next:")
     if result.checkpoint is not None:
-        people.print(f"  {own_name()} eval {run.reference}", highlight=False)
+        say(f"  {own_name()} eval {run.reference}")
         source = run.load_config().data.source
         if Path(source).is_dir():
-            indexing = f"  {own_name()} index {shlex.quote(source)} --model {shlex.quote(run.reference)}"
-            people.print(indexing, highlight=False, markup=False, soft_wrap=True)
-    people.print(
-        f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}",
-        highlight=False,
-    )
+            say(f"  {own_name()} index {shlex.quote(source)} --model {shlex.quote(run.reference)}")
+    say(f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}")
 
 
 def more_of(run: "Run", result: "Finished") -> str:
