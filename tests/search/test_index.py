@@ -100,13 +100,6 @@ def test_a_reader_keeps_its_state_through_updates_and_compaction(monkeypatch):
     assert [path.name for path in info.path.glob("vectors*")] == ["vectors-2"]
 
 
-def test_few_dead_rows_are_left_where_they_are():
-    info = make_index(9)
-    with Writer(info.path, WIDTH) as writer:
-        writer.write("DELETE FROM file")
-        assert not writer.compact_when_due()
-
-
 def test_what_was_never_committed_is_cut_off_and_written_again():
     info = make_index(3)
     with (info.path / "vectors").open("ab") as file:

@@ -1,7 +1,5 @@
 """The nearest rows: exactly those, in one order, whatever is filtered; and with a graph, nearly those."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 
@@ -81,15 +79,6 @@ def test_many_ties_stay_within_memory_and_in_order():
     vectors[11_111, 0] = 1.5
     hits = nearest.nearest(vectors, np.array([1, 0, 0, 0], np.float32), np.arange(20_000), 5)
     assert hits.rows.tolist() == [11_111, 0, 1, 2, 3]
-
-
-def test_threads_find_what_one_finds():
-    vectors, queries, rows = unit_rows(3000), unit_rows(24, seed=5), np.arange(3000)
-    alone = [nearest.nearest(vectors, vector, rows, 10).rows.tolist() for vector in queries]
-    with ThreadPoolExecutor(4) as pool:
-        assert [
-            *pool.map(lambda vector: nearest.nearest(vectors, vector, rows, 10).rows.tolist(), queries)
-        ] == alone
 
 
 @pytest.fixture(scope="module")

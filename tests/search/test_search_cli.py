@@ -74,11 +74,6 @@ def test_paths_are_all_that_a_pipe_gets(search, made):
     assert search("dog", "--min-score", "1", "--paths").stdout == ""
 
 
-def test_a_folder_limits_the_search(search, made):
-    found = search("dog", "--folder", str(made.photos / "b"), "--paths").stdout.split()
-    assert sorted(map(os.path.basename, found)) == ["copy.jpg", "smaller.jpg"]
-
-
 def test_hostile_names_steer_nothing_and_come_out_whole(tmp_path, made, call, monkeypatch):
     """A name with an end of line, an escape and bytes that are no UTF-8."""
     monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path / "cache"))

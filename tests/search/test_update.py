@@ -137,13 +137,6 @@ def test_what_comes_back_is_not_embedded_again(here, index):
     assert_is_right(here / "photos")
 
 
-def test_equal_images_are_embedded_once(here, index):
-    for number in range(5):
-        shutil.copy(here / "photos" / "00.jpg", here / "photos" / f"copy-{number}.jpg")
-    assert counts(index("photos")) == {"embedded": 12, "new": 17, "copied": 5}
-    assert_is_right(here / "photos")
-
-
 def test_threads_side_by_side_embed_equal_images_once_and_mix_nothing_up(here, index):
     import torch
 
