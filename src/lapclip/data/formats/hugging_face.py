@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -45,6 +45,7 @@ class ArrowTable:
     roots: list[str]  # the dataset's own folders
     name_counts: Counter[str]  # rows of the whole dataset by the file name of their image
     format: str = "hf"
+    image_columns: dict[str, Any] = field(default_factory=dict)  # selected when first read
 
     def row_name(self, label: str, number: int) -> str:
         return f"{label}/{number - 1}"
@@ -96,10 +97,12 @@ class ArrowTable:
                 yield Row(number, number - 1, 0, image, data, caption, side, name, key)
 
     def cell(self, columns: Columns, place: int, length: int) -> Any:
-        try:
-            return (
-                self.dataset.select_columns([columns.image]).with_format("arrow")[place].column(0)[0].as_py()
+        if columns.image not in self.image_columns:  # selecting a column takes longer than reading a cell
+            self.image_columns[columns.image] = self.dataset.select_columns([columns.image]).with_format(
+                "arrow"
             )
+        try:
+            return self.image_columns[columns.image][place].column(0)[0].as_py()
         except IndexError:
             raise ValueError("has changed since the dataset was opened") from None
 
@@ -129,6 +132,7 @@ def open_hugging_face(name: str, options: Options) -> Catalogue:
                 )
     folders = Folders(*([options.images] if options.images else []), *roots)
     reader = gather(parts, columns, gathering, partial(find_image, folders))
+    counts.clear()  # not needed for reading, and sent to every worker process otherwise
     return gathering.catalogue(name, "hf", reader)
 
 
