@@ -59,15 +59,21 @@ async def until_begun(model):
         await asyncio.sleep(0.001)
 
 
+async def behind_one(embedding, model, *asked):
+    """The answers to what is asked while a batch of one text is computed."""
+    first = asyncio.create_task(embedding.rows(embedding.texts, ["alone"]))
+    await until_begun(model)
+    rest = asyncio.gather(*(embedding.rows(kind, items) for kind, items in asked))
+    await asyncio.sleep(0.01)
+    model.gate.release(100)
+    await first
+    return await rest
+
+
 def test_what_gathers_while_a_batch_is_computed_is_the_next_batch():
     async def work(embedding, model):
-        first = asyncio.create_task(ask_all(embedding, [["alone"]]))
-        await until_begun(model)
-        rest = asyncio.create_task(ask_all(embedding, [[f"text {n}"] for n in range(10)]))
-        await asyncio.sleep(0.01)
-        model.gate.release(2)
-        await first
-        for n, rows in enumerate(await rest):
+        asked = [(embedding.texts, [f"text {n}"]) for n in range(10)]
+        for n, rows in enumerate(await behind_one(embedding, model, *asked)):
             np.testing.assert_array_equal(rows, [row(f"text {n}")])
 
     model = run(work, open_gate=False)
@@ -96,34 +102,19 @@ def test_rows_are_those_of_the_request_whatever_came_with_it(sizes):
 
 def test_equal_texts_are_embedded_once():
     async def work(embedding, model):
-        first = asyncio.create_task(ask_all(embedding, [["alone"]]))
-        await until_begun(model)
-        rest = asyncio.create_task(ask_all(embedding, [["cat"], ["dog", "cat"], ["cat"]]))
-        await asyncio.sleep(0.01)
-        model.gate.release(2)
-        await first
-        answers = await rest
-        np.testing.assert_array_equal(answers[1], [row("dog"), row("cat")])
-        np.testing.assert_array_equal(answers[2], [row("cat")])
+        asked = [(embedding.texts, texts) for texts in (["cat"], ["dog", "cat"], ["cat"])]
+        _, both, last = await behind_one(embedding, model, *asked)
+        np.testing.assert_array_equal(both, [row("dog"), row("cat")])
+        np.testing.assert_array_equal(last, [row("cat")])
 
     assert run(work, open_gate=False).batches[1] == ["cat", "dog"]
 
 
 def test_texts_and_images_take_turns():
     async def work(embedding, model):
-        async def ask(kind, items):
-            return await embedding.rows(kind, items)
-
-        first = asyncio.create_task(ask(embedding.texts, ["alone"]))
-        await until_begun(model)
-        rest = asyncio.gather(
-            *(ask(embedding.texts, [f"t{n}"] * MAX_BATCH) for n in range(3)),
-            ask(embedding.images, [5]),
-        )
-        await asyncio.sleep(0.01)
-        model.gate.release(100)
-        await first
-        np.testing.assert_array_equal((await rest)[-1], [[5.0, 0.0]])
+        asked = [(embedding.texts, [f"t{n}"] * MAX_BATCH) for n in range(3)]
+        *_, image = await behind_one(embedding, model, *asked, (embedding.images, [5]))
+        np.testing.assert_array_equal(image, [[5.0, 0.0]])
 
     batches = run(work, open_gate=False).batches
     assert batches[1] == [5], "an image does not wait for all texts"

@@ -41,8 +41,7 @@ def serve(
         tuple[str, ...], Parameter(help="another host name of this server, as behind a proxy", negative="")
     ] = (),
     rate: Annotated[
-        float | None,
-        Parameter(help="requests a second of one client; default: 20 if other machines can ask"),
+        float | None, Parameter(help="requests a second of one client; default: 20 if other machines can ask")
     ] = None,
     open: Annotated[bool, Parameter(help="open the page in the browser")] = True,
     batching: Annotated[bool, Parameter(help="embed the requests of several clients together")] = True,

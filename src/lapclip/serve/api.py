@@ -35,7 +35,7 @@ IMAGE_TYPES = ("image/*", "application/octet-stream")
 PAGE_HEADERS = HEADERS | {  # the page shows an image that is dropped on it before it is sent
     "content-security-policy": HEADERS["content-security-policy"].replace(
         "img-src 'self'", "img-src 'self' blob:"
-    ),
+    )
 }
 REFUSALS = (400, 401, 403, 404, 405, 408, 413, 414, 415, 421, 429, 431, 503)  # every status of a refusal
 RETRY = (429, 503)
