@@ -88,7 +88,9 @@ class Inspected(Event):
     memory_used: Count  # bytes, of the process and its children, now
     memory_peak: Count
     memory_limit: Count  # what it may use
-    grad_norms: dict[str, float]  # by layer, before clipping: `image.patches`, `image.0`, ..., `text.out`
+    grad_norms: dict[
+        str, Any
+    ]  # finite numbers by layer, before clipping: `image.patches`, `image.0`, ..., `text.out`
     readings: dict[str, Any]  # of `sensors`: cores, temperature, power, battery, swap; only what can be read
 
 
