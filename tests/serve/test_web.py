@@ -13,24 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import command, environment, lapclip
+from conftest import command, environment, lapclip, wait_for
 
 from lapclip.cli.serve import require_web
 from lapclip.errors import UserError
-from lapclip.files import Held
-from lapclip.runs.events import (
-    KINDS_OF_MEMORY,
-    PARTS,
-    Evaluated,
-    Failed,
-    Finished,
-    Inspected,
-    Started,
-    Step,
-    Warned,
-    to_line,
-)
-from lapclip.runs.history import History, Summary
+from lapclip.runs.events import Evaluated, Finished, Inspected, Started, Step, Warned, to_line
+from lapclip.runs.history import Summary
 from lapclip.runs.run import Run
 from lapclip.serve.http import FIRST_PORT, HEADERS, address_of, listen
 from lapclip.serve.watch import MAX_STREAMS
@@ -38,50 +26,49 @@ from lapclip.view.live import columns_of, now_of
 
 pytestmark = pytest.mark.slow
 
-START = 1.7e9
+FACTS = {
+    Started: {
+        "step": 0, "seconds": 0.0, "pid": 1, "num_parameters": 1_000_000, "num_train": 800, "batch_size": 8, "chunk": 8,
+        "device": "cpu", "threads": 1, "minutes": None, "total_steps": 1000, "time": 1.7e9,
+    },
+    Step: {
+        "loss": 2.0, "accuracy": 0.5, "lr": 0.001, "temperature": 0.07, "grad_norm": 1.0, "pairs_per_second": 100.0,
+        "data_seconds": 0.01, "seconds_left": 60.0,
+    },
+    Inspected: {
+        "parts": {"data": 0.01, "transfer": 0.01, "forward": 0.01, "backward": 0.01, "optimizer": 0.01, "other": 0.01},
+        "memory": {"parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 4_000_000, "activations": None, "data": 9},
+        "memory_used": 10**9, "memory_peak": 2 * 10**9, "memory_limit": 4 * 10**9,
+        "grad_norms": {"image.0": 1.0, "text.0": 2.0}, "readings": {"cores": [0.5, 1.0]},
+    },
+}  # fmt: skip
+FOUND = {
+    "recall@1": 0.2, "recall@5": 0.4, "recall@10": 0.6, "median_rank": 7.0, "interval@10": [0.5, 0.7],
+    "chance@1": 0.01, "chance@5": 0.05, "chance@10": 0.1,
+}  # fmt: skip
+RECALL = {
+    "num_images": 100, "num_captions": 100, "text_to_image": FOUND, "image_to_text": FOUND,
+    "in_batch": {"accuracy": 0.5, "chance": 0.125, "batch_size": 8},
+    "negatives": {"easy": 0.9, "medium": 0.5, "hard": 0.2, "chance": 0.1, "num_choices": 10},
+}  # fmt: skip
 
 
-def started(step=0, **more):
-    facts = {
-        "seconds": 0.0,
-        "pid": 1,
-        "num_parameters": 1_000_000,
-        "num_train": 800,
-        "batch_size": 8,
-        "chunk": 8,
-    }
-    facts |= {"device": "cpu", "threads": 1, "minutes": None, "total_steps": 1000, "time": START}
-    return Started(step=step, **facts | more)
+def started(**more):
+    return Started(**FACTS[Started] | more)
 
 
 def step(number, **more):
-    facts = {"epoch": number / 100, "num_pairs_seen": number * 8, "loss": 2.0, "accuracy": 0.5, "lr": 0.001}
-    facts |= {"temperature": 0.07, "grad_norm": 1.0, "pairs_per_second": 100.0, "data_seconds": 0.01}
-    facts |= {"seconds": number / 10, "progress": number / 1000, "seconds_left": 60.0, "time": START + number}
-    return Step(step=number, **facts | more)
+    done = {"step": number, "epoch": number / 100, "num_pairs_seen": number * 8, "seconds": number / 10}
+    done |= {"progress": number / 1000, "time": 1.7e9 + number}
+    return Step(**FACTS[Step] | done | more)
 
 
 def inspected(number, **more):
-    facts = {"parts": dict.fromkeys(PARTS, 0.01), "memory": dict.fromkeys(KINDS_OF_MEMORY, 4_000_000)}
-    facts["memory"]["activations"] = None
-    facts |= {"memory_used": 10**9, "memory_peak": 2 * 10**9, "memory_limit": 4 * 10**9}
-    facts |= {"grad_norms": {"image.0": 1.0, "text.0": 2.0}, "readings": {"cores": [0.5, 1.0]}}
-    return Inspected(step=number, **facts | more)
+    return Inspected(step=number, **FACTS[Inspected] | more)
 
 
 def evaluated(number, snapshot=None):
-    found = {
-        "recall@1": 0.2,
-        "recall@5": 0.4,
-        "recall@10": 0.6,
-        "median_rank": 7.0,
-        "interval@10": [0.5, 0.7],
-    }
-    found |= {"chance@1": 0.01, "chance@5": 0.05, "chance@10": 0.1}
-    recall = {"num_images": 100, "num_captions": 100, "text_to_image": found, "image_to_text": found}
-    recall["in_batch"] = {"accuracy": 0.5, "chance": 0.125, "batch_size": 8}
-    recall["negatives"] = {"easy": 0.9, "medium": 0.5, "hard": 0.2, "chance": 0.1, "num_choices": 10}
-    return Evaluated(number, recall, True, 0.1, loss=2.1, snapshot=snapshot)
+    return Evaluated(number, RECALL, True, 0.1, loss=2.1, snapshot=snapshot)
 
 
 def write_run(path: Path, *events) -> Run:
@@ -99,13 +86,15 @@ def append(run: Run, *events) -> None:
 
 
 class Server:
-    """`lapclip watch --web` in a process, and its answers."""
+    """A server in a process, and its answers."""
 
-    def __init__(self, folder: Path, *arguments: str, port: int = 0):
+    command = ("watch", "--web")
+
+    def __init__(self, folder: Path, *arguments: str, port: int = 0, program: list[str] | None = None):
         self.process = subprocess.Popen(
-            command("watch", "--web", "--no-open", "--port", str(port), *arguments),
+            program or command(*self.command, "--no-open", "--port", str(port), *arguments),
             cwd=folder,
-            env=environment(),
+            env=environment(LAPCLIP_CACHE=str(folder / "cache")),
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -113,6 +102,7 @@ class Server:
         if "http://127.0.0.1:" not in said:
             pytest.fail(said + self.stop(signal.SIGKILL))
         self.port = int(re.search(r"127\.0\.0\.1:(\d+)/", said)[1])
+        self.address = f"http://127.0.0.1:{self.port}/"
 
     def ask(self, path: str, *, method: str = "GET", **headers: str):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
@@ -133,49 +123,34 @@ class Server:
             self.process.kill()
 
 
-class Stream:
+class Stream(contextlib.closing):
     """A stream as a browser reads it."""
 
     def __init__(self, server: Server, run: str, last: str | None = None):
+        super().__init__(self)
         self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=10)
         again = f"Last-Event-ID: {last}\r\n" if last else ""
         request = f"GET /stream?run={run} HTTP/1.1\r\nHost: localhost:{server.port}\r\n{again}\r\n"
         self.socket.sendall(request.encode())
         self.file = self.socket.makefile("rb")
         self.status = int(self.file.readline().split()[1])
-        self.last, self.retry = "", None
         while self.file.readline().strip():
             pass
 
     def next(self) -> tuple[str, dict]:
-        """The next message; chunk sizes and heartbeats are passed over."""
-        kind = ""
-        while line := self.file.readline().decode().rstrip("\r\n"):
-            name, _, value = line.partition(": ")
-            match name:
-                case "id":
-                    self.last = value
-                case "event":
-                    kind = value
-                case "retry":
-                    self.retry = int(value)
-                    self.file.readline()
-                case "data":
-                    self.file.readline()
-                    return kind, json.loads(value, parse_constant=refuse_constant)
-            if not name:
-                continue
-        return self.next()
+        """The next message; chunk sizes, empty lines and heartbeats are passed over."""
+        fields = {}
+        while "data" not in fields:
+            line = self.file.readline()
+            assert line, "the stream has ended"
+            name, _, value = line.decode().rstrip("\r\n").partition(": ")
+            fields[name] = value
+        self.last, self.retry = fields["id"], fields.get("retry")
+        return fields["event"], json.loads(fields["data"], parse_constant=refuse_constant)
 
     def close(self) -> None:
         self.file.close()
         self.socket.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
 
 
 def refuse_constant(name: str) -> None:
@@ -185,12 +160,8 @@ def refuse_constant(name: str) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("served")
-    write_run(
-        folder / "runs" / "first",
-        started(),
-        *map(step, range(1, 6)),
-        evaluated(5, "snapshots/step-000005.json"),
-    )
+    events = [started(), *map(step, range(1, 6)), evaluated(5, "snapshots/step-000005.json")]
+    write_run(folder / "runs" / "first", *events)
     (folder / "secret.txt").write_text("secret")
     return folder
 
@@ -199,8 +170,7 @@ def folder(tmp_path_factory):
 def server(folder):
     server = Server(folder)
     yield server
-    said = server.stop()
-    assert said == "", "a good server says nothing more"
+    assert server.stop() == "", "a good server says nothing more"
 
 
 @pytest.fixture
@@ -210,22 +180,19 @@ def live(folder, request):
     return write_run(folder / "runs" / name, started(), *map(step, range(1, 4)))
 
 
-def test_every_answer_keeps_other_sites_out(server):
-    for path in ("/", "/static/watch.js", "/runs", "/nothing", "/snapshots/first/step-000005.json"):
-        answer = server.ask(path)
-        assert HEADERS.items() <= dict(answer.getheaders()).items(), path
-    policy = HEADERS["content-security-policy"]
-    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
-
-
-def test_the_page_refers_only_to_files_that_are_served(server):
+def test_the_page_refers_only_to_files_that_are_served_and_every_answer_keeps_other_sites_out(server):
     page = server.ask("/").body.decode()
     names = re.findall(r'(?:src|href)="(/[^"]*)"', page)
-    assert len(names) >= 6 and "http:" not in page and "https:" not in page
-    for name in names:
-        assert server.ask(name).status == 200, name
+    assert len(names) >= 6 and not re.search("http:|https:|<script>| style=", page)
+    assert all(server.ask(name).status == 200 for name in names)
     assert "javascript" in server.ask("/static/watch.js").getheader("content-type")
-    assert b"<script>" not in server.ask("/").body and b" style=" not in server.ask("/").body
+    for path in ("/", "/static/watch.css", "/runs", "/nothing", "/snapshots/first/step-000005.json"):
+        assert HEADERS.items() <= dict(server.ask(path).getheaders()).items(), path
+    policy = HEADERS["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+    for path in ("/", "/runs", "/static/watch.css", "/stream?run=first"):
+        answer = server.ask(path, method="HEAD")
+        assert answer.status == 200 and answer.getheader("content-type")
 
 
 def test_other_names_and_other_sites_reach_nothing_but_a_person_may_follow_their_link(server):
@@ -241,49 +208,24 @@ def test_other_names_and_other_sites_reach_nothing_but_a_person_may_follow_their
         assert (answer.status, answer.getheader("allow")) == (405, "GET, HEAD")
 
 
-def test_the_head_of_everything_can_be_asked_for(server):
-    for path in ("/", "/runs", "/static/watch.css", "/stream?run=first"):
-        answer = server.ask(path, method="HEAD")
-        assert answer.status == 200 and answer.getheader("content-type")
+NOT_SERVED = [
+    "/static/", "/static/../web.py", "/static/%2e%2e%2fweb.py", "/static/uPlot.LICENSE", "/runs/first/events.jsonl",
+    "/snapshots/first/", "/snapshots/first/config.toml", "/snapshots/first/../config.toml",
+    "/snapshots/first/%2e%2e/config.toml", "/snapshots/first/..%2f..%2f..%2fsecret.txt",
+    "/snapshots/first/pictures/../../config.toml", "/snapshots/first/pictures/000012.jpg%00",
+    "/snapshots/first/step-%0a000005.json", "/snapshots/first//etc/passwd", "/snapshots/../step-000005.json",
+    "/snapshots/%2e%2e/step-000005.json", "/snapshots/none/step-000005.json", "/snapshots/first/step-000006.json",
+    "/snapshots/first/step-%D9%A5.json", "/stream?run=../first", "/stream?run=", "/stream", "//evil.example/",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/static/",
-        "/static/../web.py",
-        "/static/%2e%2e%2fweb.py",
-        "/static/uPlot.LICENSE",
-        "/snapshots/first/",
-        "/snapshots/first/config.toml",
-        "/snapshots/first/../config.toml",
-        "/snapshots/first/%2e%2e/config.toml",
-        "/snapshots/first/..%2f..%2f..%2fsecret.txt",
-        "/snapshots/first/pictures/../../config.toml",
-        "/snapshots/first/pictures/000012.jpg%00",
-        "/snapshots/first/step-%0a000005.json",
-        "/snapshots/first//etc/passwd",
-        "/snapshots/../step-000005.json",
-        "/snapshots/%2e%2e/step-000005.json",
-        "/snapshots/none/step-000005.json",
-        "/snapshots/first/step-000006.json",
-        "/snapshots/first/step-%D9%A5.json",
-        "/stream?run=../first",
-        "/stream?run=",
-        "/stream",
-        "/runs/first/events.jsonl",
-        "//evil.example/",
-    ],
-)
-def test_nothing_else_can_be_read(server, path):
-    answer = server.ask(path)
-    assert answer.status == 404 and set(json.loads(answer.body)) == {"error", "hint"}
-
-
-def test_a_snapshot_and_its_images_can_be_read(server):
+def test_a_snapshot_and_its_images_can_be_read_and_nothing_else(server):
     assert json.loads(server.ask("/snapshots/first/step-000005.json").body) == {"step": 5}
     image = server.ask("/snapshots/first/pictures/000012.jpg")
     assert image.getheader("content-type") == "image/jpeg" and image.body.startswith(b"\xff\xd8")
+    for path in NOT_SERVED:
+        answer = server.ask(path)
+        assert answer.status == 404 and set(json.loads(answer.body)) == {"error", "hint"}, path
 
 
 def test_a_link_out_of_the_run_is_refused_and_one_inside_is_not(server, folder):
@@ -321,7 +263,7 @@ def test_the_runs_are_listed_with_how_they_stand(server):
 def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new(server, live):
     with Stream(server, live.name) as stream:
         kind, told = stream.next()
-        assert (kind, told["steps"]["step"], stream.retry) == ("history", [1, 2, 3], 1500)
+        assert (kind, told["steps"]["step"], stream.retry) == ("history", [1, 2, 3], "1500")
         append(live, step(4), step(5), inspected(5), evaluated(5, "snapshots/step-000005.json"))
         kind, told = stream.next()
         assert (kind, told["steps"]["step"]) == ("more", [4, 5])
@@ -366,7 +308,7 @@ def test_a_place_that_is_not_in_the_file_gets_everything(server, live):
             assert (kind, told["steps"]["step"]) == ("history", [1, 2, 3])
 
 
-def test_a_file_that_was_replaced_is_told_anew(server, live):
+def test_a_file_that_was_replaced_is_told_again(server, live):
     with Stream(server, live.name) as stream:
         stream.next()
         events = live.path / "events.jsonl"
@@ -392,9 +334,8 @@ def test_what_a_killed_process_lost_is_taken_back(server, live):
 def test_numbers_that_json_has_no_word_for_are_never_sent(server, live):
     with Stream(server, live.name) as stream:
         stream.next()
-        append(
-            live, step(4, loss=float("inf")), inspected(4, grad_norms={"a": float("nan"), "b": 1.0}), step(5)
-        )
+        norms = {"a": float("nan"), "b": 1.0}
+        append(live, step(4, loss=float("inf")), inspected(4, grad_norms=norms), step(5))
         told = stream.next()[1]
         assert (told["steps"]["step"], told["inspections"]["norms"]) == ([5], [{"b": 1.0}])
 
@@ -426,12 +367,12 @@ def test_streams_are_bounded_and_a_closed_one_makes_room(server):
         for _ in range(MAX_STREAMS):
             assert streams.enter_context(Stream(server, "first")).next()[0] == "history"
         assert server.ask("/stream?run=first").status == 503
-    deadline = time.monotonic() + 5
-    while (answer := Stream(server, "first")).status != 200 and time.monotonic() < deadline:
-        answer.close()
-        time.sleep(0.1)
-    with answer:
-        assert answer.status == 200 and answer.next()[0] == "history"
+    wait_for(lambda: has_room(server), 5)
+
+
+def has_room(server) -> bool:
+    with Stream(server, "first") as stream:
+        return stream.status == 200 and stream.next()[0] == "history"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -489,71 +430,33 @@ def now(*events, state="running", **machine):
     return now_of(summary)
 
 
-def test_a_run_stands_as_its_lock_and_its_last_words_say():
-    def standing(history, lock):
-        summary = Summary(Run(Path("runs/a")))
-        summary.update(lock, history)
-        return summary
-
-    begun = History().extend([started(time=START), step(1)])
-    held = Held(pid=7, taken=START - 1, is_held=True)
-    assert standing(History(), held).state_words == "being set up"
-    assert standing(begun, held).state_words == "running"
-    later = Held(pid=7, taken=START + 100, is_held=True)
-    assert standing(begun, later).state_words == "being set up", "once more"
-    assert standing(begun, Held()).state_words == "crashed"
-    failed = standing(begun.extend([Failed("no room", "make some")]), Held())
-    assert (failed.state, failed.failed.message) == ("failed", "no room")
-
-
-def test_what_cannot_be_read_is_said_to_be_not_measured():
-    told = now(started(), step(1), inspected(1))
-    assert dict(told["readings"])["temperature"] == dict(told["readings"])["battery"] == "not measured"
+def test_the_page_is_told_what_was_measured_and_what_was_not():
+    warnings = [Warned(1, "slow", "", "slower"), Warned(9, "slower yet", "", "slower"), Warned(3, "x", "y")]
+    told = now(started(), step(1), inspected(1), evaluated(1), *warnings, bench={"pairs_per_second": 455.0})
+    readings = dict(told["readings"])
+    assert readings["temperature"] == readings["battery"] == "not measured"
     assert {"name": "activations", "share": None, "words": "not measured"} in told["memory"]
+    shown = [(warning["message"], warning["when"]) for warning in told["warnings"]]
+    assert shown == [("x", "step 3"), ("slower yet", "step 9")], "each kind once"
+    references = {"accuracy": 0.125, "recall_1": 0.01, "recall_10": 0.1, "negatives": 0.1}
+    assert told["lines"] == references | {"pairs_per_second": 455.0}
     read = {
         "temperature": 71.4,
         "power_watts": 14.24,
-        "power_of": "processor package",
+        "power_of": "package",
         "battery": 80,
         "is_plugged": False,
     }
     readings = dict(now(started(), step(1), inspected(1, readings=read))["readings"])
-    assert readings["temperature"] == "71 °C" and readings["power"] == "14.2 W (processor package)"
-    assert readings["battery"] == "80%, not plugged in"
-
-
-def test_a_warning_said_often_stands_once_at_its_last_step():
-    told = now(
-        started(),
-        Warned(1, "slow", "cool it", "slower"),
-        Warned(9, "slower yet", "cool it", "slower"),
-        Warned(3, "x", "y"),
-    )
-    assert [(warning["message"], warning["when"]) for warning in told["warnings"]] == [
-        ("x", "step 3"),
-        ("slower yet", "step 9"),
-    ]
-
-
-def test_curves_are_held_against_chance_and_the_bench():
-    told = now(started(), step(1), evaluated(1), bench={"pairs_per_second": 455.0})
-    assert told["lines"] == {
-        "accuracy": 0.125,
-        "recall_1": 0.01,
-        "recall_10": 0.1,
-        "negatives": 0.1,
-        "pairs_per_second": 455.0,
-    }
+    shown = [readings[name] for name in ("temperature", "power", "battery")]
+    assert shown == ["71 °C", "14.2 W (package)", "80%, not plugged in"]
 
 
 def test_a_finished_run_is_all_done_and_an_old_one_without_new_fields_is_shown():
     end = Finished("budget", 1000, 2.0, 90.0, 8000, 88.0, 10**9, 10**6, None, None, None)
     told = now(started(), step(999), end, state="finished")
-    assert told["progress_words"] == "100%" and told["sentence"].startswith(
-        "1,000 steps, 2.00 epochs in 1m30s"
-    )
+    assert told["progress_words"] == "100%"
+    assert told["sentence"].startswith("1,000 steps, 2.00 epochs in 1m30s")
     old = Evaluated(5, {"text_to_image": {}, "image_to_text": {}}, True, 0.1)
-    assert (
-        columns_of([old])["evaluations"]["easy"] == [None]
-        and now(started(), step(5), old)["is_over"] is False
-    )
+    assert columns_of([old])["evaluations"]["easy"] == [None]
+    assert now(started(), step(5), old)["is_over"] is False
