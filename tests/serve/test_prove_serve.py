@@ -5,17 +5,15 @@ import http.client
 import io
 import json
 import random
-import re
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, picture_folder
 from PIL import Image
-from test_serve import SCHEMA_CHECKS, Served, index, write_model
+from test_serve import Served, check_schema, index, upload, write_model
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(1800)]
 BENCHMARK = ROOT / "benchmarks" / "serving.py"
@@ -39,18 +37,12 @@ def served(tmp_path_factory):
 
 
 def test_schemathesis_finds_nothing(served, tmp_path):
-    (tmp_path / "checks.toml").write_text(SCHEMA_CHECKS)
-    command = [Path(sys.executable).parent / "st", "--config-file", "checks.toml", "run"]
-    options = ["--max-examples", "100", "--checks", "all", "--warnings", "off", "--continue-on-failure"]
-    address = f"http://127.0.0.1:{served.port}/openapi.json"
-    done = subprocess.run([*command, address, *options], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, re.sub(r"(?m)^(.{300}).*$", r"\1 ...", done.stdout)
+    check_schema(served, tmp_path, "--max-examples", "100", "--continue-on-failure")
 
 
 def test_an_upload_of_a_gigabyte_is_refused_in_steady_memory(served):
-    head = f"POST /search HTTP/1.1\r\nHost: localhost:{served.port}\r\nContent-Type: image/jpeg\r\n"
     before = served.memory
-    with served.connect(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode()) as connection:
+    with served.connect(upload(served, "Transfer-Encoding: chunked", "")) as connection:
         piece = f"{MEGABYTE:x}\r\n".encode() + bytes(MEGABYTE) + b"\r\n"
         most = before
         with contextlib.suppress(OSError):  # it is ended when the patience ends
@@ -65,8 +57,7 @@ def test_an_upload_of_a_gigabyte_is_refused_in_steady_memory(served):
 
 
 def test_two_hundred_slow_clients_keep_nobody_waiting(served):
-    head = f"POST /embed HTTP/1.1\r\nHost: localhost:{served.port}\r\nContent-Type: image/jpeg\r\n"
-    begun = [b"", b"G", head.encode(), f"{head}Content-Length: 1000\r\n\r\nxyz".encode()]
+    begun = [b"", b"G", upload(served), upload(served, "Content-Length: 1000", "") + b"xyz"]
     slow = [served.connect(begun[number % 4]) for number in range(200)]
     is_over = threading.Event()
 
@@ -95,21 +86,12 @@ def test_two_hundred_slow_clients_keep_nobody_waiting(served):
 
 def encoded_images() -> list[bytes]:
     image = Image.radial_gradient("L").resize((120, 90)).convert("RGB")
-    found = []
-    for kind, options in (
-        ("JPEG", {}),
-        ("JPEG", {"progressive": True}),
-        ("PNG", {}),
-        ("GIF", {}),
-        ("WEBP", {}),
-        ("TIFF", {"compression": "tiff_lzw"}),
-        ("TIFF", {}),
-        ("BMP", {}),
-    ):
-        out = io.BytesIO()
+    kinds = [(kind, {}) for kind in ("JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP")]
+    kinds += [("JPEG", {"progressive": True}), ("TIFF", {"compression": "tiff_lzw"})]
+    found = [io.BytesIO() for _ in kinds]
+    for out, (kind, options) in zip(found, kinds, strict=True):
         image.save(out, kind, **options)
-        found.append(out.getvalue())
-    return found
+    return [out.getvalue() for out in found]
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -155,10 +137,9 @@ def test_under_load_for_a_minute_nothing_fails_and_memory_stays(served, capsys):
         most = max(most, served.memory)
         time.sleep(0.5)
     told = json.loads(load.communicate()[0])
+    megabytes = f"{before / MEGABYTE:.0f} MB, then up to {most / MEGABYTE:.0f}"
     with capsys.disabled():
-        print(
-            f"\n64 clients for 60 s: {told}, memory {before / MEGABYTE:.0f} MB, then up to {most / MEGABYTE:.0f}"
-        )
+        print(f"\n64 clients for 60 s: {told}, memory {megabytes}")
     assert told["num_errors"] == 0
     assert most - before < 64 * MEGABYTE
 

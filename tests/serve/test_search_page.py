@@ -5,14 +5,14 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import command, environment, picture_folder
+from conftest import picture_folder
 from PIL import Image
 from test_page import Visit, browser  # noqa: F401  # a fixture
 from test_serve import write_model
+from test_web import Server
 
 from lapclip.cli import run_command
 from lapclip.search.searcher import parse_query
@@ -49,37 +49,13 @@ def folder(tmp_path_factory):
     return folder
 
 
-class Server:
-    """`lapclip serve` in a process."""
-
-    def __init__(self, folder: Path, *arguments: str, port: int = 0):
-        self.process = subprocess.Popen(
-            command("serve", "--no-open", "--port", str(port), *arguments),
-            cwd=folder,
-            env=environment(LAPCLIP_CACHE=str(folder / "cache")),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        said = ""
-        while "http://127.0.0.1:" not in said:
-            line = self.process.stderr.readline()
-            if not line:
-                pytest.fail(said + self.stop(signal.SIGKILL))
-            said += line
-        self.port = int(re.search(r"127\.0\.0\.1:(\d+)/", said)[1])
-        self.address = f"http://127.0.0.1:{self.port}/"
-
-    def stop(self, number: int = signal.SIGTERM) -> str:
-        self.process.send_signal(number)
-        try:
-            return self.process.communicate(timeout=20)[1]
-        finally:
-            self.process.kill()
+class SearchServer(Server):
+    command = ("serve",)
 
 
 @pytest.fixture(scope="module")
 def server(folder):
-    server = Server(folder)
+    server = SearchServer(folder)
     yield server
     server.stop()
 
@@ -181,10 +157,10 @@ def test_an_answer_that_comes_too_late_is_dropped(visit):
     seen.page.wait_for_timeout(50)
     assert "slow" in seen.page.evaluate("window.returned[1]"), "it did come last"
     assert seen.page.evaluate(SHOWN) != before and seen.page.title() == "first - second - lapclip"
-    wanted = seen.page.evaluate(
+    expected = seen.page.evaluate(
         "fetch('/search?q=first+-+second&top=48').then((answer) => answer.json()).then(({results}) => results.map(({id}) => id))"
     )
-    assert seen.page.evaluate(SHOWN) == wanted
+    assert seen.page.evaluate(SHOWN) == expected
 
 
 def test_an_image_from_outside_finds_itself(visit, folder):
@@ -428,7 +404,7 @@ def test_a_server_that_cannot_be_reached_is_said_and_asked_again(visit):
 def test_a_server_that_goes_is_said_and_what_it_has_afterwards_is_shown(browser, folder, tmp_path):  # noqa: F811
     """Begun without an index, ended, and started again after something was indexed: the page follows by itself."""
     shutil.copytree(folder / "mine", tmp_path / "mine")
-    server = Server(tmp_path, "--model", "./mine")
+    server = SearchServer(tmp_path, "--model", "./mine")
     seen = Visit(browser, server.address)
     try:
         seen.page.get_by_text("No image is indexed yet").wait_for()
@@ -438,7 +414,7 @@ def test_a_server_that_goes_is_said_and_what_it_has_afterwards_is_shown(browser,
         seen.wait("document.getElementById('connection').textContent.includes('does not respond')")
         picture_folder(tmp_path / "few", 3)
         run_here(tmp_path, ["index", "few", "--model", "./mine"])
-        server = Server(tmp_path, port=server.port)
+        server = SearchServer(tmp_path, port=server.port)
         assert len(wait_for_results(seen)) == 3
         seen.wait("document.getElementById('connection').textContent === ''")
         seen.wait("[...document.querySelectorAll('.tile img')].every((image) => image.naturalWidth > 0)")

@@ -104,16 +104,33 @@ class Server:
         self.port = int(re.search(r"127\.0\.0\.1:(\d+)/", said)[1])
         self.address = f"http://127.0.0.1:{self.port}/"
 
-    def ask(self, path: str, *, method: str = "GET", **headers: str):
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+    def ask(self, path: str, body: object = None, method: str | None = None, **headers: str):
+        method = method or ("GET" if body is None else "POST")
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         with contextlib.closing(connection):
-            connection.putrequest(method, path, skip_host="Host" in headers)
-            for name, value in headers.items():
-                connection.putheader(name.replace("_", "-"), value)
-            connection.endheaders()
+            named = {name.replace("_", "-"): value for name, value in headers.items()}
+            if body is not None and "content-type" not in named:
+                named["content-type"] = "image/jpeg" if isinstance(body, bytes) else "application/json"
+            connection.request(method, path, json.dumps(body) if isinstance(body, dict) else body, named)
             answer = connection.getresponse()
-            answer.body = answer.read() if method != "HEAD" else b""
+            answer.body = answer.read()
             return answer
+
+    def told(self, path: str, body: object = None, **headers: str) -> dict:
+        answer = self.ask(path, body, **headers)
+        assert answer.status == 200, answer.body
+        return json.loads(answer.body)
+
+    def refused(self, status: int, path: str, body: object = None, **more: str) -> str:
+        answer = self.ask(path, body, **more)
+        told = json.loads(answer.body)
+        assert answer.status == status and set(told) == {"error", "hint"}, (answer.status, told, path)
+        return told["error"]
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.sendall(sent)
+        return connection
 
     def stop(self, number: int = signal.SIGTERM) -> str:
         self.process.send_signal(number)
@@ -128,10 +145,9 @@ class Stream(contextlib.closing):
 
     def __init__(self, server: Server, run: str, last: str | None = None):
         super().__init__(self)
-        self.socket = socket.create_connection(("127.0.0.1", server.port), timeout=10)
         again = f"Last-Event-ID: {last}\r\n" if last else ""
         request = f"GET /stream?run={run} HTTP/1.1\r\nHost: localhost:{server.port}\r\n{again}\r\n"
-        self.socket.sendall(request.encode())
+        self.socket = server.connect(request.encode())
         self.file = self.socket.makefile("rb")
         self.status = int(self.file.readline().split()[1])
         while self.file.readline().strip():
@@ -220,12 +236,11 @@ NOT_SERVED = [
 
 
 def test_a_snapshot_and_its_images_can_be_read_and_nothing_else(server):
-    assert json.loads(server.ask("/snapshots/first/step-000005.json").body) == {"step": 5}
+    assert server.told("/snapshots/first/step-000005.json") == {"step": 5}
     image = server.ask("/snapshots/first/pictures/000012.jpg")
     assert image.getheader("content-type") == "image/jpeg" and image.body.startswith(b"\xff\xd8")
     for path in NOT_SERVED:
-        answer = server.ask(path)
-        assert answer.status == 404 and set(json.loads(answer.body)) == {"error", "hint"}, path
+        server.refused(404, path)
 
 
 def test_a_link_out_of_the_run_is_refused_and_one_inside_is_not(server, folder):
@@ -254,7 +269,7 @@ def test_a_linked_folder_of_snapshots_is_refused_but_a_linked_run_is_not(server,
 
 
 def test_the_runs_are_listed_with_how_they_stand(server):
-    told = json.loads(server.ask("/runs").body)
+    told = server.told("/runs")
     first = next(run for run in told["runs"] if run["name"] == "first")
     assert first == {"name": "first", "words": "crashed, step 5, recall@1 20.0%"}
     assert told["shown"] in [run["name"] for run in told["runs"]]
@@ -391,7 +406,7 @@ def test_the_run_that_was_asked_for_is_shown_also_by_its_path(folder, tmp_path):
     elsewhere = write_run(tmp_path / "elsewhere", started(), step(1))
     server = Server(folder, str(elsewhere.path))
     try:
-        told = json.loads(server.ask("/runs").body)
+        told = server.told("/runs")
         assert told["shown"] == "elsewhere" and {"elsewhere", "first"} <= {
             run["name"] for run in told["runs"]
         }
