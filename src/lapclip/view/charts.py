@@ -1,16 +1,26 @@
 """The curves of a run, or of several runs over one another, with the phases of training."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
 from lapclip.errors import one_line, shortened
-from lapclip.runs.events import Evaluated, Step
+from lapclip.runs.events import Evaluated
 from lapclip.runs.history import Summary
 from lapclip.units import duration, is_number
 from lapclip.view.document import Chart, Line, Points, find
 
 MAX_POINTS = 600  # of a line, in a page of one run
+
+
+class Phase(StrEnum):
+    """A part of the training schedule; its value labels the charts."""
+
+    WARMUP = "warm-up"
+    LEARNING = "learning"
+    WHOLE_IMAGES = "whole images"
 
 
 def charts_of(summary: Summary) -> list[Chart]:
@@ -95,9 +105,7 @@ def smooth(points: Points) -> Points:
         sums.append(sums[-1] + y)
     smoothed = []
     for place, (x, _) in enumerate(points):
-        near = min(
-            reach, place, len(points) - 1 - place
-        )  # symmetric, so that the ends are not pulled inwards
+        near = min(reach, place, len(points) - 1 - place)  # symmetric: the ends are not pulled inwards
         low, high = place - near, place + near + 1
         smoothed.append((x, (sums[high] - sums[low]) / (high - low)))
     return smoothed
@@ -110,36 +118,33 @@ def thin(points: Points, most: int = MAX_POINTS) -> Points:
     return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
 
 
-def phases(summary: Summary) -> list[tuple[float, float, str]]:
-    """Warm-up, learning, whole images, by the progress at each step; a resumed run may go through one twice."""
+def phases(summary: Summary) -> list[tuple[float, float, Phase]]:
+    """From step, to step and phase, by the progress at each step; a resumed run may go through one twice."""
     warmup = find(summary.settings, "warmup") or 0.0
     whole_from, keeps = find(summary.settings, "whole_from"), find(summary.settings, "keep_patches")
-    is_parted = whole_from is not None and keeps is not None and keeps < 1
-    bands: list[tuple[float, float, str]] = []
+    whole_from = whole_from if whole_from is not None and keeps is not None and keeps < 1 else math.inf
+    bands: list[tuple[float, float, Phase]] = []
     for step in summary.history.steps:
-        if step.progress <= warmup:
-            label = "warm-up"
+        later = Phase.WHOLE_IMAGES if step.progress > whole_from else Phase.LEARNING
+        phase = Phase.WARMUP if step.progress <= warmup else later
+        if bands and bands[-1][2] == phase:
+            bands[-1] = (bands[-1][0], step.step, phase)
         else:
-            label = "whole images" if is_parted and step.progress > (whole_from or 0) else "learning"
-        if bands and bands[-1][2] == label:
-            bands[-1] = (bands[-1][0], step.step, label)
-        else:
-            bands.append((bands[-1][1] if bands else step.step, step.step, label))
+            bands.append((bands[-1][1] if bands else step.step, step.step, phase))
     return bands
 
 
 def phases_in_words(summary: Summary) -> list[str]:
     """What the shaded parts of the charts are."""
-    labels = {label for _, _, label in phases(summary)}
-    warmup, whole_from = find(summary.settings, "warmup"), find(summary.settings, "whole_from")
+    seen = {phase for _, _, phase in phases(summary)}
+    warmup, whole, keeps = (
+        find(summary.settings, n) or 0.0 for n in ("warmup", "whole_from", "keep_patches")
+    )
     said = []
-    if "warm-up" in labels and warmup:
+    if Phase.WARMUP in seen and warmup:
         said.append(f"the warm-up, {warmup:.0%} of the run, in which the learning rate rises")
-    if labels & {"whole images"} and whole_from:
-        keeps = find(summary.settings, "keep_patches") or 0.0
-        said.append(
-            f"the part from {whole_from:.0%} on, which sees whole images instead of {keeps:.0%} of them"
-        )
+    if Phase.WHOLE_IMAGES in seen and whole:
+        said.append(f"the part from {whole:.0%} on, which sees whole images instead of {keeps:.0%} of them")
     return [f"Shaded: {'; '.join(said)}."] if said else []
 
 
@@ -147,36 +152,31 @@ def marks_of(summary: Summary) -> list[tuple[float, str]]:
     history = summary.history
     marks = [(float(start.step), "resumed") for start in history.starts[1:] if start.step]
     for pause in history.pauses:
-        marks.append(
-            (pause.step, f"paused {duration(pause.seconds)}" if pause.seconds is not None else "paused")
-        )
+        lasted = f" {duration(pause.seconds)}" if pause.seconds is not None else ""
+        marks.append((pause.step, f"paused{lasted}"))
     return [*marks, (history.num_steps, "end" if summary.is_over else "now")] if history.step else marks
 
 
 def overlaid(summaries: Sequence[Summary]) -> list[Chart]:
     """The curves of several runs over the minutes of training, which they all have."""
-    most = max(100, 1600 // len(summaries))
+    most, names = max(100, 1600 // len(summaries)), [name_of(summary) for summary in summaries]
 
     def of_steps(name: str) -> list[Line]:
-        lines = []
-        for number, summary in enumerate(summaries):
-            points = [(s.seconds / 60, getattr(s, name)) for s in summary.history.steps]
-            lines.append(Line(name_of(summary), thin(smooth(points), most), number))
-        return lines
+        curves = [[(s.seconds / 60, getattr(s, name)) for s in one.history.steps] for one in summaries]
+        return [Line(names[n], thin(smooth(points), most), n) for n, points in enumerate(curves)]
 
     def of_evaluations(value: Callable[[Evaluated], float | None]) -> list[Line]:
         lines = []
-        for number, summary in enumerate(summaries):
-            steps = list(summary.history.steps)
-            points = known((minutes_at(steps, e.step), value(e)) for e in summary.history.evaluations)
-            lines.append(Line(name_of(summary), points, number, "dots"))
+        for number, history in enumerate(summary.history for summary in summaries):
+            clock = [(s.step, s.seconds / 60) for s in history.steps]
+            points = known((between(clock, e.step), value(e)) for e in history.evaluations)
+            lines.append(Line(names[number], points, number, "dots"))
         return lines
 
     def recall(k: int) -> Chart:
         lines = of_evaluations(lambda e: e.recall["text_to_image"][f"recall@{k}"])
-        return Chart(
-            f"Recall@{k}", "text → image, over the validation set", lines, is_share=True, from_zero=True
-        )
+        about = "text → image, over the validation set"
+        return Chart(f"Recall@{k}", about, lines, is_share=True, from_zero=True)
 
     charts = [
         Chart("Loss", "of the training batches", of_steps("loss")),
@@ -195,11 +195,6 @@ def overlaid(summaries: Sequence[Summary]) -> list[Chart]:
 
 def name_of(summary: Summary) -> str:
     return shortened(one_line(summary.run.reference), 40)
-
-
-def minutes_at(steps: Sequence[Step], step: int) -> float:
-    """Of training, at a step; between two recorded steps it grows evenly."""
-    return between([(s.step, s.seconds) for s in steps], step) / 60
 
 
 def between(marks: Iterable[tuple[int, float]], step: int) -> float:

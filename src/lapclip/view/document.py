@@ -89,6 +89,11 @@ class Line:
     def has_dots(self) -> bool:
         return len(self.points) == 1 or (self.look == "dots" and len(self.points) <= MAX_DOTS)
 
+    def data(self) -> dict[str, Any]:
+        x, y = ([digits(point[axis]) for point in self.points] for axis in (0, 1))
+        look = {"colour": self.colour, "dash": self.dash, "look": self.look, "hasDots": self.has_dots}
+        return {"label": one_line(self.label), "x": x, "y": y} | look
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -109,31 +114,16 @@ class Chart:
     def in_words(self) -> str:
         """Where each line begins and ends, for screen readers, print and Markdown."""
         show = share if self.is_share else number
-        said = []
-        for line in self.lines:
-            if line.look != "faint" and line.points:
-                first, last = (show(line.points[place][1]) for place in (0, -1))
-                said.append(
-                    f"{line.label} {last}" if line.look == "level" else f"{line.label} {first} to {last}"
-                )
-        return ", ".join(said)
+        return ", ".join(
+            f"{line.label} {'' if line.look == 'level' else f'{show(line.points[0][1])} to '}{show(line.points[-1][1])}"
+            for line in self.lines
+            if line.look != "faint" and line.points
+        )
 
     def data(self) -> dict[str, Any]:
         """For the script of a page."""
-        lines = [
-            {
-                "label": one_line(line.label),
-                "x": [digits(x) for x, _ in line.points],
-                "y": [digits(y) for _, y in line.points],
-                "colour": line.colour,
-                "dash": line.dash,
-                "look": line.look,
-                "hasDots": line.has_dots,
-            }
-            for line in self.lines
-        ]
         return {
-            "lines": lines,
+            "lines": [line.data() for line in self.lines],
             "isShare": self.is_share,
             "fromZero": self.from_zero,
             "isLog": self.is_log,
@@ -258,6 +248,9 @@ class Document:
     sections: list[Section]
     tiles: list[tuple[str, str, str]] = field(default_factory=list)
     footer: str = ""
+
+    def __post_init__(self) -> None:
+        self.sections[:] = [section for section in self.sections if section.has_content]
 
 
 def find(tree: Any, *names: str) -> float | None:

@@ -95,28 +95,20 @@ class Stretches:
 
 def stretches_of(history: History) -> Stretches:
     """Epochs; tenths of what was trained when it is less than two epochs."""
-    if history.step is None:
-        return Stretches("tenth", [])
-    return (
-        Stretches("epoch", epochs(history))
-        if history.num_epochs >= 2
-        else Stretches("tenth", tenths(history))
-    )
+    if history.step is not None and history.num_epochs >= 2:
+        return Stretches("epoch", epochs(history))
+    return Stretches("tenth", tenths(history) if history.step is not None else [])
 
 
 def stretch(
     label: str, last: Any, seconds: float, pairs: int, evaluated: Evaluated | None, **more: Any
 ) -> Stretch:
-    return Stretch(
-        label=label,
-        step=last.step,
-        temperature=last.temperature,
-        seconds=seconds,
-        pairs_per_second=pairs / seconds if pairs and seconds > 0 else None,
-        recall=evaluated.recall["text_to_image"]["recall@1"] if evaluated else None,
-        validation_loss=evaluated.loss if evaluated else None,
-        **more,
+    recall, loss = (
+        (evaluated.recall["text_to_image"]["recall@1"], evaluated.loss) if evaluated else (None, None)
     )
+    speed = pairs / seconds if pairs and seconds > 0 else None
+    more |= {"pairs_per_second": speed, "recall": recall, "validation_loss": loss}
+    return Stretch(label=label, step=last.step, temperature=last.temperature, seconds=seconds, **more)
 
 
 def epochs(history: History) -> list[Stretch]:
@@ -145,9 +137,8 @@ def tenths(history: History) -> list[Stretch]:
         joules = between(history.energy, last.step) - between(history.energy, first_step)
         means = {"loss": fmean(s.loss for s in own), "accuracy": fmean(s.accuracy for s in own)}
         means["joules"] = joules if joules > 0 else None  # type: ignore[assignment]
-        rows.append(
-            stretch(f"{tenth}/10", last, seconds, pairs, evaluated[-1] if evaluated else None, **means)
-        )
+        newest = evaluated[-1] if evaluated else None
+        rows.append(stretch(f"{tenth}/10", last, seconds, pairs, newest, **means))
         before = last
     return rows
 
@@ -169,8 +160,7 @@ def stretches_section(history: History, stretches: Stretches) -> Section:
     words = []
     if stretches.kind == "tenth":
         words.append(
-            "The run has fewer than two epochs, so these are tenths of what was trained. Loss and accuracy are means, "
-            "the rest is at the end of each."
+            "The run has fewer than two epochs, so these are tenths of it; loss and accuracy are means."
         )
     rows = thinned(stretches.rows)
     if len(rows) < len(stretches.rows):
@@ -180,18 +170,9 @@ def stretches_section(history: History, stretches: Stretches) -> Section:
         "pairs/s: rate, energy: joules"
     )
     cells = [
-        (
-            r.label,
-            r.loss,
-            r.accuracy,
-            number(r.temperature, 4),
-            r.recall,
-            r.seconds,
-            r.pairs_per_second,
-            r.joules,
-        )
+        (r.label, r.loss, r.accuracy, number(r.temperature, 4), r.recall, r.seconds, r.pairs_per_second, r.joules)
         for r in rows
-    ]
+    ]  # fmt: skip
     title = "By epoch" if stretches.kind == "epoch" else "By tenth of the run"
     note = f"chance of accuracy {share(history.chance)}" if history.chance else ""
     if note and history.recall:
@@ -226,11 +207,8 @@ def phases_of(history: History, kind: str) -> list[Phase]:
     phases: list[Phase] = []
     for line in fitted:
         name = named(line, fall)
-        if phases and phases[-1].name == name:
-            earlier = phases.pop()
-            phases.append(Phase(name, earlier.start, line.end, earlier.loss_before, line.loss_after))
-        else:
-            phases.append(Phase(name, line.start, line.end, line.loss_before, line.loss_after))
+        first = phases.pop() if phases and phases[-1].name == name else line
+        phases.append(Phase(name, first.start, line.end, first.loss_before, line.loss_after))
     return phases
 
 
@@ -241,9 +219,8 @@ def named(line: Phase, fall: float) -> str:
         return "rising"
     if -line.slope >= STEEP * fall:
         return "steep"
-    is_flat = -line.slope < FLAT * fall and line.loss_before - line.loss_after <= NOTABLE * abs(
-        line.loss_before
-    )
+    lost = line.loss_before - line.loss_after
+    is_flat = -line.slope < FLAT * fall and lost <= NOTABLE * abs(line.loss_before)
     return "plateau" if is_flat else "gradual"
 
 
@@ -292,10 +269,6 @@ def phases_section(history: History, kind: str) -> Section:
     phases = phases_of(history, kind)
     if not phases:
         return Section("Phases of the loss")
-    words = "; then ".join(
-        f"{phase.name} from {kind} {phase.start:.1f} to {phase.end:.1f} ({phase.slope:+.3f} per {kind})"
-        for phase in phases
-    )
     rows = [
         (p.name, f"{p.start:.1f} to {p.end:.1f}", p.loss_before, p.loss_after, f"{p.slope:+.3f}")
         for p in phases
@@ -306,7 +279,7 @@ def phases_section(history: History, kind: str) -> Section:
     )
     columns = columns_of(f"phase, {kind}s, loss before: number, after: number, per {kind}: number")
     table = Table("Phases of the loss", columns, rows, note)
-    return Section("Phases of the loss", [f"The loss, in phases: {words}."], tables=[table])
+    return Section("Phases of the loss", tables=[table])
 
 
 def gradients_section(history: History) -> Section:
@@ -322,12 +295,9 @@ def gradients_section(history: History) -> Section:
     rows = [(layer, [row[place] for place in places]) for layer, row in zip(layers, norms, strict=True)]
     header = columns_of("layer, start: number, middle: number, end: number")
     blocks = [row for row in rows if row[0].partition(".")[2].isdecimal()]
-    shown = [
-        row for tower in ("image.", "text.") for row in ends_of([b for b in blocks if b[0].startswith(tower)])
-    ]
-    tables = (
-        [Table("Gradient norm by layer", header, [(layer, *ends) for layer, ends in shown])] if shown else []
-    )
+    towers = [[block for block in blocks if block[0].startswith(tower)] for tower in ("image.", "text.")]
+    shown = [(layer, *ends) for tower in towers for layer, ends in ends_of(tower)]
+    tables = [Table("Gradient norm by layer", header, shown)] if shown else []
     logs = [[math.log10(norm) if norm else None for norm in row] for row in norms]
     known = [log for row in logs for log in row if log is not None]
     if not known:

@@ -52,21 +52,13 @@ def document_of(summaries: Sequence[Summary]) -> Document:
     """The report of a run, or of several side by side."""
     if len(summaries) > 1:
         title = " | ".join(name_of(summary) for summary in summaries)
-        return Document(title, "lapclip report", "", with_content(compared(summaries)), footer=FOOTER)
+        return Document(title, "lapclip report", "", compared(summaries), footer=FOOTER)
     (summary,) = summaries
-    facts = [
-        summary.settings.get("size"),
-        summary.settings.get("source"),
-        summary.machine.get("chip"),
-        summary.state,
-    ]
+    settings = summary.settings
+    facts = [settings.get("size"), settings.get("source"), summary.machine.get("chip"), summary.state]
     about = " · ".join(shortened(one_line(fact), 80) for fact in facts if fact)
-    sections = with_content(sections_of(summary))
-    return Document(one_line(summary.run.name), "lapclip report", about, sections, tiles_of(summary), FOOTER)
-
-
-def with_content(sections: Sequence[Section]) -> list[Section]:
-    return [section for section in sections if section.has_content]
+    name = one_line(summary.run.name)
+    return Document(name, "lapclip report", about, sections_of(summary), tiles_of(summary), FOOTER)
 
 
 def sections_of(summary: Summary) -> list[Section]:
@@ -94,17 +86,13 @@ def sections_of(summary: Summary) -> list[Section]:
 
 def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
     """The numbers one asks for first."""
-    history = summary.history
-    found, started, evaluated = (
-        (history.recall or {}).get("text_to_image", {}),
-        history.started,
-        history.evaluated,
-    )
+    history, started, evaluated = summary.history, summary.history.started, summary.history.evaluated
+    found = (history.recall or {}).get("text_to_image", {})
     loss = f"validation {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else "training"
+    chance = {k: f"chance {share(found.get(f'chance@{k}'))}" for k in (1, 10)}
     batch = f"batches of {count(started.batch_size)}" if started else ""
     tiles = [
-        ("recall@1", share(found.get("recall@1")), f"chance {share(found.get('chance@1'))}"),
-        ("recall@10", share(found.get("recall@10")), f"chance {share(found.get('chance@10'))}"),
+        *((f"recall@{k}", share(found.get(f"recall@{k}")), chance[k]) for k in (1, 10)),
         ("loss", number(history.recently("loss")), loss),
         ("training time", duration(history.seconds if history.step else None), plural(history.num_steps, "step")),
         ("pairs per second", rate(history.pairs_per_second), batch),
@@ -114,15 +102,9 @@ def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
 
 def sentences(summary: Summary) -> list[str]:
     """The summary, what matters most first."""
-    said = [
-        what_and_how_long(summary),
-        how_it_ended(summary),
-        result(summary),
-        trend(summary),
-        validation(summary),
-    ]
-    said += [speed(summary), interruptions(summary), warnings(summary)]
-    return [sentence for sentence in said if sentence]
+    said = [what_and_how_long(summary), how_it_ended(summary), result(summary), last_quarter(summary)[1]]
+    said += [validation(summary), *speed(summary), interruptions(summary), warnings(summary)]
+    return list(filter(None, said))
 
 
 def what_and_how_long(summary: Summary) -> str:
@@ -144,27 +126,18 @@ def what_and_how_long(summary: Summary) -> str:
 
 
 def how_it_ended(summary: Summary) -> str:
-    history = summary.history
+    history, saved = summary.history, summary.history.saved
     done = f" at {history.progress:.0%} of its budget" if history.step else ""
-    saved = (
-        f"the last checkpoint is of step {count(history.saved.step)}"
-        if history.saved
-        else "nothing had been saved"
-    )
+    kept = f"the last checkpoint is of step {count(saved.step)}" if saved else "nothing had been saved"
     match summary.state:
         case "finished":
             return "It used up its budget."
-        case "stopped" if history.num_steps:
-            return f"It was stopped{done}; everything until then is saved."
         case "stopped" if history.started:
-            return "It was stopped before its first step."
+            return f"It was stopped{done or ' before its first step'}."
         case "failed" if summary.failed:
-            return f"It failed{done}: {shortened(one_line(summary.failed.message).rstrip('.'))}; {saved}."
+            return f"It failed{done}: {shortened(one_line(summary.failed.message).rstrip('.'))}; {kept}."
         case "crashed":
-            return (
-                f"Its process ended unexpectedly{done}, killed or with the machine; {saved}. "
-                "What follows is what it had recorded until then."
-            )
+            return f"Its process ended unexpectedly{done}, killed or with the machine; {kept}."
         case "running":
             return f"It is still running{done}: this is its state now."
         case "paused" if history.paused:
@@ -173,14 +146,12 @@ def how_it_ended(summary: Summary) -> str:
 
 
 def result(summary: Summary) -> str:
-    history, recall = summary.history, summary.history.recall
+    history, recall, tried = summary.history, summary.history.recall, len(summary.history.evaluations)
     if recall is None:
         return "It was never evaluated; `lapclip eval` measures a checkpoint." if history.num_steps else ""
     said = recall_words(recall, recall["num_images"])
-    if history.best_step not in (None, history.num_steps) and len(history.evaluations) > 1:
-        said += (
-            f" That is step {count(history.best_step)}, the best of {len(history.evaluations)} evaluations."
-        )
+    if history.best_step not in (None, history.num_steps) and tried > 1:
+        said += f" That is step {count(history.best_step)}, the best of {tried} evaluations."
     return said
 
 
@@ -195,50 +166,23 @@ def recall_words(recall: Any, num_images: float) -> str:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """Recall@1 over the last quarter of a run."""
-
-    step_before: int
-    before: float
-    after: float
-    noise: float  # two standard errors
-
-    @property
-    def direction(self) -> int:
-        """1 risen, -1 fallen, 0 within the noise."""
-        difference = self.after - self.before
-        return 0 if abs(difference) <= self.noise else 1 if difference > 0 else -1
-
-
-def last_quarter(summary: Summary) -> Change | None:
-    known = [(e.step, e.recall["text_to_image"]["recall@1"], e) for e in summary.history.evaluations]
-    if len(known) < MIN_EVALUATIONS:
-        return None
-    step, after, evaluated = known[-1]
-    earlier = [k for k in known[:-1] if k[0] <= 0.75 * step]
-    num_captions = evaluated.recall["num_captions"]
-    if not earlier or num_captions < 1:
-        return None
-    step_before, before, _ = earlier[-1]
+def last_quarter(summary: Summary) -> tuple[int, str]:
+    """Whether recall@1 rose (1), fell (-1) or stayed within two standard errors (0) over the last quarter, in words."""
+    known = [(e.step, e.recall["text_to_image"]["recall@1"]) for e in summary.history.evaluations]
+    earlier = [point for point in known[:-1] if point[0] <= 0.75 * known[-1][0]]
+    num_captions = summary.history.evaluated.recall["num_captions"] if summary.history.evaluated else 0
+    if len(known) < MIN_EVALUATIONS or not earlier or num_captions < 1:
+        return 0, ""
+    (step, before), after = earlier[-1], known[-1][1]
     mean = (before + after) / 2
     noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_captions) / num_captions)
-    return Change(step_before, before, after, noise)
-
-
-def trend(summary: Summary) -> str:
-    change = last_quarter(summary)
-    if change is None:
-        return ""
-    said = f"from {share(change.before)} at step {count(change.step_before)} to {share(change.after)}"
-    points = f"{100 * change.noise:.1f} points"
-    if change.direction > 0:
-        return f"It was still improving at the end: recall@1 rose {said}."
-    if change.direction < 0:
-        return f"It became worse at the end: recall@1 fell {said}, more than noise explains ({points})."
-    return (
-        f"It was no longer clearly improving at the end: recall@1 went {said}, within the noise of {points}."
-    )
+    said = f"from {share(before)} at step {count(step)} to {share(after)}"
+    if abs(after - before) <= noise:
+        end = f"within the noise of {100 * noise:.1f} points"
+        return 0, f"It was no longer clearly improving at the end: recall@1 went {said}, {end}."
+    if after > before:
+        return 1, f"It was still improving at the end: recall@1 rose {said}."
+    return -1, f"It became worse at the end: recall@1 fell {said}."
 
 
 def validation(summary: Summary) -> str:
@@ -251,14 +195,14 @@ def validation(summary: Summary) -> str:
     return f"The validation loss was lowest at step {count(step)} ({lowest:.3f}) and ended at {losses[-1][0]:.3f}."
 
 
-def speed(summary: Summary) -> str:
+def speed(summary: Summary) -> list[str]:
     waiting, pairs, bench = summary.history.data_share, summary.history.pairs_per_second, summary.bench_speed
-    said = [f"It waited for data {share(waiting)} of the time"] if waiting is not None else []
+    said = [f"It waited for data {share(waiting)} of the time."] if waiting is not None else []
     if bench and pairs:
         said.append(
-            f"it ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s that `lapclip bench` had measured"
+            f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s measured by `lapclip bench`."
         )
-    return "; ".join(said)[:1].upper() + "; ".join(said)[1:] + "." if said else ""
+    return said
 
 
 def interruptions(summary: Summary) -> str:
@@ -273,13 +217,10 @@ def interruptions(summary: Summary) -> str:
 
 
 def warnings(summary: Summary) -> str:
-    """How many kinds there were, and the last one."""
-    kinds = {warned.kind or warned.message: warned for warned in summary.history.warnings}
-    if not kinds:
+    if not (warned := summary.history.warnings):
         return ""
-    last = summary.history.warnings[-1]
-    which = "One warning" if len(kinds) == 1 else f"{len(kinds)} kinds of warning, the last one"
-    return f"{which}: {shortened(one_line(last.message))} (step {count(last.step)})."
+    last = f"{shortened(one_line(warned[-1].message))} (step {count(warned[-1].step)})"
+    return f"{plural(len(warned), 'warning')}, the last one: {last}."
 
 
 def suggestions(summary: Summary) -> list[str]:
@@ -293,8 +234,7 @@ def suggestions(summary: Summary) -> list[str]:
         hints.append(summary.failed.hint)
     for hint in (shortened(one_line(hint)).rstrip(".") for hint in hints[-MAX_ADVICE:]):
         said += [f"{hint[:1].upper()}{hint[1:]}."] if hint else []
-    change = last_quarter(summary)
-    if summary.state == "finished" and change and change.direction > 0:
+    if summary.state == "finished" and last_quarter(summary)[0] > 0:
         said.append(f"Train as long again, it was still improving: {code(resume + doubled(summary))}.")
     if summary.state == "finished":
         said.append(f"Measure it in full: {code(f'lapclip eval {name}')}.")
@@ -323,15 +263,11 @@ def compared(summaries: Sequence[Summary]) -> list[Section]:
 
 def differing_table(summaries: Sequence[Summary]) -> Table:
     """Settings and facts that are not the same in all runs."""
-    names = list(dict.fromkeys(name for summary in summaries for name in summary.settings))
-    rows = [
-        *((name, *(shown(summary.settings.get(name)) for summary in summaries)) for name in names),
-        *((name, *(shown(summary.machine.get(name)) for summary in summaries)) for name in MACHINE),
-    ]
-    columns = dict.fromkeys(
-        ["setting", *(f"{n} {name_of(s)}" for n, s in enumerate(summaries, 1))], KINDS[""]
-    )
-    return Table("What differs", columns, [row for row in rows if len(set(row[1:])) > 1])
+    names = dict.fromkeys(name for summary in summaries for name in summary.settings)
+    rows = [(name, *(shown(summary.settings.get(name)) for summary in summaries)) for name in names]
+    rows += [(name, *(shown(summary.machine.get(name)) for summary in summaries)) for name in MACHINE]
+    header = ["setting", *(f"{n} {name_of(s)}" for n, s in enumerate(summaries, 1))]
+    return Table("What differs", dict.fromkeys(header, KINDS[""]), [r for r in rows if len(set(r[1:])) > 1])
 
 
 RESULTS = columns_of(
@@ -343,47 +279,35 @@ RESULTS = columns_of(
 def results_table(summaries: Sequence[Summary]) -> Table:
     rows = []
     for summary in summaries:
-        history = summary.history
-        found, step = (history.recall or {}).get("text_to_image", {}), history.step
-        row = (code(name_of(summary)), summary.state, *map(found.get, ("recall@1", "chance@1", "recall@10")))
-        row += (
-            step.loss if step else None,
-            history.evaluated.loss if history.evaluated else None,
-            history.num_steps,
-        )
-        row += (epochs(history.num_epochs), history.seconds, history.pairs_per_second, history.peak_memory)
-        rows.append((*row, history.joules, len(history.warnings)))
+        history, step, last = summary.history, summary.history.step, summary.history.evaluated
+        found = (history.recall or {}).get("text_to_image", {})
+        row = [code(name_of(summary)), summary.state, *map(found.get, ("recall@1", "chance@1", "recall@10"))]
+        row += [step.loss if step else None, last.loss if last else None, history.num_steps]
+        row += [epochs(history.num_epochs), history.seconds, history.pairs_per_second, history.peak_memory]
+        rows.append([*row, history.joules, len(history.warnings)])
     return Table("Results", RESULTS, rows, "recall: text → image, of each run's best checkpoint")
 
 
 def comparison_words(summaries: Sequence[Summary]) -> list[str]:
     """Which run is best, and whether it is fair to say so."""
-    found = [
-        (summary.recall_1, summary, summary.history.recall) for summary in summaries if summary.history.recall
-    ]
+    found = [(s.recall_1 or 0.0, s, s.history.recall) for s in summaries if s.history.recall]
     sizes = {recall["num_images"] for _, _, recall in found}
     sources = {one_line(summary.machine["data"]) for _, summary, _ in found if summary.machine.get("data")}
     words = []
-    if len(sizes) > 1:
-        words.append("Their validation sets differ in size, so their recall cannot be compared.")
-    elif len(sources) > 1:
-        words.append("They have different data and different validation sets, so recall cannot be compared.")
+    if len(sizes) > 1 or len(sources) > 1:
+        words.append("Their validation sets differ, so their recall cannot be compared.")
     elif len(found) > 1:
-        (best, winner, recall), *rest = sorted(found, key=lambda row: -(row[0] or 0))
-        second = rest[0][0]
-        assert best is not None and second is not None and recall is not None, "they have recall"
+        (best, winner, recall), *rest = sorted(found, key=lambda row: -row[0])
         others = listed([f"{code(name_of(summary))} has {share(value)}" for value, summary, _ in rest])
-        is_tie = best == second
-        words.append(
-            f"{code(name_of(winner))} {'ties for' if is_tie else 'has'} the best recall@1, {share(best)}; {others}."
-        )
+        has = "ties for" if best == rest[0][0] else "has"
+        words.append(f"{code(name_of(winner))} {has} the best recall@1, {share(best)}; {others}.")
         captions = recall["num_captions"]
-        if captions and 0 < best - second < 2 * (best * (1 - best) * 2 / captions) ** 0.5:
+        if captions and 0 < best - rest[0][0] < 2 * (best * (1 - best) * 2 / captions) ** 0.5:
             words.append(f"Over {count(captions)} captions that difference may be noise.")
-    for summary in summaries:
-        if summary.state not in ("finished", "stopped"):
-            words.append(f"{code(name_of(summary))} is {summary.state}: its numbers are of what it had done.")
-    return words
+    unfinished = [summary for summary in summaries if summary.state not in ("finished", "stopped")]
+    return words + [
+        f"{code(name_of(s))} is {s.state}: its numbers are of what it had done." for s in unfinished
+    ]
 
 
 def as_numbers(summaries: Sequence[Summary]) -> dict[str, Any]:
