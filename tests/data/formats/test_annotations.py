@@ -27,25 +27,17 @@ def write_json(name: str, content: object) -> Path:
 
 def coco(images: dict[int, str], *captions: tuple[int, str]) -> dict:
     """As in captions_val2017.json."""
+    address = "http://images.cocodataset.org/val2017/"
     return {
-        "info": {
-            "description": "COCO 2017 Dataset",
-            "url": "http://cocodataset.org",
-            "version": "1.0",
-            "year": 2017,
-        },
-        "licenses": [
-            {"url": "http://creativecommons.org/licenses/by/2.0/", "id": 4, "name": "Attribution License"}
-        ],
+        "info": {"description": "COCO 2017 Dataset", "version": "1.0", "year": 2017},
+        "licenses": [{"url": "http://creativecommons.org/licenses/by/2.0/", "id": 4, "name": "Attribution"}],
         "images": [
             {
                 "license": 4,
                 "file_name": name,
-                "coco_url": f"http://images.cocodataset.org/val2017/{name}",
+                "coco_url": address + name,
                 "height": 427,
                 "width": 640,
-                "date_captured": "2013-11-14 17:02:52",
-                "flickr_url": "http://farm7.staticflickr.com/6116/6255196340_da26cf2c9e_z.jpg",
                 "id": number,
             }
             for number, name in images.items()
@@ -87,34 +79,23 @@ def captions(catalogue) -> dict[str, list[str]]:
 
 
 def test_coco_as_it_is_unpacked():
-    draw(
-        "coco/train2017/000000000001.jpg", "coco/train2017/000000000002.jpg", "coco/val2017/000000000003.jpg"
-    )
-    train = write_json(
-        "coco/annotations/captions_train2017.json",
-        coco(
-            {1: "000000000001.jpg", 2: "000000000002.jpg"}, (2, "a dog"), (1, "a cat"), (1, "a cat asleep.\n")
-        ),
-    )
-    val = write_json("coco/annotations/captions_val2017.json", coco({3: "000000000003.jpg"}, (3, "a bird")))
+    draw("coco/train2017/01.jpg", "coco/train2017/02.jpg", "coco/val2017/03.jpg")
+    content = coco({1: "01.jpg", 2: "02.jpg"}, (2, "a dog"), (1, "a cat"), (1, "a cat asleep.\n"))
+    train = write_json("coco/annotations/captions_train2017.json", content)
+    val = write_json("coco/annotations/captions_val2017.json", coco({3: "03.jpg"}, (3, "a bird")))
     catalogue = opened(train, val)
     assert catalogue.format == "coco"
     assert captions(catalogue) == {
-        "train2017/000000000001.jpg": ["a cat", "a cat asleep."],
-        "train2017/000000000002.jpg": ["a dog"],
-        "val2017/000000000003.jpg": ["a bird"],
+        "train2017/01.jpg": ["a cat", "a cat asleep."],
+        "train2017/02.jpg": ["a dog"],
+        "val2017/03.jpg": ["a bird"],
     }
     assert catalogue.sides == ["train", "train", "validation"] and not catalogue.problems.counts
-    assert catalogue.reader.read(2) == Path("coco/val2017/000000000003.jpg").read_bytes()
+    assert catalogue.reader.read(2) == Path("coco/val2017/03.jpg").read_bytes()
 
 
 def test_karpathys_flickr_with_its_splits():
-    draw(
-        "Flicker8k_Dataset/a.jpg",
-        "Flicker8k_Dataset/b.jpg",
-        "Flicker8k_Dataset/c.jpg",
-        "Flicker8k_Dataset/d.jpg",
-    )
+    draw(*(f"Flicker8k_Dataset/{name}.jpg" for name in "abcd"))
     file = write_json(
         "dataset_flickr8k.json",
         karpathy(
@@ -142,23 +123,20 @@ def test_karpathys_coco_names_a_folder_for_each_image(images):
 
 
 @pytest.mark.parametrize(
-    ("json_name", "picture"),
+    ("json_name", "image"),
     [
         ("d/captions.json", "d/a.jpg"),
-        ("d/captions.json", "d/images/a.jpg"),
         ("d/captions.json", "d/images/train2017/a.jpg"),
         ("d/captions.json", "d/val2014/a.jpg"),
-        ("d/captions.json", "d/my pictures/a.jpg"),
-        ("d/annotations/captions.json", "d/a.jpg"),
+        ("d/captions.json", "d/my photos/a.jpg"),
         ("d/annotations/captions.json", "d/images/a.jpg"),
-        ("d/annotations/captions.json", "d/train2017/a.jpg"),
         ("d/annotations/captions_val2017.json", "d/train2017/a.jpg"),
     ],
 )
-def test_images_are_found_where_people_put_them(json_name, picture):
-    draw(picture)
+def test_images_are_found_where_people_put_them(json_name, image):
+    draw(image)
     catalogue = opened(write_json(json_name, coco({1: "a.jpg"}, (1, "a cat"))))
-    assert catalogue.reader.read(0) == Path(picture).read_bytes()
+    assert catalogue.reader.read(0) == Path(image).read_bytes()
 
 
 def test_two_folders_with_the_same_names_are_told_apart_by_their_side():
@@ -168,14 +146,6 @@ def test_two_folders_with_the_same_names_are_told_apart_by_their_side():
     catalogue = opened(train, valid)
     assert captions(catalogue) == {"train/1.jpg": ["a cat"], "valid/1.jpg": ["a dog"]}
     assert catalogue.problems.names == {"is missing": ["2.jpg"]}, "that of the other side is another image"
-
-
-def test_missing_images_and_those_without_captions_are_counted_by_name():
-    draw("images/a.jpg", "images/c.jpg")
-    file = write_json("captions.json", coco({1: "a.jpg", 2: "b.jpg", 3: "c.jpg"}, (1, "a cat"), (2, "a dog")))
-    catalogue = opened(file)
-    assert captions(catalogue) == {"images/a.jpg": ["a cat"]}
-    assert catalogue.problems.names == {"is missing": ["b.jpg"], "has no caption": ["images/c.jpg"]}
 
 
 def test_a_few_downloaded_images_of_many_are_found():
@@ -205,12 +175,10 @@ def test_nothing_outside_the_folders_is_read():
         "a.jpg",
         "a\0.jpg",
         "\ud800.jpg",
-        "b.jpg",
-        "images",
     ]
-    file = write_json(
-        "d/captions.json", coco(dict(enumerate(names)), *((i, "a thing") for i in range(len(names))))
-    )
+    names += ["b.jpg", "images"]
+    content = coco(dict(enumerate(names)), *((i, "a thing") for i in range(len(names))))
+    file = write_json("d/captions.json", content)
     catalogue = opened(file)
     assert catalogue.names == ["images/b.jpg"]
     assert catalogue.problems.counts["lies outside the source's folder"] == 3
@@ -245,15 +213,11 @@ def test_wrong_types_are_counted_and_the_rest_is_read():
     }
 
     content = karpathy(("a.jpg", "train", ["a cat"]))
-    content["images"] += [
-        {"filename": "b.jpg", "sentences": ["a dog", {"raw": 5}, {"raw": "two dogs"}], "split": 3}
-    ]
-    content["images"] += [{"filename": None}, [], {"filename": "c.jpg", "sentences": {"raw": "no"}}]
+    odd = {"filename": "b.jpg", "sentences": ["a dog", {"raw": 5}, {"raw": "two dogs"}], "split": 3}
+    content["images"] += [odd, {"filename": None}, [], {"filename": "c.jpg", "sentences": {"raw": "no"}}]
     catalogue = opened(write_json("dataset.json", content))
-    assert captions(catalogue) == {"a.jpg": ["a cat"], "b.jpg": ["two dogs"]} and catalogue.sides == [
-        "train",
-        None,
-    ]
+    assert captions(catalogue) == {"a.jpg": ["a cat"], "b.jpg": ["two dogs"]}
+    assert catalogue.sides == ["train", None]
     assert catalogue.problems.counts == {
         "has a caption that is not text": 2,
         "has no `filename`": 2,

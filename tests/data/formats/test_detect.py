@@ -84,14 +84,6 @@ def csv(path):
     return table(path, lambda frame, file: frame.to_csv(file, index=False), "pairs.csv")
 
 
-def tsv(path):
-    return table(path, lambda frame, file: frame.to_csv(file, sep="\t", index=False), "pairs.tsv")
-
-
-def semicolons(path):
-    return table(path, lambda frame, file: frame.to_csv(file, sep=";"), "pairs.csv")
-
-
 def jsonl(path):
     return table(path, lambda frame, file: frame.to_json(file, orient="records", lines=True), "pairs.jsonl")
 
@@ -139,9 +131,8 @@ def karpathy(path):
         }
         for n, name in enumerate(pictures(path / "flickr" / "images"))
     ]
-    (path / "flickr" / "dataset_flickr8k.json").write_text(
-        json.dumps({"images": images, "dataset": "flickr8k"})
-    )
+    content = json.dumps({"images": images, "dataset": "flickr8k"})
+    (path / "flickr" / "dataset_flickr8k.json").write_text(content)
     return "flickr/dataset_flickr8k.json"
 
 
@@ -152,19 +143,15 @@ def flickr_kaggle(path):
 
 
 def flickr_token(path):
-    rows = [
-        f"{name}#0\t{words}"
-        for name, words in zip(pictures(path / "f8k" / "Flicker8k_Dataset"), WORDS, strict=True)
-    ]
+    listed = pictures(path / "f8k" / "Flicker8k_Dataset")
+    rows = [f"{name}#0\t{words}" for name, words in zip(listed, WORDS, strict=True)]
     (path / "f8k" / "Flickr8k.token.txt").write_text("\n".join(rows))
     return "f8k/Flickr8k.token.txt"
 
 
 def flickr30k(path):
-    rows = [
-        f"{n}| 0| {words}"
-        for n, words in zip(pictures(path / "f30k" / "flickr30k_images"), WORDS, strict=True)
-    ]
+    listed = pictures(path / "f30k" / "flickr30k_images")
+    rows = [f"{name}| 0| {words}" for name, words in zip(listed, WORDS, strict=True)]
     (path / "f30k" / "results.csv").write_text("\n".join(["image_name| comment_number| comment", *rows]))
     return "f30k"
 
@@ -197,8 +184,8 @@ def saved_dataset(path):
 
 
 FORMS = {
-    txt: "txt", heic: "txt", exif: "metadata", names: "names", classes: "classes", csv: "csv", tsv: "tsv",
-    semicolons: "csv", jsonl: "jsonl", parquet: "parquet", parquet_bytes: "parquet", image_folder: "csv",
+    txt: "txt", heic: "txt", exif: "metadata", names: "names", classes: "classes", csv: "csv", jsonl: "jsonl",
+    parquet: "parquet", parquet_bytes: "parquet", image_folder: "csv",
     coco: "coco", coco_file: "coco", karpathy: "karpathy", flickr_kaggle: "flickr", flickr_token: "flickr",
     flickr30k: "flickr", shards: "tar", shards_folder: "tar", saved_dataset: "hf",
 }  # fmt: skip
@@ -209,12 +196,8 @@ def test_what_people_have_opens_without_a_flag(tmp_path, make):
     source = make(tmp_path)
     data = finished(open_source(DataConfig(source=source, workers=0), 16))
     files = data.parts[0].files
-    assert (files.catalogue.format, len(files.catalogue.names), files.catalogue.problems.counts) == (
-        FORMS[make],
-        NUM,
-        {},
-    )
-    assert not files.pack.unreadable
+    assert (files.catalogue.format, len(files.catalogue.names)) == (FORMS[make], NUM)
+    assert not files.catalogue.problems.counts and not files.pack.unreadable
     assert data.training.num_pairs + data.validation.num_pairs == NUM
     captions = {caption for own in files.catalogue.captions for caption in own}
     if make in (classes, names):
@@ -223,18 +206,13 @@ def test_what_people_have_opens_without_a_flag(tmp_path, make):
         assert captions == set(WORDS)
 
 
-def test_emoji_open_without_a_flag():
-    catalogue, identity = open_catalogue("emoji", Options())
-    assert identity == "emoji" and len(catalogue.names) > 1000
-    assert any("grinning face" in own for own in catalogue.captions)
-
-
 def test_the_same_source_is_known_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "below").mkdir()
     picture_folder(tmp_path / "photos", NUM)
     one = open_catalogue("photos", Options())[1]
     monkeypatch.chdir(tmp_path / "below")
     assert open_catalogue("../photos/", Options())[1] == one == str(tmp_path / "photos")
+    assert open_catalogue("emoji", Options())[1] == "emoji"
 
 
 def test_a_format_can_be_forced(tmp_path):
@@ -248,39 +226,35 @@ def test_a_format_can_be_forced(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "says", "hint"),
     [
-        ("photso", "is not there; did you mean `photos`?"),
-        ("synthetc", "did you mean `synthetic`?"),
-        ("nowhere/at/all", "`nowhere/at/all` is not there"),
-        ("empty", "holds no files"),
-        ("archive.zip", "is an archive"),
-        ("notes.md", "in no format"),
-        ("hf:", "hf:"),
-        ("", "names no source"),
-        ("photos@x", "`photos@x` is not there"),
-        ("photos+emoji", "`photos+emoji` is not there"),
+        ("photso", "is not there; did you mean `photos`?", ""),
+        ("synthetc", "did you mean `synthetic`?", ""),
+        ("nowhere/at/all", "`nowhere/at/all` is not there", ""),
+        ("empty", "holds no files", ""),
+        ("archive.zip", "is an archive", "unpack it"),
+        ("notes.md", "in no format", "a source is"),
+        ("hf:", "hf:", ""),
+        ("", "names no source", ""),
+        ("photos@x", "`photos@x` is not there", "`photos@2`"),
+        ("photos+emoji", "`photos+emoji` is not there", "'photos + emoji@2'"),
     ],
 )
-def test_what_is_no_source_is_said_in_words(tmp_path, source, says):
+def test_what_is_no_source_is_said_in_words(tmp_path, source, says, hint):
     picture_folder(tmp_path / "photos", 1)
     (tmp_path / "empty").mkdir()
     (tmp_path / "archive.zip").write_bytes(b"PK\x03\x04")
     (tmp_path / "notes.md").write_text("# notes\n")
     with pytest.raises(UserError) as caught:
         finished(open_source(DataConfig(source=source, workers=0), 16))
-    assert says in caught.value.message and caught.value.hint
+    assert says in caught.value.message and caught.value.hint and hint in caught.value.hint
 
 
-def test_a_folder_with_two_tables_asks_which(tmp_path):
+def test_a_folder_with_two_tables_asks_which_and_named_columns_are_used(tmp_path, call):
     csv(tmp_path)
     shutil.copy("pairs.csv", "other.csv")
     with pytest.raises(UserError, match="holds 2 tables"):
         open_catalogue(".", Options())
-
-
-def test_named_columns_are_used(tmp_path, call):
-    csv(tmp_path)
     done = call("data", "check", "pairs.csv", "--caption-column", "txet", "--size", "nano")
     assert done.returncode == 1 and "`txet`" in done.stderr and "did you mean `text`?" in done.stderr
     assert call("data", "check", "pairs.csv", "--caption-column", "text", "--size", "nano").returncode == 0
@@ -293,7 +267,6 @@ def write_tar(path: Path, count: int) -> None:
 
 
 STRAYS = {
-    "notes.csv": lambda file: file.write_text("what,when\nbuy milk,tomorrow\nbuy bread,today\n"),
     "copy.csv": lambda file: file.write_text("image,caption\n0.jpg,another one\n1.jpg,and one more\n"),
     "notes.parquet": lambda file: pandas.DataFrame({"a": [1, 2]}).to_parquet(file),
     "backup.tar": lambda file: write_tar(file, 0),
@@ -345,14 +318,6 @@ def test_a_saved_dataset_is_known_as_a_folder(tmp_path):
         assert open_catalogue(folder, Options(images="img"))[0].format == "hf"
 
 
-def out_of_the_folder(path: Path, name: str) -> None:
-    """Moves a file out of the folder, and leaves a link to it."""
-    outside = path.parent / "outside" / path.name
-    outside.mkdir(parents=True)
-    shutil.move(path / name, outside)
-    (path / name).symlink_to(outside / Path(name).name)
-
-
 @pytest.mark.parametrize(
     ("make", "folder", "name"),
     [
@@ -365,14 +330,15 @@ def out_of_the_folder(path: Path, name: str) -> None:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_link_that_leads_out_of_a_folder_is_taken_only_if_it_is_named(
-    tmp_path, monkeypatch, make, folder, name
-):
+def test_a_link_out_of_a_folder_is_taken_only_if_it_is_named(tmp_path, monkeypatch, make, folder, name):
     inside = tmp_path / "inside"
     inside.mkdir()
     monkeypatch.chdir(inside)
     make(inside)
-    out_of_the_folder(inside / folder, name)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    shutil.move(inside / folder / name, outside)
+    (inside / folder / name).symlink_to(outside / Path(name).name)
     if make is shards_folder:
         assert len(open_catalogue(folder, Options())[0].names) == NUM // 2
         assert len(open_catalogue(folder, Options(format="tar"))[0].names) == NUM // 2
@@ -394,19 +360,7 @@ def test_what_lies_in_the_cache_of_the_hub_is_read_through_its_links(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "a.parquet",
-        "a.csv",
-        "metadata.csv",
-        "captions.txt",
-        "notes.txt",
-        "a.json",
-        "a.tar",
-        "state.json",
-        "0.jpg",
-        "dev.txt",
-    ],
+    "name", ["a.parquet", "metadata.csv", "captions.txt", "a.json", "a.tar", "state.json", "0.jpg"]
 )
 def test_a_named_pipe_stops_nothing(tmp_path, name):
     picture_folder(tmp_path / "photos", NUM, first=1)
@@ -444,13 +398,3 @@ def test_lapclips_own_images_are_no_part_of_a_source(tmp_path, call):
     assert call("data", "show", "zoo", "--size", "nano", "--out", "zoo/lapclip-sheet.png").returncode == 0
     catalogue, _ = open_catalogue("zoo", Options())
     assert (catalogue.format, len(catalogue.names)) == ("classes", NUM)
-
-
-@pytest.mark.parametrize(
-    ("source", "hint"), [("photos@x", "`photos@2`"), ("photos+emoji", "'photos + emoji@2'")]
-)
-def test_a_mistake_in_a_mixture_is_explained(tmp_path, source, hint):
-    picture_folder(tmp_path / "photos", 1)
-    with pytest.raises(UserError) as caught:
-        open_catalogue(source, Options())
-    assert hint in caught.value.hint

@@ -64,18 +64,13 @@ def in_another_process(code: str, *hidden: str) -> str:
 def test_it_opens_without_a_flag_and_holds_thousands():
     assert INSTALLED.format == "emoji" and len(INSTALLED.names) > 1000
     assert len(set(INSTALLED.names)) == len(INSTALLED.names)
-    assert set(INSTALLED.labels) == set(INSTALLED.sides) == {None}
-
-
-def test_every_caption_is_words_and_every_image_has_one():
-    assert all(INSTALLED.captions)
-    spoken = re.compile(r"[\w'(),.!-]+( [\w'(),.!-]+)*")
-    odd = [c for several in INSTALLED.captions for c in several if not spoken.fullmatch(c) or "_" in c]
+    assert set(INSTALLED.labels) == set(INSTALLED.sides) == {None} and all(INSTALLED.captions)
+    assert len({several[0] for several in INSTALLED.captions}) == len(INSTALLED.names), (
+        "each has its own name"
+    )
+    words = re.compile(r"[\w'(),.!-]+( [\w'(),.!-]+)*")
+    odd = [c for several in INSTALLED.captions for c in several if not words.fullmatch(c) or "_" in c]
     assert odd == []
-
-
-def test_no_two_images_have_the_same_name_in_words():
-    assert len({several[0] for several in INSTALLED.captions}) == len(INSTALLED.names)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +97,8 @@ def test_other_names_are_further_captions_when_they_are_words():
 
 
 def test_the_known_ones_are_drawn_and_differ(catalogue):
-    wanted = ["1f600", "1f622", FLAG, "1f1ee-1f1f9", KEYCAP, FAMILY, TONE, "1f44b"]
-    names = [name for name in wanted if name in catalogue.names]
+    known = ["1f600", "1f622", FLAG, "1f1ee-1f1f9", KEYCAP, FAMILY, TONE, "1f44b"]
+    names = [name for name in known if name in catalogue.names]
     assert {"1f600", "1f622", "1f44b"} <= set(names)
     drawn = [pixels(catalogue, name) for name in names]
     for place, one in enumerate(drawn):
@@ -112,12 +107,9 @@ def test_the_known_ones_are_drawn_and_differ(catalogue):
             assert abs(one - other).mean() > 2, names[place]
 
 
-def test_images_can_be_decoded(catalogue):
+def test_images_can_be_decoded_also_in_another_process(catalogue):
     for index in range(0, len(catalogue.names), 7):
         assert decode(catalogue.reader.read(index), 32).pixels.shape == (3, 32, 32)
-
-
-def test_the_reader_goes_to_another_process_and_its_stamps_differ(catalogue):
     sent = pickle.loads(pickle.dumps(catalogue.reader))
     assert sent.read(5) == catalogue.reader.read(5) and sent.stamp(5) == catalogue.reader.stamp(5) != ""
 
@@ -133,11 +125,8 @@ def test_a_font_draws_in_the_middle_of_a_white_square():
 @needs_twemoji
 def test_a_folder_of_ones_own_holds_what_its_files_say():
     Path("mine").mkdir()
-    for theirs, own in {
-        "1f600": "1f600.png",
-        "1f622": "emoji_u1f622.png",
-        "31-20e3": "0031-FE0F-20E3.png",
-    }.items():
+    own_names = {"1f600": "1f600.png", "1f622": "emoji_u1f622.png", "31-20e3": "0031-FE0F-20E3.png"}
+    for theirs, own in own_names.items():
         shutil.copy(Path(TWEMOJI) / f"{theirs}.png", Path("mine") / own)
     for name in ("notes.png", "110000.png", "fe0f.png", "1f600.txt"):
         Path("mine", name).write_text("not an emoji")
@@ -146,30 +135,20 @@ def test_a_folder_of_ones_own_holds_what_its_files_say():
     before = opened.reader.stamp(0)
     Image.new("RGB", (8, 8)).save(opened.reader.paths[0])
     assert opened.reader.stamp(0) != before
-
-
-@needs_twemoji
-def test_a_link_out_of_the_folder_is_counted_not_followed():
-    Path("mine").mkdir()
-    shutil.copy(Path(TWEMOJI) / "1f600.png", "mine")
-    shutil.copy(Path(TWEMOJI) / "1f622.png", "elsewhere.png")
-    Path("mine", "1f622.png").symlink_to(Path("elsewhere.png").absolute())
+    Path("mine/emoji_u1f622.png").rename("elsewhere.png")
+    Path("mine/emoji_u1f622.png").symlink_to(Path("elsewhere.png").absolute())
     opened = open_emoji("emoji:mine", Options())
-    assert opened.names == ["1f600"]
-    assert opened.problems.names["lies outside the source's folder"] == ["1f622.png"]
+    assert sorted(opened.names) == ["1f600", "31-20e3"]
+    assert opened.problems.names["lies outside the source's folder"] == ["emoji_u1f622.png"]
 
 
-@pytest.mark.parametrize("content", [b"", b"not a font", b"\0\1\0\0" + bytes(500)])
-def test_a_file_that_is_no_colour_font_is_an_error_with_a_way_out(content):
-    Path("some.ttf").write_bytes(content)
+@pytest.mark.parametrize("content", [None, b"", b"not a font", b"\0\1\0\0" + bytes(500)])
+def test_a_path_that_is_no_colour_font_is_an_error_with_a_way_out(content):
+    if content is not None:
+        Path("some.ttf").write_bytes(content)
     with pytest.raises(UserError, match=r"`some\.ttf` is not a colour font") as caught:
         open_emoji("emoji:some.ttf", Options())
     assert "emoji" in caught.value.hint
-
-
-def test_a_path_that_is_not_there_is_named():
-    with pytest.raises(UserError, match=r"`nowhere\.ttf` does not exist"):
-        open_emoji("emoji:nowhere.ttf", Options())
 
 
 def test_a_machine_with_neither_font_nor_package_is_told_what_to_install():

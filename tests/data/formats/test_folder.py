@@ -12,7 +12,7 @@ from PIL import Image, PngImagePlugin
 
 from lapclip.data.catalogue import Options
 from lapclip.data.formats.folder import open_folder
-from lapclip.data.formats.metadata import description, parse_xmp
+from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import caption_in_name, class_name, side_of
 from lapclip.errors import UserError
 
@@ -69,13 +69,6 @@ def test_a_text_beside_an_image_is_its_captions_line_by_line():
         assert catalogue.reader.read(number) == (FOLDER / name).read_bytes()
 
 
-def test_phone_images_are_images():
-    pillow_heif.register_heif_opener()
-    draw("IMG_0001.HEIC")
-    write("IMG_0001.txt", "a phone's image")
-    assert captions(opened()) == {"IMG_0001.HEIC": ["a phone's image"]}
-
-
 @pytest.mark.parametrize(
     "data", ["ein Bär".encode(), b"\xef\xbb\xbfein B\xc3\xa4r", "ein Bär\r\n".encode("utf-16"), b"ein B\xe4r"]
 )
@@ -89,53 +82,38 @@ def test_text_is_read_in_the_encoding_that_its_editor_wrote(data):
     )
 
 
-def test_a_letter_with_an_accent_may_be_written_in_two_ways():
-    touch("cafe\u0301.jpg")
-    write("caf\u00e9.txt", "a café")
-    assert opened().captions == [["a café"]]
-
-
-def test_images_without_text_and_texts_without_image_are_counted():
-    touch("a.jpg", "b.jpg", "c.jpg")
-    write("a.txt", "a thing")
-    write("b.txt", "\n \n")
-    write("z.txt", "nothing to see")
-    catalogue = opened()
-    assert catalogue.names == ["a.jpg"]
-    assert catalogue.problems.names == {
-        "has no caption": ["b.jpg", "c.jpg"],
-        "has no image beside it": ["z.txt"],
-    }
-
-
-def test_a_huge_text_is_cut_and_one_of_boxes_or_bytes_is_no_caption():
-    touch("a.jpg", "b.jpg", "c.jpg", "d.jpg")
+def test_texts_that_are_huge_no_captions_missing_or_without_image_are_counted():
+    touch("a.jpg", "b.jpg", "c.jpg", "d.jpg", "e.jpg", "f.jpg", "cafe\u0301.jpg")
     write("a.txt", b"first\n" + b"x" * 2_000_000)
     write("b.txt", "0 0.5 0.5 0.25 0.25\n2 0.1 0.1 0.2 0.2\n")
     write("c.txt", b"\0\1\2\3")
     write("d.txt", "".join(f"caption {i}\n" for i in range(5000)))
+    write("e.txt", "\n \n")
+    write("z.txt", "nothing to see")
+    write("caf\u00e9.txt", "the same letter, composed")
     catalogue = opened()
-    assert captions(catalogue)["a.jpg"] == ["first"]
-    assert catalogue.names == ["a.jpg", "d.jpg"] and len(catalogue.captions[1]) == 1000
-    assert catalogue.problems.names["has more than 1 MB of text; it was cut"] == ["a.txt"]
-    assert catalogue.problems.names["holds the boxes of objects, not captions"] == ["b.txt"]
-    assert catalogue.problems.names["is not text"] == ["c.txt"]
-
-
-def test_a_few_notes_among_many_images_do_not_make_it_a_folder_of_texts():
-    touch(*(f"golden_retriever/{i}.jpg" for i in range(20)), *(f"tabby/{i}.jpg" for i in range(20)))
-    write("tabby/3.txt", "a note")
-    assert opened().format == "classes"
+    assert catalogue.names == ["a.jpg", "cafe\u0301.jpg", "d.jpg"] and catalogue.captions[0] == ["first"]
+    assert len(catalogue.captions[2]) == 1000
+    assert catalogue.problems.names == {
+        "has more than 1 MB of text; it was cut": ["a.txt"],
+        "holds the boxes of objects, not captions": ["b.txt"],
+        "is not text": ["c.txt"],
+        "has more than 1,000 captions; the others were omitted": ["d.txt"],
+        "has no image beside it": ["z.txt"],
+        "has no caption": ["b.jpg", "c.jpg", "e.jpg", "f.jpg"],
+    }
 
 
 # What is not read
 
 
-def test_hidden_files_and_what_systems_leave_behind_are_not_seen():
+def test_hidden_files_what_systems_leave_behind_and_pipes_are_not_read():
     touch("a.jpg", "._a.jpg", ".trash/b.jpg", "__MACOSX/a.jpg", "sub/@eaDir/c.jpg", "Thumbs.db")
     write("a.txt", "a thing")
-    catalogue = opened()
-    assert catalogue.names == ["a.jpg"] and not catalogue.problems.counts
+    assert opened().names == ["a.jpg"] and not opened().problems.counts
+    os.mkfifo(FOLDER / "pipe.jpg")
+    os.mkfifo(FOLDER / "pipe.txt")
+    assert opened().names == ["a.jpg"] and opened().problems.counts == {"is not a regular file": 2}
 
 
 def test_nothing_outside_the_folder_is_read():
@@ -155,24 +133,14 @@ def test_nothing_outside_the_folder_is_read():
     (FOLDER / "loop").symlink_to(".")
     catalogue = opened()
     assert captions(catalogue) == {"a.jpg": ["a thing"], "again.jpg": ["another"], "c.jpg": ["another"]}
-    assert catalogue.problems.names["is a link that leads out of the folder"] == ["b.txt", "linked.jpg"]
-    assert catalogue.problems.names["is a link to a folder; such links are not followed"] == [
-        "folder",
-        "loop",
-    ]
-    assert catalogue.problems.names["is a link that leads nowhere"] == ["gone.jpg"]
-    assert "linked.jpg" in opened(images="elsewhere").names, (
-        "a folder that the person named is the source's too"
-    )
-
-
-def test_a_pipe_called_an_image_does_not_stop_anything():
-    touch("a.jpg")
-    write("a.txt", "a thing")
-    os.mkfifo(FOLDER / "pipe.jpg")
-    os.mkfifo(FOLDER / "pipe.txt")
-    catalogue = opened()
-    assert catalogue.names == ["a.jpg"] and catalogue.problems.counts["is not a regular file"] == 2
+    assert catalogue.problems.names == {
+        "lies outside the source's folder": ["b.txt", "linked.jpg"],
+        "is a link to a folder; such links are not followed": ["folder", "loop"],
+        "is missing": ["gone.jpg"],
+        "has no image beside it": ["linked.txt"],
+        "has no caption": ["b.jpg"],
+    }
+    assert "linked.jpg" in opened(images="elsewhere").names, "a folder that is named is the source's too"
 
 
 def test_a_name_that_is_no_unicode_can_be_written_down():
@@ -220,14 +188,7 @@ XMP = xmp(
 def with_iptc(jpeg: bytes, *records: tuple[int, int, bytes]) -> bytes:
     """A JPEG with an APP13 segment as Photoshop writes it: an 8BIM block of IPTC records."""
     iptc = b"".join(struct.pack(">BBBH", 0x1C, a, b, len(data)) + data for a, b, data in records)
-    block = (
-        b"8BIM"
-        + struct.pack(">H", 0x0404)
-        + b"\0\0"
-        + struct.pack(">L", len(iptc))
-        + iptc
-        + b"\0" * (len(iptc) % 2)
-    )
+    block = b"8BIM" + struct.pack(">HHL", 0x0404, 0, len(iptc)) + iptc + b"\0" * (len(iptc) % 2)
     segment = b"Photoshop 3.0\0" + block
     return jpeg[:2] + b"\xff\xed" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
 
@@ -251,35 +212,23 @@ def png_text(**chunks: str) -> PngImagePlugin.PngInfo:
         (lambda: encoded("JPEG", exif=exif(description="a fox")), ["a fox"]),
         (lambda: encoded("JPEG", exif=exif(description="ein Bär".encode())), ["ein Bär"]),
         (lambda: encoded("TIFF", exif=exif(description="a fox")), ["a fox"]),
-        (lambda: encoded("WEBP", exif=exif(description="a fox")), ["a fox"]),
         (lambda: encoded("PNG", exif=exif(description="a fox")), ["a fox"]),
         (
             lambda: encoded("JPEG", exif=exif(title="Füchse", comment="im Schnee 🦊")),
             ["im Schnee 🦊", "Füchse"],
         ),
-        (lambda: encoded("JPEG", exif=exif(subject="a subject")), ["a subject"]),
         (lambda: encoded("JPEG", exif=exif(user_comment=b"ASCII\0\0\0a fox\0\0")), ["a fox"]),
         (
             lambda: encoded("JPEG", exif=exif(user_comment=b"UNICODE\0" + "狐 a fox".encode("utf-16-le"))),
             ["狐 a fox"],
         ),
-        (
-            lambda: encoded("JPEG", exif=exif(user_comment=b"UNICODE\0" + "狐 a fox".encode("utf-16-be"))),
-            ["狐 a fox"],
-        ),
-        (
-            lambda: encoded("JPEG", exif=exif(user_comment=b"JIS\0\0\0\0\0" + "狐".encode("iso2022_jp"))),
-            ["狐"],
-        ),
         (lambda: encoded("JPEG", exif=exif(user_comment=b"\0" * 8 + "füchse".encode())), ["füchse"]),
-        (lambda: encoded("JPEG", xmp=XMP), ["a fox & snow", "Fuchs"]),
         (lambda: encoded("WEBP", xmp=XMP), ["a fox & snow", "Fuchs"]),
         (lambda: encoded("JPEG", xmp=xmp("<dc:description>plain</dc:description>")), ["plain"]),
         (
             lambda: encoded("JPEG", xmp=XMP, exif=exif(description="another")),
             ["a fox & snow", "another", "Fuchs"],
         ),
-        (lambda: encoded("JPEG", xmp=XMP, exif=exif(description="Fuchs")), ["a fox & snow", "Fuchs"]),
         (
             lambda: with_iptc(
                 encoded("JPEG"), (1, 90, b"\x1b%G"), (2, 5, b"Fuchs"), (2, 120, "ein Füchslein".encode())
@@ -299,24 +248,16 @@ def test_what_people_wrote_into_an_image_is_its_captions(image, expected):
     assert description(image()) == expected
 
 
-def test_a_phone_image_describes_itself():
+def test_phone_images_are_images_and_describe_themselves():
     pillow_heif.register_heif_opener()
     path = draw("IMG_0001.heic", exif=exif(description="a phone's image").tobytes())
     assert description(path) == ["a phone's image"] and opened().format == "metadata"
+    write("IMG_0001.txt", "text beside it")
+    assert captions(opened()) == {"IMG_0001.heic": ["text beside it"]}
 
 
 @pytest.mark.parametrize(
-    "junk",
-    [
-        "OLYMPUS DIGITAL CAMERA         ",
-        "SONY DSC",
-        "Created with GIMP",
-        "default",
-        "   ",
-        "DSC_0012.JPG",
-        "2019",
-        '{"a":1}',
-    ],
+    "junk", ["OLYMPUS DIGITAL CAMERA         ", "Created with GIMP", "   ", "DSC_0012.JPG", "2019", '{"a":1}']
 )
 def test_what_cameras_and_programs_write_is_no_caption(junk):
     assert description(encoded("JPEG", exif=exif(description=junk))) == []
@@ -337,17 +278,13 @@ def test_a_broken_image_just_says_nothing(data):
     assert description(data) == []
 
 
-def test_a_broken_block_leaves_the_others():
-    assert description(encoded("JPEG", xmp=b"<broken", exif=exif(description="a fox"))) == ["a fox"]
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-16-be"])
 def test_xml_that_grows_is_refused_in_every_encoding(encoding):
     bomb = '<!DOCTYPE a [<!ENTITY b "a fox"><!ENTITY c "&b;&b;">]>' + XMP.decode().replace(
         "a fox &amp; snow", "&c;"
     )
-    assert list(parse_xmp(bomb.removeprefix("\ufeff").encode(encoding))) == []
-    assert (False, "a fox & snow") in list(parse_xmp(XMP.decode().encode(encoding)))
+    block = exif(description="of another block")
+    assert description(encoded("WEBP", xmp=bomb.encode(encoding), exif=block)) == ["of another block"]
     assert description(encoded("WEBP", xmp=XMP + b" " * 2**21)) == [], "nor is a huge one parsed"
 
 
@@ -361,11 +298,11 @@ def test_a_folder_of_described_images_is_seen_and_those_without_are_counted():
     assert catalogue.problems.names == {"has no caption": ["IMG_9.jpg"]}
 
 
-def test_one_text_in_all_images_is_no_description():
-    for number in range(6):
-        draw(
-            f"{'ab'[number % 2]}/IMG_{number}.jpg", exif=exif(description="Studio Smith, all rights reserved")
-        )
+def test_one_text_in_all_images_is_no_description_and_one_note_no_captions():
+    same = exif(description="Studio Smith, all rights reserved")
+    for number in range(12):
+        draw(f"{'ab'[number % 2]}/IMG_{number}.jpg", exif=same)
+    write("a/IMG_0.txt", "a note")
     assert opened().format == "classes"
 
 
@@ -373,12 +310,8 @@ def test_one_text_in_all_images_is_no_description():
 
 
 def test_folders_are_classes_and_splits_are_sides():
-    touch(
-        "train/golden_retriever/1.jpg",
-        "train/n02123045-tabby/2.jpg",
-        "val/golden_retriever/3.jpg",
-        "test/7/4.jpg",
-    )
+    files = ("train/golden_retriever/1", "train/n02123045-tabby/2", "val/golden_retriever/3", "test/7/4")
+    touch(*(f"{file}.jpg" for file in files))
     catalogue = opened()
     assert catalogue.format == "classes"
     found = zip(catalogue.names, catalogue.captions, catalogue.labels, catalogue.sides, strict=True)
@@ -397,15 +330,20 @@ def test_a_train_among_cars_is_a_class():
 
 
 def test_folders_around_the_classes_do_not_matter():
-    touch("archive/images/cat/1.jpg", "archive/images/dog/deeper/2.jpg", "archive/images/dog/2.jpg")
-    assert opened().labels == ["cat", "dog", "dog"]
+    touch(
+        *(
+            f"archive/images/{c}/{c}_{i:04}.jpg"
+            for c in ("a_cat", "big_dog/deeper", "big_dog")
+            for i in range(5)
+        )
+    )
+    assert opened().labels == ["a cat"] * 5 + ["big dog"] * 10 and opened().names == sorted(opened().names)
 
 
 @pytest.mark.parametrize(
     ("folder", "name"),
     [
         ("golden_retriever", "golden retriever"),
-        ("n02099601-golden_retriever", "golden retriever"),
         ("n02099267-flat-coated_retriever", "flat-coated retriever"),
         ("001.Black_footed_Albatross", "Black footed Albatross"),
         ("AnnualCrop", "Annual Crop"),
@@ -491,11 +429,6 @@ def test_a_folder_of_named_images_is_seen():
     assert catalogue.problems.names == {"has no caption": ["IMG_0001.jpg"]}
 
 
-def test_numbered_names_of_a_class_are_no_captions():
-    touch(*(f"{c}/{c}_{i:04}.jpg" for c in ("golden_retriever", "siamese_cat") for i in range(10)))
-    assert opened().format == "classes"
-
-
 # In all kinds
 
 
@@ -514,20 +447,9 @@ def test_a_person_can_force_the_kind():
         "names": ["the red fox"],
     }
     assert opened().format == "txt"
-    with pytest.raises(UserError, match="cannot be read as `csv`"):
-        opened("csv")
 
 
-def test_images_without_any_captions_are_an_error_that_says_what_to_do():
-    touch("IMG_0001.jpg", "IMG_0002.jpg")
-    with pytest.raises(UserError, match="`photos/` has images but no captions") as caught:
-        opened()
-    assert caught.value.hint == (
-        "put `IMG_0001.txt` next to `IMG_0001.jpg`, or name a table with both, such as `pairs.csv`"
-    )
-
-
-def test_a_folder_without_images_says_so():
+def test_a_folder_without_images_or_without_captions_says_so():
     FOLDER.mkdir()
     with pytest.raises(UserError, match="`photos` holds no files"):
         opened()
@@ -535,13 +457,10 @@ def test_a_folder_without_images_says_so():
     write("b.txt", "x")
     with pytest.raises(UserError, match="`photos` holds 2 files and no images"):
         opened()
-
-
-def test_the_order_is_that_of_names_not_of_the_disk():
-    for name in ("c", "a", "b/z", "b/a", "B"):
-        touch(f"{name}.jpg")
-        write(f"{name}.txt", "a thing")
-    assert opened().names == sorted(opened().names) == ["B.jpg", "a.jpg", "b/a.jpg", "b/z.jpg", "c.jpg"]
+    touch("IMG_0001.jpg", *(f"IMG_00{i}.jpg" for i in range(10, 30)))
+    with pytest.raises(UserError, match="`photos/` has images but no captions") as caught:
+        opened()
+    assert caught.value.hint.startswith("put `IMG_0001.txt` next to `IMG_0001.jpg`, or name a table")
 
 
 @pytest.mark.slow

@@ -73,12 +73,8 @@ def problem(catalogue: Catalogue, what: str | Problem) -> list[str]:
     [
         ("a.tar", ["a.tar"]),
         ("s-{08..11}.tar", ["s-08.tar", "s-09.tar", "s-10.tar", "s-11.tar"]),
-        ("s-{8..11}.tar", ["s-8.tar", "s-9.tar", "s-10.tar", "s-11.tar"]),
         ("{0..6..3}.tar", ["0.tar", "3.tar", "6.tar"]),
-        ("{3..1}.tar", ["3.tar", "2.tar", "1.tar"]),
-        ("{a..c}.tar", ["a.tar", "b.tar", "c.tar"]),
         ("{train,val}-{0..1}.tar", ["train-0.tar", "train-1.tar", "val-0.tar", "val-1.tar"]),
-        ("{a{1,2},b}.tar", ["a1.tar", "a2.tar", "b.tar"]),
         ("{x{0..1}y,z}.tar", ["x0y.tar", "x1y.tar", "z.tar"]),
         ("{a.tar,b.tar}", ["a.tar", "b.tar"]),
         ("{a}-}{.tar", ["{a}-}{.tar"]),
@@ -133,22 +129,11 @@ def test_what_would_run_a_program_or_open_one_file_within_another_is_refused(pat
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("a.tar", True),
-        ("x/{0..9}.tar", True),
-        ("{a.tar,b.tar}", True),
-        ("x/*.tar", True),
-        ("s3://bucket/x-{000..100}.tar", True),
-        ("https://h/a.tar?download=true", True),
-        ("a.tar::b.tar", True),
-        ("pipe:cat a.tar", True),
-        ("a.tar.gz", True),
-        ("photos", False),
-        ("captions.csv", False),
-        ("tar", False),
-        ("https://h/a.parquet", False),
-        ("hf:x/y", False),
+        ("a.tar", True), ("{a.tar,b.tar}", True), ("x/*.tar", True), ("s3://bucket/x-{000..100}.tar", True),
+        ("https://h/a.tar?download=true", True), ("a.tar::b.tar", True), ("pipe:cat a.tar", True), ("a.tar.gz", True),
+        ("captions.csv", False), ("tar", False), ("https://h/a.parquet", False), ("hf:x/y", False),
     ],
-)
+)  # fmt: skip
 def test_shards_are_told_by_their_names(name, expected):
     assert is_shards(name) is expected
 
@@ -252,46 +237,28 @@ def test_every_kind_of_caption_is_found():
     assert catalogue.labels[7:] == ["thing", None, "fire_truck", "sea lion"]
 
 
-def test_a_class_number_alone_is_no_caption():
-    write("a.tar", {"a.png": image(), "a.cls": "7", **pairs(1)})
-    catalogue = opened("a.tar")
-    assert len(catalogue.names) == 1
-    assert problem(catalogue, "has a class number, but nothing names the class") == ["a.tar/a.png"]
-
-
 def test_members_of_a_pair_may_lie_apart_and_what_is_missing_is_named():
-    write(
-        "a.tar",
-        [
-            ("a.png", image(1)),
-            ("b.png", image(2)),
-            ("lone.png", image(3)),
-            ("b.txt", "b"),
-            ("a.txt", "a"),
-            ("words.txt", "no image"),
-            ("README", "x"),
-            ("._a.png", b"apple"),
-            ("__meta__/x.txt", "x"),
-        ],
-    )
+    members = {
+        "a.png": image(1),
+        "b.png": image(2),
+        "lone.png": image(3),
+        "number.png": image(4),
+        "b.txt": "b",
+    }
+    members |= {"a.txt": "a", "words.txt": "no image", "number.cls": "7"}
+    write("a.tar", members | {"README": "x", "._a.png": b"apple", "__meta__/x.txt": "x"})
     catalogue = opened("a.tar")
     assert catalogue.captions == [["a"], ["b"]] and catalogue.reader.read(1) == image(2)
-    assert problem(catalogue, "has no caption") == ["a.tar/lone.png"]
-    assert problem(catalogue, "has no image") == ["a.tar/words"]
-    assert catalogue.problems.counts.total() == 2
+    assert catalogue.problems.names == {
+        "has no caption": ["a.tar/lone.png"],
+        "has a class number, but nothing names the class": ["a.tar/number.png"],
+        "has no image": ["a.tar/words"],
+    }
 
 
 def test_of_several_images_the_likeliest_is_taken_unless_one_is_asked_for():
-    write(
-        "a.tar",
-        {
-            "a.mask.png": image(1),
-            "a.image.png": image(2),
-            "a.png": image(3),
-            "a.txt": "short",
-            "a.long.txt": "long",
-        },
-    )
+    images = {"a.mask.png": image(1), "a.image.png": image(2), "a.png": image(3)}
+    write("a.tar", images | {"a.txt": "short", "a.long.txt": "long"})
     catalogue = opened("a.tar")
     assert catalogue.names == ["a.tar/a.png"] and catalogue.reader.read(0) == image(3)
     assert problem(catalogue, "is a further image of its pair") == ["a.tar/a.mask.png", "a.tar/a.image.png"]
@@ -314,12 +281,8 @@ def test_sides_come_from_the_names_of_shards_when_they_differ():
 def test_links_devices_and_names_that_lead_out_are_never_followed():
     Path("secret.txt").write_text("secret")
     with tarfile.open("a.tar", "w") as archive:
-        for name, kind in (
-            ("sym.txt", tarfile.SYMTYPE),
-            ("hard.txt", tarfile.LNKTYPE),
-            ("dev.png", tarfile.CHRTYPE),
-            ("fifo.png", tarfile.FIFOTYPE),
-        ):
+        links = {"sym.txt": tarfile.SYMTYPE, "hard.txt": tarfile.LNKTYPE}
+        for name, kind in (links | {"dev.png": tarfile.CHRTYPE, "fifo.png": tarfile.FIFOTYPE}).items():
             member = tarfile.TarInfo(name)
             member.type, member.linkname = kind, "../secret.txt"
             archive.addfile(member)
@@ -369,12 +332,11 @@ def test_files_that_are_no_tars_are_counted_and_stop_nothing():
         "cannot be opened: is not a regular file": ["pipe.tar"],
         "is missing": ["absent.tar"],
     }
-    for name in ("none", "empty", "text", "zip", "pipe", "absent"):
-        with pytest.raises(UserError, match="holds no images"):
-            opened(f"d/{name}.tar")
+    with pytest.raises(UserError, match="holds no images"):
+        opened("d/{none,empty,text,zip,pipe,absent}.tar")
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "a.tgz", "{a,b}.tar.gz", "http://h/a.tar.gz"])
+@pytest.mark.parametrize("name", ["a.tgz", "{a,b}.tar.gz", "http://h/a.tar.gz"])
 def test_compressed_shards_are_refused_with_what_to_do(name):
     with pytest.raises(UserError, match="compressed") as caught:
         opened(name)
@@ -583,8 +545,8 @@ def test_shards_are_read_over_http_in_few_requests():
 def test_an_epoch_of_streaming_fetches_each_block_about_twice(monkeypatch):
     """At a thousandth of the real size: what counts is how blocks, runs and the window compare."""
     monkeypatch.setattr(byte_ranges, "BLOCK_BYTES", BLOCK_BYTES // 1024)
-    size, num_pictures = 100, 20_000
-    Path("far.tar").write_bytes(os.urandom(size * num_pictures))
+    size, num_images = 100, 20_000
+    Path("far.tar").write_bytes(os.urandom(size * num_images))
     url, fetched = f"local://{Path('far.tar').absolute()}", Counter()
     fetch = byte_ranges.fetch
 
@@ -594,9 +556,9 @@ def test_an_epoch_of_streaming_fetches_each_block_about_twice(monkeypatch):
 
     monkeypatch.setattr(byte_ranges, "fetch", counted)
     files = byte_ranges.RemoteFiles()
-    for number in local_order(num_pictures, BUFFER_BYTES // 1024 // size, epoch=0, seed=0).tolist():
+    for number in local_order(num_images, BUFFER_BYTES // 1024 // size, epoch=0, seed=0).tolist():
         files.read(url, number * size, size)
-    num_blocks = -(-size * num_pictures * 1024 // BLOCK_BYTES)
+    num_blocks = -(-size * num_images * 1024 // BLOCK_BYTES)
     # A block is longer than a run of neighbours, so that two or three runs lie in it, at different times.
     assert len(fetched) == num_blocks and max(fetched.values()) <= 4
     assert fetched.total() < 2.5 * num_blocks
@@ -623,7 +585,7 @@ def test_what_cannot_be_reached_is_said_in_words():
 
 def test_a_missing_package_is_named():
     code = (
-        "import sys; sys.modules['s3fs'] = None\nfrom test_shards import opened\nopened('s3://bucket/a.tar')"
+        "import sys; sys.modules['s3fs'] = None\nfrom test_shards import opened; opened('s3://bucket/a.tar')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "UserError" in done.stderr and "s3fs" in done.stderr.partition("hint: ")[2]

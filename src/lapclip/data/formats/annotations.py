@@ -12,7 +12,7 @@ from typing import Any
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, open_regular
 from lapclip.data.formats.folder import MAX_FOLDERS, folders_in, legible, spread
-from lapclip.data.formats.names import side_of
+from lapclip.data.formats.names import side_in, side_of
 from lapclip.errors import UserError
 
 MAX_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
@@ -20,11 +20,7 @@ GLANCE_BYTES = 2**16  # at each end of a file, to see what it is
 NUM_PROBED = 40  # names, to see which folders hold the images
 LISTS = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 COCO_KEYS = (re.compile(rb'"caption"\s*:'), re.compile(rb'"image_id"\s*:'))
-KARPATHY_KEYS = (
-    re.compile(rb'"sentences"\s*:\s*\['),
-    re.compile(rb'"raw"\s*:'),
-    re.compile(rb'"filename"\s*:'),
-)
+KARPATHY_KEYS = (re.compile(rb'"sentences"\s*:\s*\['), re.compile(rb'"filename"\s*:'))
 USUAL = re.compile(r"images|(train|val|test)\d{4}")
 
 
@@ -32,9 +28,7 @@ USUAL = re.compile(r"images|(train|val|test)\d{4}")
 class Annotated:
     """The images of one file, by parallel lists."""
 
-    names: list[str] = field(
-        default_factory=list
-    )  # as the file writes them, the folder first where it has one
+    names: list[str] = field(default_factory=list)  # as in the file, with the folder where it has one
     captions: list[list[str]] = field(default_factory=list)
     sides: list[Side | None] = field(default_factory=list)
 
@@ -64,22 +58,20 @@ def open_annotations(files: list[Path], name: str, options: Options) -> Catalogu
     """The images that one or more such files name, wherever they lie beside them."""
     gathering = Gathering()
     found = [(file, *read_annotations(file, gathering.problems)) for file in files]
-    forms = sorted({form for _, form, _ in found})
-    wanted = options.format or forms[0]
+    forms = sorted({own for _, own, _ in found})
+    form = options.format or forms[0]
     if len(forms) > 1 and options.format is None:
         raise UserError(
             f"`{name}` holds captions in two forms: "
-            + ", ".join(f"`{file.name}` ({form})" for file, form, _ in found[:6]),
+            + ", ".join(f"`{file.name}` ({own})" for file, own, _ in found[:6]),
             hint=f"pass the file you mean: `{found[0][0]}`",
         )
-    if wanted not in forms:
-        raise UserError(
-            f"`{name}` is in the form `{forms[0]}`, not `{wanted}`", hint=f"pass `--format {forms[0]}`"
-        )
-    for file, form, annotated in found:
-        if form == wanted:
+    if form not in forms:
+        raise UserError(f"`{name}` is in the form `{forms[0]}`, not `{form}`", hint="omit `--format`")
+    for file, own, annotated in found:
+        if own == form:
             gather(gathering, annotated, image_folders(file, annotated.names, options.images))
-    return gathering.catalogue(name, wanted)
+    return gathering.catalogue(name, form)
 
 
 def gather(gathering: Gathering, annotated: Annotated, folders: Folders) -> None:
@@ -105,10 +97,7 @@ def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
     beside = [folder for base in bases for folder in folders_in(base)]
     beside += [below for folder in beside if last_part(folder) == "images" for below in folders_in(folder)]
     usual = [folder for folder in beside if USUAL.fullmatch(last_part(folder))]
-    wanted = {os.path.basename(name) for name in names}
-    others = [
-        folder for folder in beside[:MAX_FOLDERS] if folder not in usual and holds_some(folder, names, wanted)
-    ]
+    others = [folder for folder in beside[:MAX_FOLDERS] if folder not in usual and holds_some(folder, names)]
     # Two folders may use the same names for different images: those of the file's own side are meant.
     sides = {folder: side_of(last_part(folder)) for folder in [*usual, *others]}
     own = side_in(file.stem)
@@ -121,38 +110,29 @@ def last_part(folder: str) -> str:
     return os.path.basename(folder).lower()
 
 
-def holds_some(folder: str, names: list[str], wanted: set[str]) -> bool:
+def holds_some(folder: str, names: list[str]) -> bool:
     """Whether some of the images lie there: few of many names, or many of few files, so both are looked at."""
     look = Folders(folder)
     if any(isinstance(look.find(name), str) for name in spread(names, NUM_PROBED)):
         return True
     try:
         with os.scandir(folder) as entries:
-            return any(entry.name in wanted for entry in islice(entries, 10 * NUM_PROBED))
+            present = {entry.name for entry in islice(entries, 10 * NUM_PROBED)}
     except OSError:
         return False
-
-
-def side_in(stem: str) -> Side | None:
-    """The side that a file is of: `captions_train2017`."""
-    return next((SIDES[word] for word in re.findall(r"[a-z]+", stem.lower()) if word in SIDES), None)
+    return any(os.path.basename(name) in present for name in names)
 
 
 def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
     """The form of a file, and what it says."""
     content = read_json(file)
     images = content.get("images") if isinstance(content, dict) else None
-    if not isinstance(images, list):
-        raise UserError(
-            f"`{file}` has no list of `images`",
-            hint="pass COCO's `captions_*.json` or a Karpathy `dataset_*.json`",
-        )
-    if isinstance(content.get("annotations"), list):
+    if isinstance(images, list) and isinstance(content.get("annotations"), list):
         return "coco", read_coco(images, content["annotations"], file, problems)
-    if any(isinstance(image, dict) and "sentences" in image for image in images):
+    if isinstance(images, list) and any(isinstance(i, dict) and "sentences" in i for i in images):
         return "karpathy", read_karpathy(images, file, problems)
     raise UserError(
-        f"`{file}` has neither `annotations` nor images with `sentences`",
+        f"`{file}` has no list of `images` with `annotations` or `sentences`",
         hint="pass COCO's `captions_*.json` or a Karpathy `dataset_*.json`",
     )
 
@@ -160,19 +140,15 @@ def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
 def read_json(file: Path) -> Any:
     try:
         with open_regular(file) as opened:
-            size = os.fstat(opened.fileno()).st_size
-            data = opened.read() if size <= MAX_BYTES else b""
-    except OSError as error:
-        raise UserError(f"`{file}` cannot be read: {error.strerror}", hint="check its permissions") from None
-    except ValueError as error:
-        raise UserError(f"`{file}` {error}", hint="pass a file") from None
-    if size > MAX_BYTES:
-        raise UserError(f"`{file}` is {size / 1e9:.1f} GB", hint="pass a JSON file of at most 4 GB")
+            data = opened.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"`{file}` cannot be read: {reason}", hint="check its permissions") from None
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of a file that is too large, only a part was read
         raise UserError(
-            f"`{file}` is not valid JSON: {str(error)[:200]}",
+            f"`{file}` is not valid JSON of at most {MAX_BYTES >> 30} GB: {str(error)[:200]}",
             hint="download it again; half a file looks like this",
         ) from None
 

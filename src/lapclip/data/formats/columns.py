@@ -122,9 +122,7 @@ def plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).lower()
 
 
-def find_columns(
-    names: Sequence[str], rows: Sequence[Sequence[Any]], source: str, options: Options
-) -> Columns:
+def find_columns(names: Sequence[str], rows: list[list[Any]], source: str, options: Options) -> Columns:
     """What is where, as options name it or as names and the first rows suggest."""
     cells = {name: [row[i] for row in rows if i < len(row)] for i, name in reversed(list(enumerate(names)))}
     image = named(options.image_column, names, source, "--image-column")
@@ -146,30 +144,17 @@ def find_columns(
             hint="download them first with `img2dataset`, and pass the shards that it writes",
         )
     rest = {name: cells[name] for name in names if name not in (image, caption)}
-    return Columns(
-        image,
-        caption,
-        "data"
-        if share(cells[image], lambda cell: is_data(cell) or isinstance(cell, bytes)) > 0.5
-        else "path",
-        first(SPLITS, rest, lambda name: share(rest[name], side_in) > 0.5),
-        first(LABELS, rest),
-        first(
-            KEYS,
-            rest,
-            lambda name: share(rest[name], is_scalar) > 0.5 and tells_apart(rest[name], cells[image]),
-        ),
-    )
+    holds_data = share(cells[image], lambda cell: is_data(cell) or isinstance(cell, bytes)) > 0.5
+    side = first(SPLITS, rest, lambda name: share(rest[name], side_in) > 0.5)
+    key = first(KEYS, rest, lambda name: is_key(rest[name], cells[image]))
+    return Columns(image, caption, "data" if holds_data else "path", side, first(LABELS, rest), key)
 
 
-def tells_apart(keys: list[Any], images: list[Any]) -> bool:
-    """Whether rows with the same key hold the same image; a class, say, has many."""
+def is_key(cells: list[Any], images: list[Any]) -> bool:
+    """Whether rows with the same cell hold the same image; a class, say, has many."""
+    pairs = [(cell, image) for cell, image in zip(cells, images, strict=False) if is_scalar(cell)]
     seen: dict[Any, Any] = {}
-    return all(
-        seen.setdefault(key, image) == image
-        for key, image in zip(keys, images, strict=False)
-        if is_scalar(key)
-    )
+    return share(cells, is_scalar) > 0.5 and all(seen.setdefault(key, image) == image for key, image in pairs)
 
 
 def named(wanted: str | None, names: Sequence[str], source: str, flag: str) -> str | None:
@@ -199,7 +184,11 @@ def guess_image(cells: dict[str, list[Any]]) -> str | None:
         first(IMAGES, cells, looks_right)
         or max(filter(looks_right, cells), key=lambda name: share(cells[name], is_image), default=None)
         or next((name for name in cells if share(cells[name], is_web) > 0.5), None)
-        or first(IMAGES, cells, lambda name: share(cells[name], is_scalar_or_bytes) > 0.5)
+        or first(
+            IMAGES,
+            cells,
+            lambda name: share(cells[name], lambda c: isinstance(c, bytes) or is_scalar(c)) > 0.5,
+        )
     )
 
 
@@ -236,10 +225,6 @@ def share(cells: list[Any], test: Callable[[Any], object]) -> float:
 
 def is_scalar(cell: Any) -> bool:
     return isinstance(cell, (str, int)) and not isinstance(cell, bool)
-
-
-def is_scalar_or_bytes(cell: Any) -> bool:
-    return isinstance(cell, bytes) or is_scalar(cell)
 
 
 def is_web(cell: Any) -> bool:

@@ -15,13 +15,8 @@ TABLE_FORMATS = ("csv", "tsv", "jsonl", "parquet", "flickr")
 ANNOTATION_FORMATS = ("coco", "karpathy")
 # In the order in which they are looked for in a folder.
 FIRST_TABLES = (
-    "metadata.jsonl",
-    "metadata.csv",
-    "metadata.parquet",
-    "captions.txt",
-    "results.csv",
-    "captions.csv",
-)
+    "metadata.jsonl", "metadata.csv", "metadata.parquet", "captions.txt", "results.csv", "captions.csv",
+)  # fmt: skip
 EXAMPLES = "a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `emoji` or `synthetic`"
 
 
@@ -62,11 +57,7 @@ def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
 def not_there(name: str) -> UserError:
     """Says what is there instead, one letter or one folder away."""
     path = Path(name)
-    known = (
-        ["emoji", "synthetic", *(str(p) for p in sorted(path.parent.glob("*"))[:10_000])]
-        if path.parent.is_dir()
-        else []
-    )
+    known = ["emoji", "synthetic", *(str(p) for p in sorted(path.parent.glob("*"))[:10_000])]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     before, _, weight = name.rpartition("@")
     if before and os.path.exists(os.path.expanduser(before)):
@@ -88,8 +79,7 @@ def open_file(path: Path, name: str, options: Options) -> Catalogue:
         return open_table([path], name, options)
     if path.suffix.lower() in (".zip", ".gz", ".tgz", ".rar", ".7z"):
         raise UserError(
-            f"`{name}` is an archive",
-            hint="unpack it, and pass the folder; plain `.tar` shards are read as they are",
+            f"`{name}` is an archive", hint="unpack it, and pass the folder; `.tar` is read as it is"
         )
     raise UserError(f"`{name}` is in no format that lapclip reads", hint=f"a source is {EXAMPLES}")
 

@@ -17,18 +17,14 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options
-from lapclip.data.files import Folders, Problem
+from lapclip.data.files import Folders, Problem, file_stamp
 from lapclip.errors import MissingPackage, UserError
 
 FONT_FOLDERS = (
     "/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts", "~/.local/share/fonts", "~/.fonts",
     "/usr/local/share/fonts", "/usr/share/fonts", "/run/current-system/sw/share/X11/fonts", "C:/Windows/Fonts",
 )  # fmt: skip
-FONT_NAMES = (
-    "apple color emoji.ttc",
-    "notocoloremoji.ttf",
-    "seguiemj.ttf",
-)  # before any other that says emoji
+FONT_NAMES = ("apple color emoji.ttc", "notocoloremoji.ttf", "seguiemj.ttf")  # before any other emoji font
 FONT_SIZES = (160, 136, 128, 109, 96, 72, 64)  # a font of bitmaps is only to be had at the sizes it holds
 
 FACE = "\N{GRINNING FACE}"  # every emoji font has it, and in every one it is yellow
@@ -45,13 +41,9 @@ def open_emoji(name: str, options: Options) -> Catalogue:
         path = os.path.expanduser(path)
         if os.path.isdir(path):
             return from_files(name, path)
-        if not os.path.isfile(path):
-            raise UserError(
-                f"`{path}` does not exist", hint="name a colour font or a folder of files such as `1f600.png`"
-            )
         if not (size := fitting_size(path)):
             raise UserError(
-                f"`{path}` is not a colour font whose emoji can be drawn",
+                f"`{path}` is not a colour font whose emoji can be drawn, nor a folder of files such as `1f600.png`",
                 hint="omit the path: `emoji` finds what is installed",
             )
         return from_font(name, path, size)
@@ -130,11 +122,8 @@ class FontReader:
         return data.getvalue()
 
     def stamp(self, index: int) -> str:
-        try:
-            found = os.stat(self.path)
-        except OSError:
-            return ""
-        return f"{self.path} {found.st_size} {found.st_mtime_ns} {self.size} {self.texts[index]}"
+        known = file_stamp(self.path)
+        return known and f"{known} {self.size} {self.texts[index]}"
 
 
 @lru_cache(maxsize=2)
@@ -261,9 +250,8 @@ def unicode_names() -> Iterator[tuple[str, list[str]]]:
 
 def names_of(text: str, name: str, aliases: Iterable[str]) -> list[str]:
     """The name, and those aliases that are other words: `:+1:`, `:u6709:` and `:de:` are none."""
-    if (
-        "\U0001f1e6" <= text[0] <= "\U0001f1ff" or "\U000e007f" in text
-    ):  # two letters, or a black flag with tags
+    # A flag is two letters, or a black flag with tags.
+    if "\U0001f1e6" <= text[0] <= "\U0001f1ff" or "\U000e007f" in text:
         return [f"flag of {as_words(name)}"]
     words = [as_words(name), *map(as_words, aliases)]
     words[1:] = [word for word in words[1:] if len(word) > 2 and re.sub("[ -]", "", word).isalpha()]
@@ -275,7 +263,6 @@ def names_of(text: str, name: str, aliases: Iterable[str]) -> list[str]:
 
 def as_words(name: str) -> str:
     """`:Mrs._Claus:` as `Mrs. Claus`."""
-    words = (
-        name.strip(":").replace("_", " ").replace("&", "and").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
-    )
-    return words.replace("#", "hash").replace("*", "asterisk").strip()
+    for sign, words in {"_": " ", "&": "and", "\u2019": "'", "#": "hash", "*": "asterisk"}.items():
+        name = name.replace(sign, words)
+    return name.strip(": ")

@@ -2,19 +2,17 @@
 
 import os
 import re
-import stat
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import NOT_REGULAR, Folders, is_image_name, open_regular
+from lapclip.data.files import NOT_REGULAR, Folders, Problem, is_image_name, open_regular
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of
 from lapclip.errors import UserError, shortened
 
-KINDS = ("txt", "metadata", "classes", "names")
 TEXT_SUFFIXES = (".txt", ".caption")
 MAX_TEXT_BYTES = 10**6
 MAX_LINES = 1000  # of captions of one image
@@ -41,11 +39,6 @@ class Listing:
 
 def open_folder(path: Path, name: str, options: Options) -> Catalogue:
     """The images of a folder, with captions as its kind has them."""
-    if options.format is not None and options.format not in KINDS:
-        raise UserError(
-            f"`{name}` is a folder of images, which cannot be read as `{options.format}`",
-            hint=f"pass one of {', '.join(f'`--format {kind}`' for kind in KINDS)}",
-        )
     gathering = Gathering()
     listing = look_through(path, Folders(path, *filter(None, [options.images])), gathering.problems)
     if not listing.names:
@@ -144,7 +137,17 @@ def look_through(path: Path, folders: Folders, problems: Problems) -> Listing:
             (linked if is_link else found).append(entry.path[start:])
             if not is_link and not entry.is_file(follow_symlinks=False):
                 problems.add("skipped", NOT_REGULAR, found.pop())
-    links = dict(resolved(root, sorted(linked), folders, problems))
+    links: dict[str, str] = {}
+    for name in sorted(linked):
+        target = folders.find(os.path.join(root, name))
+        if os.path.isdir(os.path.join(root, name)):
+            problems.add("skipped", "is a link to a folder; such links are not followed", name)
+        elif not is_image_name(name) and not name.lower().endswith(TEXT_SUFFIXES):
+            continue
+        elif isinstance(target, Problem):
+            problems.add("skipped", target.what, name)
+        else:
+            links[name] = target
     listing = Listing(root, [], {}, links, num_files)
     for name in sorted([*found, *links]):
         if is_image_name(name):
@@ -153,25 +156,6 @@ def look_through(path: Path, folders: Folders, problems: Problems) -> Listing:
             stem, suffix = os.path.splitext(name)
             listing.texts.setdefault(composed(stem) + suffix.lower(), name)
     return listing
-
-
-def resolved(root: str, linked: list[str], folders: Folders, problems: Problems) -> Iterator[tuple[str, str]]:
-    """Where links lead, of those that lead to a file of the source."""
-    for name in linked:
-        target = os.path.realpath(os.path.join(root, name))
-        try:
-            mode = os.lstat(target).st_mode
-        except OSError:
-            mode = 0
-        is_wanted = is_image_name(name) or name.lower().endswith(TEXT_SUFFIXES)
-        if stat.S_ISDIR(mode):
-            problems.add("skipped", "is a link to a folder; such links are not followed", name)
-        elif is_wanted and not folders.contains(target):
-            problems.add("skipped", "is a link that leads out of the folder", name)
-        elif is_wanted and not stat.S_ISREG(mode):
-            problems.add("skipped", "is a link that leads nowhere", name)
-        elif is_wanted:
-            yield name, target
 
 
 def kind_of(listing: Listing, places: dict[str, tuple[Side | None, str]]) -> str | None:
@@ -245,9 +229,8 @@ def captions_beside(listing: Listing, image: str, problems: Problems) -> list[st
                 problems.add("skipped", "holds the boxes of objects, not captions", name)
                 break
             if len(captions) == MAX_LINES:
-                problems.add(
-                    "skipped", f"has more than {MAX_LINES:,} captions; the others were omitted", name
-                )
+                what = f"has more than {MAX_LINES:,} captions; the others were omitted"
+                problems.add("skipped", what, name)
                 break
             if line.strip():
                 captions.append(line)

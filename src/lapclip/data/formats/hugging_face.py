@@ -6,7 +6,6 @@ folder nor on the hub.
 
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
+from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, is_image_name, open_regular
 from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, image_name, plain
+from lapclip.data.formats.names import sides_in
 from lapclip.data.formats.tables import find_image, gather, same_columns
 from lapclip.errors import MissingPackage, UserError, shortened
 
@@ -110,11 +110,11 @@ class ArrowTable:
 def open_hugging_face(name: str, options: Options) -> Catalogue:
     """The catalogue of `hf:NAME`, `hf:NAME:CONFIG` or `hf:FOLDER`."""
     splits, roots = load_splits(name)
-    gathering, sides, counts = Gathering(), sides_of(splits), Counter[str]()
+    gathering, counts = Gathering(), Counter[str]()
     named = {plain(column) for column in (options.image_column, options.caption_column) if column}
     tables = [
-        ArrowTable(dataset, split or "rows", text_columns(dataset, named), sides[split], roots, counts)
-        for split, dataset in splits.items()
+        ArrowTable(dataset, split or "rows", text_columns(dataset, named), side, roots, counts)
+        for (split, dataset), side in zip(splits.items(), sides_in(splits), strict=True)
     ]
     if options.image_column is None:
         features = tables[0].dataset.features
@@ -164,13 +164,6 @@ def images_in(column: Any, kind: str) -> tuple[list[str], list[bool]]:
 
 def type_of(feature: Any) -> str:
     return type(feature).__name__
-
-
-def sides_of(splits: dict[str, Any]) -> dict[str, Side | None]:
-    """The side of each split, provided that there are two; a single `train` says nothing."""
-    words = {split: re.split(r"[^a-z]", split.lower())[0] for split in splits}
-    sides = {split: SIDES.get(word) for split, word in words.items()}
-    return sides if len(set(sides.values()) - {None}) > 1 else dict.fromkeys(splits)
 
 
 def relative(path: str, roots: list[str]) -> str:
@@ -311,9 +304,8 @@ def quietly() -> Iterator[None]:
     from huggingface_hub import utils as hub
 
     # Bars are written to stderr; on a terminal they stay, since a download may take long.
-    shown = (
-        [] if os.isatty(2) else [bars for bars in (datasets, hub) if not bars.are_progress_bars_disabled()]
-    )
+    both = () if os.isatty(2) else (datasets, hub)
+    shown = [bars for bars in both if not bars.are_progress_bars_disabled()]
     for bars in shown:
         bars.disable_progress_bars()
     try:
@@ -330,9 +322,8 @@ def explained(error: Exception, name: str) -> UserError:
         chain.append(cause)
     kinds = {kind.__name__ for link in chain for kind in type(link).__mro__}
     text = " ".join(str(error).split())
-    if (
-        type(error) is RuntimeError
-    ):  # `datasets` has no narrower ones for scripts and for unknown configurations
+    # `datasets` has no narrower classes for scripts and for unknown configurations.
+    if type(error) is RuntimeError:
         return UserError(f"`{name}` has a loading script, {NO_SCRIPTS}: {shortened(text)}", hint=AS_PARQUET)
     if type(error) is ValueError:
         return UserError(f"`{name}`: {shortened(text, 400)}", hint="name a configuration: `hf:NAME:CONFIG`")

@@ -4,19 +4,17 @@ Only headers are read, nothing is decoded, and whatever is wrong with an image h
 """
 
 import io
-import os
 import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 from xml.etree import ElementTree
 
 from PIL import Image, IptcImagePlugin
 
 from lapclip.data.catalogue import clean_caption
 from lapclip.data.decode import formats
-from lapclip.data.files import MAX_BYTES, open_regular
+from lapclip.data.files import open_regular
 
 MAX_XMP_BYTES = 2**20
 EXIF_DESCRIPTION, EXIF_FOLDER, EXIF_USER_COMMENT = 0x010E, 0x8769, 0x9286
@@ -48,7 +46,8 @@ MAX_JUNK = 200
 def description(source: bytes | str | Path) -> list[str]:
     """The captions within an image file, descriptions before titles; none when there are none, or it is broken."""
     try:
-        with opened(source) as file, warnings.catch_warnings():
+        opened = io.BytesIO(source) if isinstance(source, bytes) else open_regular(source)
+        with opened as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             allowed = formats(file.read(12))
             file.seek(0)
@@ -59,16 +58,6 @@ def description(source: bytes | str | Path) -> list[str]:
     return list(dict.fromkeys(text for text in found if is_caption(text)))
 
 
-def opened(source: bytes | str | Path) -> BinaryIO:
-    if isinstance(source, bytes):
-        return io.BytesIO(source)
-    file = open_regular(source)
-    if os.fstat(file.fileno()).st_size <= MAX_BYTES:
-        return file
-    file.close()
-    raise ValueError("is not an image file")
-
-
 def is_caption(text: str) -> bool:
     return any(c.isalpha() for c in text) and (len(text) > MAX_JUNK or not JUNK.fullmatch(text))
 
@@ -76,9 +65,8 @@ def is_caption(text: str) -> bool:
 def texts(image: Image.Image) -> list[str]:
     """All that could be a caption, in order of preference; a fault in one block leaves the others."""
     blocks = [list(quietly(block(image))) for block in (xmp_texts, iptc_texts, exif_texts, png_texts)]
-    return [
-        text for wanted in (False, True) for block in blocks for is_title, text in block if is_title is wanted
-    ]
+    found = [pair for block in blocks for pair in block]
+    return [text for _, text in sorted(found, key=lambda pair: pair[0])]
 
 
 def quietly(found: Iterator[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
@@ -89,14 +77,11 @@ def quietly(found: Iterator[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
 
 
 def xmp_texts(image: Image.Image) -> Iterator[tuple[bool, str]]:
-    data = image.info.get("xmp", b"")
-    if isinstance(data, bytes) and 0 < len(data) <= MAX_XMP_BYTES:
-        yield from parse_xmp(data)
-
-
-def parse_xmp(data: bytes) -> Iterator[tuple[bool, str]]:
     """Whether each is a title, and the text; in the default language, or the first one there is."""
-    packet = unicode_text(data).strip("\0\ufeff \t\r\n")
+    data = image.info.get("xmp", b"")
+    if not isinstance(data, bytes) or not 0 < len(data) <= MAX_XMP_BYTES:
+        return
+    packet = data.decode("utf-8", "replace").strip("\0\ufeff \t\r\n")  # in all these formats XMP is UTF-8
     if "<!DOCTYPE" in packet or "<!ENTITY" in packet:
         return  # entities can grow a small document to gigabytes; XMP has none
     root = ElementTree.fromstring(packet)  # noqa: S314 - without entities; as text, so that no encoding can hide one
@@ -148,8 +133,6 @@ def user_comment(value: object, endian: str | None) -> str:
         low, high = rest[0::2].count(0), rest[1::2].count(0)
         is_big = endian == ">" if low == high else low > high
         return rest.decode("utf-16-be" if is_big else "utf-16-le", "replace").strip("\0\ufeff")
-    if charset == b"JIS":
-        return rest.decode("iso2022_jp", "replace")
     return plain_text(rest if charset in (b"", b"ASCII") else value)
 
 
@@ -175,15 +158,3 @@ def plain_text(data: bytes) -> str:
         return data.decode("utf-8").strip("\0")
     except UnicodeDecodeError:
         return data.decode("cp1252", "replace").strip("\0")
-
-
-def unicode_text(data: bytes) -> str:
-    for mark, encoding in (
-        (b"\xff\xfe", "utf-16"),
-        (b"\xfe\xff", "utf-16"),
-        (b"<\0", "utf-16-le"),
-        (b"\0<", "utf-16-be"),
-    ):
-        if data.startswith(mark):
-            return data.decode(encoding, "replace")
-    return data.decode("utf-8", "replace")

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import dropwhile
 from urllib.parse import unquote
@@ -43,6 +44,18 @@ def side_of(folder: str) -> Side | None:
     meant = [word for word in words if word in SIDES]
     others = [word for word in words if word not in SIDES]
     return SIDES[meant[0]] if len(meant) == 1 and all(map(FILLER.fullmatch, others)) else None
+
+
+def side_in(name: str) -> Side | None:
+    """The one side that is a word of a name: `captions_train2017`, `set-val/0001.tar`."""
+    sides = {SIDES[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SIDES}
+    return sides.pop() if len(sides) == 1 else None
+
+
+def sides_in(names: Iterable[str]) -> list[Side | None]:
+    """The side in each name, provided that they name at least two; a single `train` says nothing."""
+    sides = [side_in(name) for name in names]
+    return sides if len({*sides} - {None}) > 1 else [None] * len(sides)
 
 
 @lru_cache(maxsize=100_000)  # images share one string

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side, clean_caption
+from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side, clean_caption
 from lapclip.data.files import MAX_BYTES, MISSING, Problem, is_image_name, open_regular
+from lapclip.data.formats.columns import captions_in, side_in
+from lapclip.data.formats.names import sides_in
 from lapclip.data.formats.remote import NoRanges, RemoteFiles, expand, is_url, without_query
 from lapclip.data.formats.tar import ReadAt, walk
 from lapclip.errors import UserError
@@ -22,15 +24,7 @@ from lapclip.errors import UserError
 MAX_TEXT_BYTES = 2**20  # of one caption file
 TEXTS = ("txt", "text", "caption", "cap")
 CAPTION_KEYS = ("caption", "captions", "text", "texts", "sentence", "sentences", "raw")
-LESSER_KEYS = (
-    "description",
-    "title",
-    "alt",
-    "alt_text",
-    "TEXT",
-    "CAPTION",
-    "prompt",
-)  # the first that says something
+LESSER_KEYS = ("description", "title", "alt", "alt_text", "TEXT", "CAPTION", "prompt")  # the first non-empty
 CLASS_KEYS = ("class_name", "label_name", "label", "class")
 NO_IMAGE = 9  # a rank below all others
 META = re.compile(r"(^|/)__[^/]*__($|/)")  # webdataset's own notes
@@ -106,7 +100,7 @@ def open_shards(pattern: str, name: str, options: Options) -> Catalogue:
 def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
     """The catalogue of some shards, by paths or URLs."""
     titles = short_names(shards)
-    sides = sides_of(titles)
+    sides = sides_in(titles)
     gathering = Gathering()
     reader = ShardReader(shards, array("i"), array("q"), array("q"))
     for number, (shard, title, side) in enumerate(zip(shards, titles, sides, strict=True)):
@@ -173,17 +167,14 @@ def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, option
         if is_image_name(f".{kind}"):
             pair = pairs.setdefault(key, Pair(key))
             if size > MAX_BYTES:
-                problems.add(
-                    "skipped", f"is more than {MAX_BYTES >> 20} MB, too large for an image", f"{title}/{name}"
-                )
+                problems.add("skipped", f"has more than {MAX_BYTES >> 20} MB", f"{title}/{name}")
                 continue
             add_image(pair, name, kind, (offset, size), title=title, problems=problems, options=options)
         elif is_text(kind):
             pair = pairs.setdefault(key, Pair(key))
             if size > MAX_TEXT_BYTES:
-                problems.add(
-                    "skipped", f"is a text of more than {MAX_TEXT_BYTES >> 20} MB", f"{title}/{name}"
-                )
+                what = f"is a text of more than {MAX_TEXT_BYTES >> 20} MB"
+                problems.add("skipped", what, f"{title}/{name}")
                 continue
             try:
                 add_text(pair, kind, read(offset, size), options)
@@ -241,13 +232,13 @@ def add_notes(pair: Pair, notes: Any, column: str | None) -> None:
     """Adds what a JSON member says: captions, the class and the side."""
     if not isinstance(notes, dict):
         if column is None:
-            pair.captions += strings(notes)
+            pair.captions += captions_in(notes)
         return
     if column is not None:
-        pair.captions += strings(notes.get(column))
+        pair.captions += captions_in(notes.get(column))
     else:
-        said = [text for key in CAPTION_KEYS if key in notes for text in strings(notes[key])]
-        lesser = (strings(notes.get(key)) for key in LESSER_KEYS)
+        said = [text for key in CAPTION_KEYS for text in captions_in(notes.get(key))]
+        lesser = (captions_in(notes.get(key)) for key in LESSER_KEYS)
         pair.captions += said or next(filter(None, lesser), [])
     for key in CLASS_KEYS:
         value = notes.get(key)
@@ -255,38 +246,11 @@ def add_notes(pair: Pair, notes: Any, column: str | None) -> None:
             pair.label = clean_caption(value)
             break
         pair.has_class_number |= isinstance(value, int)
-    side = notes.get("split")
-    if isinstance(side, str):
-        pair.side = SIDES.get(side.strip().lower(), pair.side)
-
-
-def strings(value: Any) -> list[str]:
-    """The captions in a JSON value: a string, a list of them, or a list of `{raw: ...}` as COCO has."""
-    found = []
-    for one in value if isinstance(value, list) else [value]:
-        words = one
-        if isinstance(one, dict):
-            words = next((one[key] for key in ("raw", "caption", "text", "sentence") if key in one), None)
-        if isinstance(words, str) and words.strip():
-            found.append(words)
-    return found
+    pair.side = side_in(notes.get("split")) or pair.side
 
 
 def short_names(shards: list[str]) -> list[str]:
     """Paths from the folder that all shards share."""
     parts = [without_query(shard).split("/") for shard in shards]
-    shared = 0
-    for column in zip(*(path[:-1] for path in parts), strict=False):
-        if len(set(column)) > 1:
-            break
-        shared += 1
+    shared = len(os.path.commonprefix([path[:-1] for path in parts]))  # noqa: RUF071 - lists, not characters
     return ["/".join(path[shared:]) for path in parts]
-
-
-def sides_of(titles: list[str]) -> list[Side | None]:
-    """The side that each shard's path names, provided that the paths name at least two."""
-    named = []
-    for title in titles:
-        words = {SIDES[word] for word in re.split(r"[^a-z]+", title.lower()) if word in SIDES}
-        named.append(words.pop() if len(words) == 1 else None)
-    return named if len(set(named) - {None}) > 1 else [None] * len(titles)
