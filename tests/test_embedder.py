@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 
 import lapclip as library
 from lapclip.config import load_config
+from lapclip.data.images import decode_as_trained
 from lapclip.data.open import open_source
 from lapclip.embedder import TEMPLATES, Embedder, load
 from lapclip.errors import UserError
@@ -63,11 +65,6 @@ def rows(model, files) -> np.ndarray:
     return model.images(files)
 
 
-def lossless(path: Path, image: Image.Image, **options) -> Path:
-    image.save(path, **options)
-    return path
-
-
 # The same numbers, whatever they are asked in.
 
 
@@ -95,7 +92,8 @@ def test_rows_have_length_one_and_depend_on_neither_chunk_nor_order(model, files
 @pytest.mark.parametrize("side", [90, 11])  # larger than a pack keeps it, and smaller than the model looks at
 def test_an_image_in_any_form_gives_the_same_row(model, files, side):
     image = Image.open(files[0]).resize((side + 5, side))
-    path = lossless(Path("picture.png"), image)
+    path = Path("picture.png")
+    image.save(path)
     array = np.asarray(image)
     tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
     forms = [str(path), path, image, array, array / 255, (array / 255).astype(np.float16), tensor, tensor / 255,
@@ -120,40 +118,39 @@ def test_grey_and_transparent_images_are_seen_as_a_viewer_shows_them(model):
 
 @pytest.mark.parametrize("turned", range(1, 9))
 def test_images_are_turned_upright(model, files, turned):
-    image = Image.open(files[0])
-    seen = {2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
-            5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
-            8: Image.Transpose.ROTATE_90}.get(turned)  # fmt: skip
+    names = (
+        "",
+        "",
+        "FLIP_LEFT_RIGHT",
+        "ROTATE_180",
+        "FLIP_TOP_BOTTOM",
+        "TRANSPOSE",
+        "ROTATE_270",
+        "TRANSVERSE",
+        "ROTATE_90",
+    )
+    image, path = Image.open(files[0]), Path(f"turned-{turned}.png")
+    seen = image.transpose(Image.Transpose[names[turned]]) if names[turned] else image
     exif = Image.Exif()
     exif[0x0112] = turned
-    path = lossless(Path(f"turned-{turned}.png"), image, exif=exif)
-    by_path, opened, upright = model.images(
-        [path, Image.open(path), image if seen is None else image.transpose(seen)]
-    )
+    image.save(path, exif=exif)
+    by_path, opened, upright = model.images([path, Image.open(path), seen])
     # To turn before or after resizing rounds a little differently; not to turn would be far away.
     np.testing.assert_allclose(by_path, upright, atol=5e-3)
     np.testing.assert_allclose(opened, upright, atol=5e-3)
-    if seen is not None:
-        assert abs(upright - model.images([image])).max() > 2e-2
+    assert turned == 1 or abs(upright - model.images([image])).max() > 2e-2
 
 
-def test_pixels_are_what_images_come_to(model, files, rows):
-    from lapclip.data.images import decode_as_trained
-
+def test_pixels_are_what_images_come_to_and_nothing_gives_no_rows(model, files, rows):
     pixels = np.stack([decode_as_trained(file.read_bytes(), model.image_size).pixels for file in files[:5]])
     np.testing.assert_allclose(model.pixels(pixels), rows[:5], atol=1e-5)
-    assert model.pixels(pixels[:0]).shape == (0, model.width)
     for wrong in (pixels.astype(np.float32), pixels[:, :, :-1], pixels[0]):
         with pytest.raises(UserError, match="bytes"):
             model.pixels(wrong)
-
-
-def test_nothing_gives_no_rows(model):
     for nothing in ([], (), np.zeros((0, 4, 4, 3), np.uint8)):
         assert model.images(nothing).shape == (0, model.width)
-    assert model.texts([]).shape == (0, model.width)
-    assert model.similarity([], []).shape == (0, 0)
-    assert model.classify([], ["cat"]).shape == (0, 1)
+    assert model.texts([]).shape == model.pixels(pixels[:0]).shape == (0, model.width)
+    assert model.similarity([], []).shape == (0, 0) and model.classify([], ["cat"]).shape == (0, 1)
 
 
 # What is built on rows.
@@ -164,9 +161,8 @@ def test_similarity_is_the_cosine_and_takes_rows_too(model, files, rows):
     cosines = model.similarity(files, words)
     np.testing.assert_allclose(cosines, rows @ model.texts(words).T, atol=1e-5)
     np.testing.assert_allclose(model.similarity(rows, model.texts(words)), cosines, atol=1e-5)
-    np.testing.assert_allclose(
-        model.similarity(torch.tensor(rows, requires_grad=True), words), cosines, atol=1e-5
-    )
+    tensor = torch.tensor(rows, requires_grad=True)
+    np.testing.assert_allclose(model.similarity(tensor, words), cosines, atol=1e-5)
     with pytest.raises(UserError, match="one item"):
         model.similarity(rows, "red")
     with pytest.raises(UserError, match="5 numbers each"):
@@ -189,8 +185,8 @@ def test_labels_are_the_mean_over_templates_and_probabilities_a_softmax(model, f
 
 @pytest.mark.parametrize(
     ("labels", "templates", "said"),
-    [("cat", TEMPLATES, "one thing"), ([], TEMPLATES, "no labels"), (["cat"], ["a photo"], "`a photo` has no place"),
-     (["cat"], [], "empty list of templates"), (["cat"], "{}", "one thing"), ([3], TEMPLATES, "text 0 is given as `int`")],
+    [("cat", TEMPLATES, "one item"), ([], TEMPLATES, "no labels"), (["cat"], ["a photo"], "`a photo` has no place"),
+     (["cat"], [], "empty list of templates"), (["cat"], "{}", "one item"), ([3], TEMPLATES, "text 0 is given as `int`")],
 )  # fmt: skip
 def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said):
     with pytest.raises(UserError, match=said):
@@ -199,55 +195,41 @@ def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said)
 
 # What is refused.
 
-GREY = np.zeros((4, 5), np.uint8)
-
 
 @pytest.mark.parametrize(
-    ("pictures", "said"),
+    ("images", "said"),
     [
         ("photos/00.jpg", "this is one item"),
-        (Path("photos/00.jpg"), "this is one item"),
         (Image.new("RGB", (4, 4)), "this is one item"),
-        (GREY, "this is one item"),
-        (np.array(0.5), "this is one item"),
+        (np.zeros((4, 5), np.uint8), "this is one item"),
         (torch.zeros(3, 4, 4), "this is one item"),
         ((name for name in ["a"]), "this is a `generator`"),
         ({"a": "b"}, "this is a `dict`"),
-        ({"a"}, "this is a `set`"),
         (["nowhere.png"], "`nowhere.png`.*: No such file"),
         (["photos"], "`photos` as an image"),
         (["photos/00.txt"], "is text"),
         (["a\0b"], "null"),
-        ([b"bytes"], "image 0 is given as `bytes`"),
         ([Image.new("L", (4, 4)), None], "image 1 is given as `NoneType`"),
         ([Image.new("RGB", (0, 4))], "no pixels"),
         ([np.zeros((0, 4, 3), np.uint8)], "no pixels"),
         ([np.zeros((3, 40, 50), np.uint8)], r"\[3, 40, 50\], not \[height, width, 3\]"),
         ([torch.zeros(40, 50, 3)], r"\[40, 50, 3\], not \[3, height, width\]"),
         ([np.full((4, 4, 3), 200.0)], "from 200 to 200"),
-        ([np.full((4, 4, 3), -1.0)], "from -1 to -1"),
         ([np.full((4, 4, 3), np.nan)], "nan"),
-        ([torch.full((3, 4, 4), 2.0)], "from 2 to 2"),
+        ([torch.full((3, 4, 4), -2.0)], "from -2 to -2"),
         ([np.zeros((4, 4, 3), np.int64)], "array of int64"),
-        ([np.zeros((4, 4, 3), np.uint16)], "array of uint16"),
     ],
 )
-def test_what_is_no_list_of_images_is_said(model, pictures, said):
+def test_what_is_no_list_of_images_is_said(model, images, said):
     with pytest.raises(UserError, match=said):
-        model.images(pictures)
+        model.images(images)
 
 
 def test_an_unreadable_file_among_many_is_named_and_ends_the_threads(model, files):
-    import threading
-
     Path("broken.jpg").write_bytes(files[0].read_bytes()[:300])
     with pytest.raises(UserError, match=r"`broken\.jpg`"):
         model.images([*files, "broken.jpg", *files])
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
-
-
-def test_half_a_letter_does_not_stop_a_text(model):
-    assert (model.texts(["caf\udce9", "\ud800"]) == model.texts(["caf?", "?"])).all()
 
 
 def test_texts_must_be_texts(model):
@@ -258,6 +240,7 @@ def test_texts_must_be_texts(model):
     ):
         with pytest.raises(UserError, match=said):
             model.texts(wrong)
+    assert (model.texts(["caf\udce9", "\ud800"]) == model.texts(["caf?", "?"])).all(), "lone surrogates"
 
 
 # Loading and saving.
@@ -269,9 +252,7 @@ def test_a_saved_model_is_the_same_to_the_bit_and_shares_its_weights(model, file
     again = load(folder)
     assert (again.name, again.fingerprint) == ("mine", model.fingerprint)
     assert re.fullmatch("[0-9a-f]{16}", again.fingerprint)
-    assert (again.images(files) == rows).all() and (
-        again.texts(["a", "b c"]) == model.texts(["a", "b c"])
-    ).all()
+    assert (again.images(files) == rows).all() and (again.texts(["a b"]) == model.texts(["a b"])).all()
     assert os.path.samefile(folder / "model.safetensors", model.weights)
     model.save(folder)  # again: nothing to do
     assert load(again.save(tmp_path / "copy of a copy")).fingerprint == model.fingerprint
@@ -295,13 +276,10 @@ def test_saving_overwrites_nothing(model, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "novel.txt").write_text("once")
     (tmp_path / "file").write_text("upon a time")
-    for name in ("mine", "file"):
-        with pytest.raises(UserError, match="exists already"):
-            model.save(tmp_path / name)
-    with pytest.raises(UserError, match="cannot write"):
-        model.save(tmp_path / "file" / "inside")
-    for name in ("", ".", "/", "a\0b"):
-        with pytest.raises(UserError, match="not a valid name"):
+    wrong = {tmp_path / "mine": "exists already", tmp_path / "file": "exists already",
+             tmp_path / "file" / "inside": "cannot write", **dict.fromkeys(["", ".", "/", "a\0b"], "not a valid name")}  # fmt: skip
+    for name, said in wrong.items():
+        with pytest.raises(UserError, match=said):
             model.save(name)
     assert sorted(os.listdir(tmp_path)) == ["file", "mine"] and os.listdir(tmp_path / "mine") == ["novel.txt"]
     (tmp_path / "empty").mkdir()
@@ -331,9 +309,6 @@ def test_a_checkpoint_is_loaded_with_its_runs_settings(model, rows, files):
 def test_a_wrong_path_says_what_there_is(path, said):
     with pytest.raises(UserError, match=said):
         load(path)
-
-
-def test_an_unknown_device_is_refused():
     with pytest.raises(UserError, match="no device `gpu`"):
         load("mine", device="gpu")
 
@@ -347,12 +322,12 @@ def test_what_the_library_offers_is_there_and_costs_nothing_before_it_is_used():
     with pytest.raises(AttributeError, match="nothing"):
         _ = library.nothing
     program = (
-        "import sys, lapclip; lapclip.__version__; assert not {'torch', 'numpy', 'psutil'} & set(sys.modules)"
+        "import sys, lapclip; lapclip.__version__; assert not {'torch', 'numpy', 'psutil'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env=environment())
 
 
-def test_a_bar_is_shown_only_where_it_is_wanted(model, files, capfd):
+def test_a_bar_is_shown_only_where_it_is_asked_for(model, files, capfd):
     model.images(files[:2])
     model.images(files * 9)  # many, but on a pipe
     assert capfd.readouterr() == ("", "")

@@ -67,15 +67,12 @@ class OfColours:
         return unit([np.asarray(p, dtype=float).mean(axis=(0, 1)) + 1 for p in pictures], 3)
 
     def texts(self, texts) -> np.ndarray:
-        return unit(
-            [sum((np.array(COLOURS.get(w, (1, 1, 1))) for w in t.split()), start=np.zeros(3)) for t in texts],
-            3,
-        )
+        known = [[COLOURS.get(word, (1, 1, 1)) for word in text.split()] for text in texts]
+        return unit([np.sum(colours, axis=0) for colours in known], 3)
 
     def label_rows(self, labels, templates) -> np.ndarray:
-        return unit(
-            [self.texts([t.replace("{}", label) for t in templates]).mean(axis=0) for label in labels], 3
-        )
+        prompts = [[template.replace("{}", label) for template in templates] for label in labels]
+        return unit([self.texts(some).mean(axis=0) for some in prompts], 3)
 
 
 def unit(rows, width: int) -> np.ndarray:
@@ -120,19 +117,9 @@ def test_a_whole_pool_is_measured_as_in_training():
     assert 0.1 < result["text_to_image"]["recall@1"] < 0.9
 
 
-def test_some_images_can_be_measured():
-    assert measure(Known(0.7), num_images=13)["num_images"] == 13
-
-
-def test_pools_of_a_fixed_size_are_disjoint_and_always_the_same():
-    pools = divide(103, 20)
-    assert [len(pool) for pool in pools] == [20] * 5
-    assert len(set(np.concatenate(pools).tolist())) == 100
-    assert all(np.array_equal(one, other) for one, other in zip(pools, divide(103, 20), strict=True))
-    assert not np.array_equal(pools[0], np.arange(20)), "drawn by chance"
-
-
-def test_recall_in_fixed_pools_is_the_mean_over_pools():
+def test_recall_in_fixed_pools_is_the_mean_over_disjoint_pools():
+    assert len(set(np.concatenate(divide(103, 20)).tolist())) == 100
+    assert not np.array_equal(divide(103, 20)[0], np.arange(20)), "drawn by chance"
     result = measure(Known(0.7), pool_size=25)
     assert result["pool"] == {"size": 25, "num_pools": 2} and result["num_images"] == 50
     whole = embed_pool(Known(0.7), Numbered(), 60)
@@ -145,47 +132,21 @@ def test_recall_in_fixed_pools_is_the_mean_over_pools():
     assert all(mistake["rank"] <= 25 for mistake in result["mistakes"])
 
 
-def test_a_pool_cannot_be_larger_than_what_there_is():
-    with pytest.raises(UserError, match="the pool size is 61, but there are 60"):
-        measure(Known(0.7), pool_size=61)
-
-
-def test_as_published_equal_captions_of_other_images_are_wrong(colour_folder):
-    measured = evaluation_set(
-        finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), validation_only=False
-    )
-    shared, published = (measure(OfColours(), measured, published=way) for way in (False, True))
+def test_class_folders_have_shared_captions_and_zero_shot_accuracy(colour_folder):
+    data = finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16))
+    measured = evaluation_set(data, validation_only=False)
+    shared = measure(OfColours(), measured, templates=("a {} image", "{}"), against=OfColours())
+    published = measure(OfColours(), measured, published=True)
     assert shared["protocol"] == "shared" and published["protocol"] == "published"
     assert shared["text_to_image"]["recall@1"] == 1 > published["text_to_image"]["recall@1"]
     assert shared["text_to_image"]["chance@1"] == pytest.approx(5 / 20)
     assert published["text_to_image"]["chance@1"] == pytest.approx(1 / 20)
-
-
-def test_images_of_class_folders_are_told_apart_by_the_names_of_the_classes(colour_folder):
-    measured = evaluation_set(
-        finished(open_source(DataConfig(source=str(colour_folder), workers=0), 16)), validation_only=False
-    )
-    result = measure(OfColours(), measured, templates=("a {} image", "{}"), against=OfColours())
-    assert result["zero_shot"]["top1"] == 1 and result["zero_shot"]["num_images"] == 20
-    assert result["zero_shot"]["confusion"]["labels"] == sorted(COLOURS)
-    assert result["zero_shot"]["confusion"]["counts"] == (5 * np.eye(4, dtype=int)).tolist()
-    assert result["zero_shot"]["templates"] == ["a {} image", "{}"]
-    assert result["against"]["zero_shot"]["top1"] == {"difference": 0, "interval": [0, 0], "p_value": 1}
-    assert "zero_shot" not in measure(Known(0.5))
-
-
-def test_a_template_needs_a_place_for_the_label():
-    for templates in (["a photo of a {}", "a photo of a"], []):
-        with pytest.raises(UserError, match="label"):
-            measure(Known(0.5), templates=templates)
-
-
-def test_equal_models_do_not_differ():
-    result = measure(Known(0.7), against=Known(0.7))["against"]
-    assert result["model"] == "noise 0.7"
-    for way in ("text_to_image", "image_to_text"):
-        for k in (1, 5, 10):
-            assert result[way][f"recall@{k}"] == {"difference": 0, "interval": [0, 0], "p_value": 1}
+    zero_shot = shared["zero_shot"]
+    assert zero_shot["top1"] == 1 and zero_shot["num_images"] == 20
+    assert zero_shot["confusion"]["labels"] == sorted(COLOURS)
+    assert zero_shot["confusion"]["counts"] == (5 * np.eye(4, dtype=int)).tolist()
+    assert zero_shot["templates"] == ["a {} image", "{}"]
+    assert shared["against"]["zero_shot"]["top1"] == {"difference": 0, "interval": [0, 0], "p_value": 1}
 
 
 @pytest.mark.parametrize("pool_size", [None, 25])
@@ -212,14 +173,11 @@ def test_mistakes_name_the_images():
         assert mistake["found"] and mistake["found"][0]["score"] >= mistake["score"]
 
 
-def test_images_that_cannot_be_read_are_named_and_left_out():
+def test_unreadable_images_are_named_and_omitted_and_broken_weights_refused():
     result = measure(Known(0.5), numbered(unreadable=(3, 40)), against=Known(0.8))
     assert result["num_images"] == 58 and result["unreadable"] == ["image 3", "image 40"]
     with pytest.raises(UserError, match="none of 5 validation images can be read"):
         measure(Known(0.5), numbered(num_pairs=5, unreadable=(0, 1, 2, 3, 4)))
-
-
-def test_broken_weights_are_called_so():
     for models in ((Known(np.nan), Known(0.5)), (Known(0.5), Known(np.nan))):
         with pytest.raises(UserError, match="the weights of `noise nan` are broken"):
             measure(models[0], against=models[1])
@@ -280,28 +238,15 @@ def test_the_worst_come_first_and_each_image_once():
         caption = pool.captions.index(mistake.caption)
         assert mistake.index == pool.indices[pool.image_of_caption[caption]]
         assert mistake.rank == ranks[caption]
-    assert worst(pool, 4) == listed[:4]
-
-
-def test_what_was_found_instead_is_nearer_and_wrong():
-    pool = a_pool()
-    for mistake in worst(pool):
         scores = [score for _, score in mistake.found]
         assert len(scores) == min(5, mistake.rank - 1), "no more than came before it"
         assert scores == sorted(scores, reverse=True) and min(scores) >= mistake.score
         assert mistake.index not in [index for index, _ in mistake.found]
         assert abs(mistake.gap - (scores[0] - mistake.score)) < 1e-6
-
-
-def test_of_equal_ranks_the_one_that_is_further_off_comes_first():
-    listed = worst(a_pool(noise=0.7))
-    pairs = list(pairwise(listed))
+    assert worst(pool, 4) == listed[:4] and worst(a_pool(noise=0)) == []
+    pairs = list(pairwise(worst(a_pool(noise=0.7))))
     assert any(one.rank == two.rank for one, two in pairs)
-    assert all((one.rank, one.gap) >= (two.rank, two.gap) for one, two in pairs)
-
-
-def test_a_model_that_finds_all_makes_no_mistake():
-    assert worst(a_pool(noise=0)) == []
+    assert all((one.rank, one.gap) >= (two.rank, two.gap) for one, two in pairs), "the larger gap first"
 
 
 def test_equal_images_are_not_found_instead_of_each_other():

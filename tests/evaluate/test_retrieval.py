@@ -34,18 +34,6 @@ def pool(num_images: int, captions_each: int, seed: int = 0) -> Pool:
     return different(image, text, image_of_caption, names(len(text)))
 
 
-def test_recall_is_what_counting_by_hand_gives():
-    held = pool(40, 3)
-    result = retrieval(held, 12)
-    cosine = held.text_ME @ held.image_NE.T
-    for k in (1, 5, 10):
-        by_hand = [held.image_of_caption[m] in np.argsort(-cosine[m])[:k] for m in range(120)]
-        assert result["text_to_image"][f"recall@{k}"] == pytest.approx(np.mean(by_hand))
-        back = [n in held.image_of_caption[np.argsort(-cosine[:, n])[:k]] for n in range(40)]
-        assert result["image_to_text"][f"recall@{k}"] == pytest.approx(np.mean(back))
-    assert 0.05 < result["text_to_image"]["recall@1"] < 1, "a pool that can tell right from wrong"
-
-
 @pytest.mark.parametrize("value", [1 / np.sqrt(8), np.nan], ids=["collapsed", "not finite"])
 def test_a_model_that_sees_no_difference_finds_nothing(value):
     same = np.full((50, 8), value)
@@ -53,23 +41,11 @@ def test_a_model_that_sees_no_difference_finds_nothing(value):
     assert result["text_to_image"]["recall@10"] == 0 and result["in_batch"]["accuracy"] == 0
 
 
-def test_a_caption_that_two_images_share_finds_either():
-    """As in the documents' data: twelve captions for 24 images. A model that knows them all must score 100%."""
-    known = np.eye(12)
-    result = retrieval(
-        different(np.tile(known, (2, 1)), np.tile(known, (2, 1)), np.arange(24), names(12) + names(12)), 12
-    )
-    assert result["text_to_image"]["recall@1"] == result["image_to_text"]["recall@1"] == 1.0
-    assert result["text_to_image"]["chance@1"] == pytest.approx(2 / 24)
-
-
 def test_accuracy_in_batches_is_easier_than_recall_over_the_pool():
     result = retrieval(pool(60, 2), 12)
     assert result["in_batch"]["batch_size"] == 12 and result["in_batch"]["chance"] == pytest.approx(1 / 12)
     assert result["text_to_image"]["recall@1"] < result["in_batch"]["accuracy"] < 1
-    assert retrieval(pool(5, 1), 12)["in_batch"]["batch_size"] == 5, (
-        "a pool smaller than a batch is one batch"
-    )
+    assert retrieval(pool(5, 1), 12)["in_batch"]["batch_size"] == 5, "one batch"
 
 
 @pytest.mark.parametrize("captions_each", [1, 5])
@@ -80,20 +56,7 @@ def test_chance_is_the_recall_of_random_answers(captions_each):
     for k in (1, 5, 10):
         expected = chance(is_pair.sum(axis=1), is_pair.shape[1], k)
         assert expected == pytest.approx(np.mean(ranks <= k), abs=0.015)
-
-
-def test_a_pool_smaller_than_k_is_always_found():
-    assert chance(np.ones(4), 4, 10) == 1.0
-    assert retrieval(pool(4, 1), 12)["text_to_image"]["recall@10"] == 1.0
-
-
-def test_the_caption_of_one_image_may_find_an_equal_one():
-    known = unit(np.random.default_rng(0).normal(size=(12, 16)))
-    twice = replace(
-        different(np.tile(known, (2, 1)), known, np.arange(12), names(12)), groups=np.arange(24) % 12
-    )
-    assert retrieval(twice, 12)["text_to_image"]["recall@1"] == 1
-    assert retrieval(replace(twice, groups=np.arange(24)), 12)["text_to_image"]["recall@1"] == 0
+    assert chance(np.ones(4), 4, 10) == 1.0, "a pool smaller than k"
 
 
 def tied_pool(seed: int) -> Pool:

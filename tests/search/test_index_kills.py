@@ -11,14 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, environment, wait_for
-from PIL import Image
-from test_update import counts, make_run
+from conftest import environment, wait_for
+from test_update import make_run
 
 from lapclip.search.index import Index, list_indexes
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-PHOTOS = ROOT.parent / "shared" / "data" / "flickr8k" / "images"
 COUNT = 400
 # A command that commits after every few images to a slow disk, so that there is something to kill in the middle of.
 SLOW = """
@@ -114,28 +112,3 @@ def test_killed_many_times_at_random_moments(copied, call):
         shutil.rmtree(copied / "cache", ignore_errors=True)
         kept = [kill(copied) for _ in range(4)][-1]
         assert go_on(call, "photos")["num_embedded"] == COUNT - kept and num_indexed(copied) == COUNT
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not PHOTOS.is_dir(), reason="the photos are not here")
-def test_of_two_thousand_photos_only_the_changes_are_embedded(copied, call):
-    every = sorted(PHOTOS.iterdir())
-    photos = copied / "flickr"
-    photos.mkdir()
-    for path in every[:2000]:
-        shutil.copy(path, photos)
-    assert go_on(call, "flickr")["num_embedded"] == len({path.read_bytes() for path in every[:2000]})
-    for path in every[2000:2100]:
-        shutil.copy(path, photos)
-    for path in every[:10]:
-        (photos / path.name).unlink()
-        with Image.open(path) as image:
-            image.rotate(180).save(photos / path.name)
-    (photos / "moved").mkdir()
-    for path in every[10:20]:
-        (photos / path.name).rename(photos / "moved" / path.name)
-    for path in every[20:30]:
-        (photos / path.name).unlink()
-    assert counts(go_on(call, "flickr")) == {
-        "embedded": 110, "new": 100, "changed": 10, "moved": 10, "removed": 10,
-    }  # fmt: skip

@@ -83,7 +83,6 @@ def names(matches) -> list[str]:
         ("beach - + sea -", [(1, "beach"), (1, "sea")]),
         ("  beach \t-\n many   people ", [(1, "beach"), (-1, "many people")]),
         (" - + - ", []),
-        ("a -- b", [(1, "a -- b")]),
     ],
 )
 def test_signs_between_spaces_separate_and_others_belong_to_words(text, terms):
@@ -91,9 +90,10 @@ def test_signs_between_spaces_separate_and_others_belong_to_words(text, terms):
 
 
 def test_a_query_can_be_shown_again():
-    for text in ("beach - people + sunset", "- people", "red bicycle"):
-        assert describe_query(parse_query(text)) == text
-    assert describe_query(parse_query("sea"), ["a.jpg"], ["b.jpg"]) == "sea + like a.jpg - like b.jpg"
+    assert (
+        describe_query(parse_query("- sea + people"), ["a.jpg"], ["b.jpg"])
+        == "- sea + people + like a.jpg - like b.jpg"
+    )
     assert describe_query([], ["a.jpg"]) == "like a.jpg"
 
 
@@ -120,12 +120,7 @@ def test_everything_is_found_once_best_first(searcher, embedder, red_cat):
 def test_terms_are_added_and_subtracted_as_unit_rows(searcher, embedder, made):
     image = (made.photos / "a" / "03.jpg").read_bytes()
     entry = searcher.search(searcher.vector([Term(1, image=image)]), top=1).matches[0].entry
-    terms = [
-        *parse_query("red cat - tree"),
-        Term(1, image=image),
-        Term(-1, entry=entry.id),
-        Term(1, words="old"),
-    ]
+    terms = [*parse_query("red cat - tree + old"), Term(1, image=image), Term(-1, entry=entry.id)]
     cat, tree, old = embedder.texts(["red cat", "tree", "old"])
     expected = cat - tree + old  # the image and the same image of the index cancel out
     vector = searcher.vector(terms)
@@ -148,9 +143,6 @@ def test_terms_are_added_and_subtracted_as_unit_rows(searcher, embedder, made):
 def test_a_query_that_means_nothing_is_refused(searcher, terms, kind, said):
     with pytest.raises(kind, match=said):
         searcher.vector(terms)
-
-
-def test_a_model_that_returns_no_numbers_is_refused(searcher):
     with pytest.raises(UserError, match="not finite"):
         searcher.combine([Term(1, words="cat")], [np.full(searcher.index.width, np.nan, np.float32)], ())
 
@@ -170,14 +162,9 @@ def test_limits_are_exact(searcher, made, red_cat):
     assert found(top=100, folder=str(made.root)) == every
     with pytest.raises(NotIndexed, match="no image under"):
         found(folder="/nowhere")
-
-
-def test_omitting_an_image_omits_its_copies(searcher, made):
-    data = (made.photos / "a" / COPIED).read_bytes()
-    (first,) = searcher.search(searcher.vector([Term(1, image=data)]), top=1).matches
-    vector = searcher.vector([Term(1, entry=first.entry.id)])
-    found = searcher.search(vector, top=100, without=[first.copies[0].id]).matches
-    assert len(found) == 12 and not {COPIED, "copy.jpg"} & {*names(found)}
+    (copied,) = [match for match in every if match.copies]
+    left = found(top=100, without=[copied.copies[0].id])
+    assert len(left) == 12 and not {COPIED, "copy.jpg"} & {*names(left)}, "with an image its copies"
 
 
 def test_missing_files_are_counted_and_copies_or_the_next_matches_take_their_place(searcher, made, red_cat):
