@@ -123,7 +123,7 @@ class Clocks:
 def train_with_clocks(file: Path, size: str, source: str, seconds: float) -> None:
     """Trains as the command does, and writes down what watching cost between `Started` and `Finished`."""
     from lapclip.cli import run_command
-    from lapclip.diagnose import Diagnosis
+    from lapclip.diagnose.diagnosis import Diagnosis
     from lapclip.evaluate import retrieval as evaluate
     from lapclip.machine.sensors import Sensors
     from lapclip.runs.events import Event, Finished

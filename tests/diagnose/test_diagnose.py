@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lapclip.config import load_config
-from lapclip.diagnose import MAX_TIMES, SECONDS_AWAY, Diagnosis
+from lapclip.diagnose.diagnosis import MAX_TIMES, SECONDS_AWAY, Diagnosis
 from lapclip.runs.events import Evaluated, Inspected, Started, Step, Warned
 
 BATCH = 32
@@ -251,11 +251,11 @@ def test_slower_for_want_of_data_is_said_as_that():
     [
         ({"other_cores": 0.1}, {"other_cores": 1.9}, "other programs keep 1.9 cores busy", "close"),
         ({"is_plugged": True}, {"is_plugged": False}, "battery", "plug it in"),
-        ({"speed_limit": 1.0}, {"speed_limit": 0.6}, "hot and allows 60%", "air"),
-        ({"temperature": 60.0}, {"temperature": 95.0}, "95 degrees", "air"),
-        ({"temperature": 50.0}, {"temperature": 60.0}, "heat, or another program", "air"),
-        ({"other_cores": 1.9}, {"other_cores": 1.9}, "heat, or another program", "air"),
-        ({}, {}, "heat, or another program", "air"),
+        ({"speed_limit": 1.0}, {"speed_limit": 0.6}, "hot and allows 60%", "cooling"),
+        ({"temperature": 60.0}, {"temperature": 95.0}, "95 degrees", "cooling"),
+        ({"temperature": 50.0}, {"temperature": 60.0}, "heat, or another program", "cooling"),
+        ({"other_cores": 1.9}, {"other_cores": 1.9}, "heat, or another program", "cooling"),
+        ({}, {}, "heat, or another program", "cooling"),
         ({"swapped_bytes": 0}, {"swapped_bytes": None}, "swaps", "`--chunk 16`"),
     ],
 )

@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Literal
 
 from lapclip.config import MAX_SCALE, Config
-from lapclip.diagnose.finding import Finding
-from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, mean_recall
+from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned, mean_recall
 
 CHANCE_STEPS = 100  # together: 1,600 choices even in batches of 8, so that chance can be told from a little
 CHANCE_FROM = 0.15  # of the run: `nano` leaves chance in the first tenth, at a tenth of its rate in a fifth
@@ -38,7 +38,7 @@ NUM_LAST = 3  # evaluations that must agree; random wobble seldom does three tim
 LOSS_RISES = 1.1  # times its lowest: less than that does no harm yet
 LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
 NUM_LEVEL = 4  # evaluations after the lowest loss, before recall that does not rise counts as over
-MAX_VALIDATION = 0.3  # share of the images that may be advised to hold out
+MAX_VALIDATION = 0.3  # maximum share that is advised
 
 
 class Collapsed:
@@ -46,57 +46,47 @@ class Collapsed:
 
     def __init__(self, config: Config):
         self.config = config
+        self.batch_size = config.train.batch_size or 2
         self.window = SURE_STEPS if (config.train.lr or 0.0) > HIGH_LR else CHANCE_STEPS
         self.steps: deque[Step] = deque(maxlen=self.window)
 
-    def look(self, event: Event) -> Iterator[Finding]:
-        if isinstance(event, Started):
-            self.steps.clear()
+    def look(self, event: Event) -> Iterator[Warned]:
         if not isinstance(event, Step) or event.progress < self.config.train.warmup:
             return
         self.steps.append(event)
-        if len(self.steps) == self.window and event.progress >= CHANCE_FROM and self.is_stuck():
-            yield self.in_words()
+        if len(self.steps) < self.window or event.progress < CHANCE_FROM:
+            return
+        num_different = fmean(step.num_different or self.batch_size for step in self.steps)
+        accuracy = fmean(step.accuracy for step in self.steps)
+        # The softmax loss of embeddings that are all alike; equal captions do not count.
+        guessing = math.log(self.batch_size - self.batch_size / num_different + 1)
+        if num_different >= 2 and self.is_stuck(accuracy, 1 / num_different, guessing):
+            yield self.warned(event, accuracy, guessing)
 
-    def is_stuck(self) -> bool:
-        batch_size, different = self.config.train.batch_size or 2, self.num_different()
-        chance = 1 / different
-        num_choices = 2 * batch_size * self.window
-        limit = chance + CHANCE_SIGMAS * math.sqrt(chance * (1 - chance) / num_choices)
-        losses = [step.loss for step in self.steps]
-        if fmean(step.accuracy for step in self.steps) > limit or different < 2:
+    def is_stuck(self, accuracy: float, chance: float, guessing: float) -> bool:
+        num_choices = 2 * self.batch_size * self.window
+        if accuracy > chance + CHANCE_SIGMAS * math.sqrt(chance * (1 - chance) / num_choices):
             return False
-        half = self.window // 2
+        losses, half = [step.loss for step in self.steps], self.window // 2
         before, after = fmean(losses[:half]), fmean(losses[half:])
         is_flat = abs(after - before) <= STUCK * abs(before)
-        return is_flat and (self.config.train.loss == "sigmoid" or after >= (1 - STUCK) * self.guessing())
+        return is_flat and (self.config.train.loss == "sigmoid" or after >= (1 - STUCK) * guessing)
 
-    def num_different(self) -> float:
-        batch_size = self.config.train.batch_size or 2
-        return fmean(step.num_different or batch_size for step in self.steps)
-
-    def guessing(self) -> float:
-        """The softmax loss of embeddings that are all alike; equal captions do not count."""
-        batch_size = self.config.train.batch_size or 2
-        return math.log(batch_size - batch_size / self.num_different() + 1)
-
-    def in_words(self) -> Finding:
-        lr, loss = self.config.train.lr or USUAL_LR, self.steps[-1].loss
-        accuracy = fmean(step.accuracy for step in self.steps)
-        said = f"after {self.steps[-1].step} steps nothing is learned: accuracy is {accuracy:.1%}, which is chance"
-        if self.config.train.loss != "sigmoid":
-            said += f", and the loss stays at {loss:.2f}, which is ln {math.exp(self.guessing()):.0f}"
-        if lr > USUAL_LR:
-            why = "; so high a learning rate has made all embeddings alike"
-            return Finding("collapsed", said + why, f"start again with a lower one: `--lr {USUAL_LR:g}`")
-        if self.config.train.weight_decay >= MUCH_DECAY:
-            why = "; so much weight decay has made all embeddings alike"
-            return Finding("collapsed", said + why, "start again with less: `--weight-decay 0.1`")
-        why = "; all embeddings are alike, or the captions say nothing about their images"
-        source = self.config.data.source
-        return Finding(
-            "collapsed", said + why, f"look whether they belong together: `lapclip data show {source}`"
-        )
+    def warned(self, event: Step, accuracy: float, guessing: float) -> Warned:
+        train = self.config.train
+        message = f"after {event.step} steps nothing is learned: accuracy is {accuracy:.1%}, which is chance"
+        if train.loss != "sigmoid":
+            message += f", and the loss stays at {event.loss:.2f}, which is ln {math.exp(guessing):.0f}"
+        if (train.lr or USUAL_LR) > USUAL_LR:
+            why = "so high a learning rate has made all embeddings alike"
+            hint = f"start again with a lower one: `--lr {USUAL_LR:g}`"
+        elif train.weight_decay >= MUCH_DECAY:
+            why = "so much weight decay has made all embeddings alike"
+            hint = "start again with less: `--weight-decay 0.1`"
+        else:
+            why = "all embeddings are alike, or the captions say nothing about their images"
+            hint = f"check that they belong together: `lapclip data show {self.config.data.source}`"
+        return Warned(event.step, f"{message}; {why}", hint, "collapsed")
 
 
 class Pinned:
@@ -104,66 +94,60 @@ class Pinned:
 
     def __init__(self, config: Config):
         self.config = config
-        self.since: dict[str, int] = {}
+        self.side: Literal["high", "low"] | None = None
+        self.since = 0
 
-    def look(self, event: Event) -> Iterator[Finding]:
-        if isinstance(event, Started):
-            self.since.clear()
+    def look(self, event: Event) -> Iterator[Warned]:
         if not isinstance(event, Step):
             return
-        scale = 1 / event.temperature
-        side = "high" if scale >= NEAR_LIMIT * MAX_SCALE else "low" if scale <= 1 / NEAR_LIMIT else None
-        self.since = {side: self.since.get(side, event.step)} if side else {}
-        if side and event.step - self.since[side] >= (PINNED_STEPS if side == "high" else PINNED_LOW_STEPS):
-            yield self.in_words(side, event)
-
-    def in_words(self, side: str, event: Step) -> Finding:
-        num_steps = event.step - self.since[side]
+        scale, before = 1 / event.temperature, self.side
+        self.side = "high" if scale >= NEAR_LIMIT * MAX_SCALE else "low" if scale <= 1 / NEAR_LIMIT else None
+        if self.side != before:
+            self.since = event.step
+        num_steps = event.step - self.since
         held = f"the temperature has been at its limit of {event.temperature:.2g} for {num_steps} steps"
-        if side == "low":
-            lr = (self.config.train.lr or USUAL_LR) / 3
-            why = ": it cannot tell pairs apart and makes all differences small"
-            return Finding("scale-pinned", held + why, f"start again with a lower rate: `--lr {lr:.1g}`")
-        batch_size = self.config.train.batch_size or 2
-        why = f": telling {batch_size} pairs apart has become easy, and sharper than this makes training unstable"
-        return Finding(
-            "scale-pinned",
-            held + why,
-            f"fine while recall rises; in a next run `--batch-size {2 * batch_size}` gives more to tell apart",
-        )
+        if self.side == "low" and num_steps >= PINNED_LOW_STEPS:
+            message = f"{held}: it cannot tell pairs apart and makes all differences small"
+            hint = f"start again with a lower rate: `--lr {(self.config.train.lr or USUAL_LR) / 3:.1g}`"
+            yield Warned(event.step, message, hint, "scale-pinned")
+        if self.side == "high" and num_steps >= PINNED_STEPS:
+            batch_size = self.config.train.batch_size or 2
+            yield Warned(
+                event.step,
+                f"{held}: telling {batch_size} pairs apart has become easy, and sharper than this makes training"
+                " unstable",
+                f"fine while recall rises; in a next run `--batch-size {2 * batch_size}` gives more to tell apart",
+                "scale-pinned",
+            )
 
 
 class Duplicates:
     """Many pairs of a batch share their caption."""
 
     def __init__(self, config: Config):
-        self.config = config
+        self.batch_size = config.train.batch_size or 2
         self.different: deque[int] = deque(maxlen=DUPLICATE_STEPS)
 
-    def look(self, event: Event) -> Iterator[Finding]:
-        if isinstance(event, Started):
-            self.different.clear()
+    def look(self, event: Event) -> Iterator[Warned]:
         if not isinstance(event, Step) or event.num_different is None:
             return
         self.different.append(event.num_different)
-        batch_size = self.config.train.batch_size or 2
-        if len(self.different) < DUPLICATE_STEPS or fmean(self.different) >= MIN_DIFFERENT * batch_size:
+        batch_size, found = self.batch_size, fmean(self.different)
+        if len(self.different) < DUPLICATE_STEPS or found >= MIN_DIFFERENT * batch_size:
             return
-        found = fmean(self.different)
+        what = f"a batch of {batch_size} pairs has about {found:.0f} different captions"
+        told = f"an image is told apart from {found - 1:.0f} captions and not from {batch_size - 1}"
         if round(found) == 1:
             what = f"all {batch_size} pairs of a batch have the same caption"
             told = "there is nothing to tell apart"
-        else:
-            what = f"a batch of {batch_size} pairs has about {found:.0f} different captions"
-            told = f"an image is told apart from {found - 1:.0f} captions and not from {batch_size - 1}"
-        message = f"{what}; equal ones are not contrasted, so {told}"
         hint = "say more than that in the captions: what tells one image from the next"
         if found >= MIXED * batch_size:
             hint = f"`--batch-size {2 * batch_size}` brings more different ones together"
-        yield Finding("duplicate-captions", message, hint)
+        message = f"{what}; equal ones are not contrasted, so {told}"
+        yield Warned(event.step, message, hint, "duplicate-captions")
 
 
-def rate_still_high(config: Config, last: Step, name: str) -> Finding | None:
+def rate_still_high(config: Config, last: Step, step: int, name: str) -> Warned | None:
     """At the end: the part of learning that comes with a falling rate has not happened."""
     peak = config.train.lr or USUAL_LR
     if last.step < MIN_STEPS or last.lr <= HIGH_RATE * peak:
@@ -172,7 +156,7 @@ def rate_still_high(config: Config, last: Step, name: str) -> Finding | None:
         f"training ends at {last.progress:.0%} of its budget, with the learning rate at {last.lr / peak:.0%} of its"
         " highest; the fine steps that a falling rate brings have not been made"
     )
-    return Finding("lr-still-high", message, f"go on to the end: `lapclip train --resume {name}`")
+    return Warned(step, message, f"go on to the end: `lapclip train --resume {name}`", "lr-still-high")
 
 
 class Exploding:
@@ -180,18 +164,13 @@ class Exploding:
 
     def __init__(self, config: Config):
         self.config = config
-        self.reset()
-
-    def reset(self) -> None:
         self.block: list[Step] = []
-        self.usual = self.lowest_loss = float("inf")
+        self.usual = self.lowest_loss = math.inf
         self.norms: dict[str, float] = {}  # of the layers, when last looked at
 
-    def look(self, event: Event) -> Iterator[Finding]:
-        if isinstance(event, Started):
-            self.reset()
+    def look(self, event: Event) -> Iterator[Warned]:
         if isinstance(event, Inspected):
-            self.norms = event.grad_norms
+            self.norms = {layer: norm for layer, norm in event.grad_norms.items() if layer != "scale"}
         if not isinstance(event, Step):
             return
         self.block.append(event)
@@ -200,19 +179,15 @@ class Exploding:
         norms, loss = sorted(step.grad_norm for step in self.block), fmean(step.loss for step in self.block)
         often = norms[-SOME_STEPS]
         is_far = often >= FAR_LONGER * max(self.usual, self.config.train.clip_norm)
-        if self.usual < float("inf") and is_far and loss >= LOSS_ROSE * self.lowest_loss:
-            yield self.in_words(often, loss)
+        if self.usual < math.inf and is_far and loss >= LOSS_ROSE * self.lowest_loss:
+            where = f", the longest in `{longest_of(self.norms)}`" if self.norms else ""
+            message = (
+                f"gradients explode: again and again {often:.3g} or longer, where {self.usual:.2g} was usual{where};"
+                f" the loss has risen from {self.lowest_loss:.2f} to {loss:.2f}"
+            )
+            yield Warned(event.step, message, calmer(self.config), "exploding-gradients")
         self.usual, self.lowest_loss = min(self.usual, median(norms)), min(self.lowest_loss, loss)
         self.block = []
-
-    def in_words(self, norm: float, loss: float) -> Finding:
-        layers = {layer: length for layer, length in self.norms.items() if layer != "scale"}
-        where = f", the longest in `{max(layers, key=lambda layer: layers[layer])}`" if layers else ""
-        message = (
-            f"gradients explode: again and again {norm:.3g} or longer, where {self.usual:.2g} was usual{where};"
-            f" the loss has risen from {self.lowest_loss:.2f} to {loss:.2f}"
-        )
-        return Finding("exploding-gradients", message, f"start again with {calmer(self.config)}")
 
 
 class Vanishing:
@@ -220,31 +195,27 @@ class Vanishing:
 
     def __init__(self, config: Config):
         self.config = config
-        self.inspections: deque[Inspected] = deque(maxlen=NUM_INSPECTIONS)
+        self.recent: deque[list[str]] = deque(maxlen=NUM_INSPECTIONS)  # the layers that had vanished
 
-    def look(self, event: Event) -> Iterator[Finding]:
-        if isinstance(event, Started):
-            self.inspections.clear()
+    def look(self, event: Event) -> Iterator[Warned]:
         if not isinstance(event, Inspected) or not event.grad_norms:
             return
-        self.inspections.append(event)
-        if len(self.inspections) < NUM_INSPECTIONS:
+        norms = event.grad_norms
+        self.recent.append(vanished(norms))
+        layers = [layer for layer in self.recent[-1] if all(layer in each for each in self.recent)]
+        if len(self.recent) < NUM_INSPECTIONS or not layers:
             return
-        each = [vanished(inspected.grad_norms) for inspected in self.inspections]
-        always = [layer for layer in each[-1] if all(layer in layers for layers in each)]
-        if always:
-            yield self.in_words(always, event.grad_norms)
-
-    def in_words(self, layers: list[str], norms: dict[str, float]) -> Finding:
         first = layers[0]
-        among = {layer: norm for layer, norm in norms.items() if layer.split(".")[0] == first.split(".")[0]}
-        longest = max(among, key=lambda layer: among[layer])
-        who = f"`{first}` and {'another layer' if len(layers) == 2 else f'{len(layers) - 1} others'} hardly learn"
-        message = (
-            f"{who if len(layers) > 1 else f'`{first}` hardly learns'}: the gradient of `{first}` is"
-            f" {norms[first]:.1e} long, that of `{longest}` {norms[longest]:.1e}"
-        )
-        return Finding("vanishing-gradients", message, f"start again with {calmer(self.config)}")
+        tower = first.split(".")[0]
+        longest = longest_of({layer: norm for layer, norm in norms.items() if layer.split(".")[0] == tower})
+        others = "another layer" if len(layers) == 2 else f"{len(layers) - 1} others"
+        who = f"`{first}` and {others} hardly learn" if len(layers) > 1 else f"`{first}` hardly learns"
+        message = f"{who}: the gradient of `{first}` is {norms[first]:.1e} long, that of `{longest}` {norms[longest]:.1e}"
+        yield Warned(event.step, message, calmer(self.config), "vanishing-gradients")
+
+
+def longest_of(norms: dict[str, float]) -> str:
+    return max(norms, key=lambda layer: norms[layer])
 
 
 def vanished(norms: dict[str, float]) -> list[str]:
@@ -260,8 +231,8 @@ def vanished(norms: dict[str, float]) -> list[str]:
 def calmer(config: Config) -> str:
     """The setting that most likely makes gradients what they should be."""
     if config.train.weight_decay >= MUCH_DECAY:
-        return "less weight decay, which shrinks the weights: `--weight-decay 0.1`"
-    return f"a lower learning rate: `--lr {(config.train.lr or 1e-3) / 3:.1g}`"
+        return "start again with less weight decay, which shrinks the weights: `--weight-decay 0.1`"
+    return f"start again with a lower learning rate: `--lr {(config.train.lr or USUAL_LR) / 3:.1g}`"
 
 
 @dataclass(frozen=True)
@@ -283,7 +254,7 @@ class Point:
 
 
 class Evaluations:
-    """Validation loss and recall over the whole run."""
+    """Validation loss and recall over the whole run, also over several processes."""
 
     def __init__(self, config: Config):
         self.config = config
@@ -292,7 +263,7 @@ class Evaluations:
         self.started: Started | None = None
         self.epoch = 0.0
 
-    def look(self, event: Event) -> Iterator[Finding]:
+    def look(self, event: Event) -> Iterator[Warned]:
         match event:
             case Started():
                 self.started, self.losses = event, []
@@ -303,7 +274,7 @@ class Evaluations:
             case Evaluated():
                 num_images = event.recall["num_images"]
                 if num_images < SMALL_POOL:
-                    yield small_pool(num_images, self.config, self.started)
+                    yield small_pool(event.step, num_images, self.config, self.started)
                 if event.loss is None:
                     return
                 training = fmean(self.losses) if self.losses else None
@@ -312,59 +283,57 @@ class Evaluations:
                     self.points = []  # other images cannot be compared
                 recall = mean_recall(event.recall)
                 self.points.append(Point(event.step, event.loss, recall, num_images, training, self.epoch))
-                if finding := judge(self.points):
-                    yield finding
+                if warned := judge(self.points):
+                    yield warned
 
 
-def judge(points: list[Point]) -> Finding | None:
+def judge(points: list[Point]) -> Warned | None:
     """What a rising loss means: nothing bad while recall rises, over-fitting when it falls or stays."""
-    lowest = min(range(len(points)), key=lambda n: points[n].loss)
-    after = points[lowest + 1 :]
-    last = points[-NUM_LAST:]
-    best = points[lowest]
+    best = min(points, key=lambda point: point.loss)
+    num_after = len(points) - 1 - points.index(best)
+    last, current = points[-NUM_LAST:], points[-1]
     limit = max(LOSS_RISES * best.loss, best.loss + LOSS_SPREAD / math.sqrt(best.num_images))
-    if len(after) < NUM_LAST or any(point.loss < limit for point in last):
+    if num_after < NUM_LAST or any(point.loss < limit for point in last):
         return None
-    is_by_heart = has_fallen(best.training_loss, points[-1].training_loss)
-    now, noise = fmean(point.recall for point in last), points[-1].noise
-    rose = f"validation loss has risen from {best.loss:.2f} at step {best.step} to {points[-1].loss:.2f}"
+    now, noise = fmean(point.recall for point in last), current.noise
+    rose = f"validation loss has risen from {best.loss:.2f} at step {best.step} to {current.loss:.2f}"
     if now > best.recall + noise:
-        return Finding(
-            "loss-rises-recall-too",
+        return Warned(
+            current.step,
             f"{rose}, but recall rises too, from {best.recall:.0%} to {now:.0%} on average: it finds more, and is only"
-            " too sure of what it gets wrong",
+            " overconfident where it is wrong",
             "nothing to do: `best` is chosen by recall",
+            "loss-rises-recall-too",
         )
-    highs = [fmean(point.recall for point in points[n : n + NUM_LAST]) for n in range(len(points) - NUM_LAST)]
-    fell = max(highs, default=now) > now + noise
-    is_level = len(after) >= NUM_LEVEL and now <= best.recall + noise / 2 and best.num_images >= SMALL_POOL
-    if not is_by_heart or not (fell or is_level):
+    means = (fmean(point.recall for point in points[n : n + NUM_LAST]) for n in range(len(points) - NUM_LAST))
+    highest = max(means, default=now)
+    fell = highest > now + noise
+    is_level = num_after >= NUM_LEVEL and now <= best.recall + noise / 2 and best.num_images >= SMALL_POOL
+    losses = best.training_loss, current.training_loss
+    memorises = losses[0] is not None and losses[1] is not None and losses[1] < losses[0]
+    if not memorises or not (fell or is_level):
         return None
-    what = (
-        f"recall falls, from {max(highs):.0%} to {now:.0%} on average" if fell else "recall no longer rises"
-    )
+    what = f"recall falls, from {highest:.0%} to {now:.0%} on average" if fell else "recall no longer rises"
     kept = max(points, key=lambda point: point.recall)
-    return Finding(
-        "over-fitting",
+    return Warned(
+        current.step,
         f"{rose} and {what}, while training loss falls: it memorises its pairs; `best` keeps step {kept.step}",
         f"train on more pairs, or end at the lowest loss: `--epochs {float(f'{best.epoch:.2g}'):g}`",
+        "over-fitting",
     )
 
 
-def has_fallen(before: float | None, now: float | None) -> bool:
-    return before is not None and now is not None and now < before
-
-
-def small_pool(num_images: int, config: Config, started: Started | None) -> Finding:
+def small_pool(step: int, num_images: int, config: Config, started: Started | None) -> Warned:
     points = 100 * SIGMAS * math.sqrt(0.25 / num_images)
     message = (
         f"recall is measured over {num_images} images only: it may be up to {points:.0f} points off, and smaller"
         " differences mean nothing"
     )
-    share = config.data.validation_share
-    validation = share / (1 - share) * started.num_train if started else math.inf
-    if config.data.source.startswith("synthetic") or num_images < 0.9 * validation:
-        return Finding("small-pool", message, f"in a next run hold out more: `--num-validation {GOOD_POOL}`")
-    total = num_images + (started.num_train if started else 0)
-    advised = min(MAX_VALIDATION, max(2 * share, math.ceil(100 * 2 * SMALL_POOL / total) / 100))
-    return Finding("small-pool", message, f"in a next run hold out more: `--validation-share {advised:.2g}`")
+    share, num_train = config.data.validation_share, started.num_train if started else 0
+    is_part = not started or num_images < 0.9 * share / (1 - share) * num_train
+    if config.data.source.startswith("synthetic") or is_part:
+        flag = f"--num-validation {GOOD_POOL}"
+    else:
+        enough = math.ceil(100 * 2 * SMALL_POOL / (num_images + num_train)) / 100
+        flag = f"--validation-share {min(MAX_VALIDATION, max(2 * share, enough)):.2g}"
+    return Warned(step, message, f"in a next run use a larger validation set: `{flag}`", "small-pool")

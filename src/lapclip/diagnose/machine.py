@@ -1,15 +1,15 @@
 """Signs in the machine: waiting for data, memory that runs short, and training that has become slower."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
 from lapclip.config import Config
-from lapclip.diagnose.finding import RAN_OUT, Finding
 from lapclip.runs.events import Event, Inspected, Started, Step, Warned
 
+RAN_OUT = "memory-ran-out"  # kind of the warning after which smaller chunks make steps slower by design
 DATA_STEPS = 50  # at least, and
 DATA_SECONDS = 10.0  # at least, looked at together: the first batches are always waited for
 MUCH_WAITING = 0.25  # of the time of a step: without it, a third more would be learned
@@ -33,15 +33,10 @@ class DataBound:
 
     def __init__(self, config: Config):
         self.config = config
-        self.reset()
-
-    def reset(self) -> None:
         self.steps: deque[tuple[float, float]] = deque()  # seconds of waiting, and in all
         self.waited = self.seconds = 0.0  # of those
 
-    def look(self, event: Event) -> Iterator[Finding]:
-        if isinstance(event, Started):
-            self.reset()
+    def look(self, event: Event) -> Iterator[Warned]:
         if not isinstance(event, Step):
             return
         step_seconds = (self.config.train.batch_size or 1) / event.pairs_per_second
@@ -51,18 +46,12 @@ class DataBound:
         while len(self.steps) > DATA_STEPS and self.seconds - self.steps[0][1] >= DATA_SECONDS:
             waited, step_seconds = self.steps.popleft()
             self.waited, self.seconds = self.waited - waited, self.seconds - step_seconds
-        if len(self.steps) < DATA_STEPS or self.seconds < DATA_SECONDS:
-            return
-        share = self.waited / self.seconds
-        if share >= MUCH_WAITING:
+        is_enough = len(self.steps) >= DATA_STEPS and self.seconds >= DATA_SECONDS
+        if is_enough and (share := self.waited / self.seconds) >= MUCH_WAITING:
             message = f"{share:.0%} of the time is spent waiting for data: batches are learned from faster than made"
-            yield Finding("data-bound", message, self.hint())
-
-    def hint(self) -> str:
-        data = self.config.data
-        if data.pack is False:
-            return "keep decoded copies: `--pack`"
-        return f"let more processes prepare batches: `--workers {(data.workers or 0) + 1}`"
+            more = f"let more processes prepare batches: `--workers {(self.config.data.workers or 0) + 1}`"
+            hint = "keep decoded copies: `--pack`" if self.config.data.pack is False else more
+            yield Warned(event.step, message, hint, "data-bound")
 
 
 class MemoryNearLimit:
@@ -73,9 +62,9 @@ class MemoryNearLimit:
         self.chunk = config.train.chunk or config.train.batch_size or 1
         self.num_near = 0
 
-    def look(self, event: Event) -> Iterator[Finding]:
+    def look(self, event: Event) -> Iterator[Warned]:
         if isinstance(event, Started):
-            self.num_near, self.chunk = 0, event.chunk
+            self.chunk = event.chunk
         if isinstance(event, Warned) and event.kind == RAN_OUT:
             self.num_near, self.chunk = 0, max(1, self.chunk // 2)
         if not isinstance(event, Inspected):
@@ -83,27 +72,24 @@ class MemoryNearLimit:
         message = self.what_is_near(event)
         self.num_near = self.num_near + 1 if message else 0
         if message and self.num_near >= NUM_INSPECTIONS:
-            yield Finding("memory-near-limit", message, self.hint())
+            yield Warned(event.step, message, self.hint(), "memory-near-limit")
 
     def what_is_near(self, event: Inspected) -> str | None:
-        if event.memory_used > NEAR_LIMIT * event.memory_limit:
-            allowed = "`--max-memory` allows" if self.config.device.max_memory else "there are"
-            used, limit = event.memory_used / 1e9, event.memory_limit / 1e9
-            return f"training holds {used:.2f} GB of the {limit:.2f} GB that {allowed}"
-        left = event.readings.get("memory_available")
-        # Where a limit was asked for, it says nothing about the machine.
-        whole = 0 if self.config.device.max_memory else event.memory_limit
-        if left is not None and left < max(LITTLE_LEFT * whole, MIN_LEFT):
+        limit, is_own = event.memory_limit, bool(self.config.device.max_memory)
+        if event.memory_used > NEAR_LIMIT * limit:
+            allowed = "`--max-memory` allows" if is_own else "there are"
             return (
-                f"the machine has only {left / 1e9:.2f} GB of memory left and will soon swap, which is slow"
+                f"training holds {event.memory_used / 1e9:.2f} GB of the {limit / 1e9:.2f} GB that {allowed}"
             )
+        left = event.readings.get("memory_available")
+        # A limit that was asked for says nothing about the machine.
+        if left is not None and left < max(0 if is_own else LITTLE_LEFT * limit, MIN_LEFT):
+            return f"only {left / 1e9:.2f} GB of memory left: the machine will soon swap, which is slow"
         return None
 
     def hint(self) -> str:
         if self.chunk > 1:
-            return (
-                f"go on with half as many pairs at once, for the same gradients: `--chunk {self.chunk // 2}`"
-            )
+            return f"compute half as many pairs at once, for the same gradients: `--chunk {self.chunk // 2}`"
         if not self.config.model.recompute:
             return "compute activations twice instead of keeping them: `--recompute`"
         return f"`{self.config.model.size}` hardly fits: choose a smaller `--size`"
@@ -136,12 +122,10 @@ class Slower:
         self.block = Block()
         self.last: deque[Block] = deque(maxlen=NUM_BLOCKS)
         self.best: list[Block] = []  # that held the highest level so far
-        self.finding: Finding | None = None
+        self.finding: tuple[str, str] | None = None  # message and hint
 
-    def look(self, event: Event) -> Iterator[Finding]:
-        if isinstance(event, Started):
-            self.is_whole = False
-        if isinstance(event, Started) or (isinstance(event, Warned) and event.kind == RAN_OUT):
+    def look(self, event: Event) -> Iterator[Warned]:
+        if isinstance(event, Warned) and event.kind == RAN_OUT:
             self.reset()  # smaller chunks are slower by design
         if isinstance(event, Inspected):
             self.block.readings.append(event.readings)
@@ -162,42 +146,39 @@ class Slower:
             self.block = Block()
             self.finding = self.judge()
         if self.finding:
-            yield self.finding
+            yield Warned(event.step, *self.finding, "slower")
 
-    def judge(self) -> Finding | None:
+    def judge(self) -> tuple[str, str] | None:
         if len(self.last) < NUM_BLOCKS:
             return None
         if not self.best or level(self.last) > level(self.best):
             self.best = list(self.last)
-        before, now = level(self.best), max(block.speed for block in self.last)
         more_waiting = waiting(self.last) - waiting(self.best)
-        if now > MUCH_SLOWER * before or more_waiting > MORE_WAITING:
+        is_slower = max(block.speed for block in self.last) <= MUCH_SLOWER * level(self.best)
+        if not is_slower or more_waiting > MORE_WAITING:
             return None
-        why, hint = likely_cause(readings_of(self.best), readings_of(self.last), self.config)
-        usual = fmean(block.speed for block in self.best)
-        current = fmean(block.speed for block in self.last)
+        usual, current = (fmean(block.speed for block in blocks) for blocks in (self.best, self.last))
         share = 1 - current / usual
-        message = (
-            f"training has become {share:.0%} slower, {current:.0f} pairs/s where it was {usual:.0f}: {why}"
-        )
-        return Finding("slower", message, hint)
+        why, hint = likely_cause(readings_of(self.best), readings_of(self.last), self.config)
+        return f"training is {share:.0%} slower, {current:.0f} pairs/s where it was {usual:.0f}: {why}", hint
 
 
-def level(blocks: "deque[Block] | list[Block]") -> float:
+def level(blocks: Iterable[Block]) -> float:
     """The speed that was held all through."""
     return min(block.speed for block in blocks)
 
 
-def waiting(blocks: "deque[Block] | list[Block]") -> float:
+def waiting(blocks: Iterable[Block]) -> float:
     return fmean(share for block in blocks for share in block.waiting)
 
 
-def readings_of(blocks: "deque[Block] | list[Block]") -> list[dict[str, Any]]:
+def readings_of(blocks: Iterable[Block]) -> list[dict[str, Any]]:
     return [readings for block in blocks for readings in block.readings]
 
 
 def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], config: Config) -> tuple[str, str]:
     """Why it is slower and what to do, from what changed in the readings; what cannot be read says nothing."""
+    cool = "improve its cooling: a hard surface, a cooler place"
     if any(values(before, "is_plugged")) and not all(values(now, "is_plugged")):
         return "the machine runs on its battery", "plug it in"
     swapped = values(now, "swapped_bytes")
@@ -205,23 +186,17 @@ def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], config
         chunk = max(1, (config.train.chunk or 2) // 2)
         return (
             "memory is short and the machine swaps",
-            f"close other programs, or go on with `--chunk {chunk}`",
+            f"close other programs, or resume with `--chunk {chunk}`",
         )
     if (limits := values(now, "speed_limit")) and fmean(limits) < LIMITED:
-        return (
-            f"the machine is hot and allows {fmean(limits):.0%} of its full speed",
-            "give it air: a hard surface, a cooler place",
-        )
+        return f"the machine is hot and allows {fmean(limits):.0%} of its full speed", cool
     others, usual = values(now, "other_cores"), values(before, "other_cores")
     if others and fmean(others) - (fmean(usual) if usual else 0.0) > BUSY_CORES:
         return f"other programs keep {fmean(others):.1f} cores busy", "close what is not needed"
     degrees, cooler = values(now, "temperature"), values(before, "temperature")
     if degrees and cooler and fmean(degrees) >= HOT and fmean(degrees) - fmean(cooler) >= HOTTER:
-        return (
-            f"the machine has become hot, {fmean(degrees):.0f} degrees",
-            "give it air: a hard surface, a cooler place",
-        )
-    return "heat, or another program", "see what else is running, and give the machine air"
+        return f"the machine has become hot, {fmean(degrees):.0f} degrees", cool
+    return "heat, or another program", "see what else is running, and improve the machine's cooling"
 
 
 def values(readings: list[dict[str, Any]], name: str) -> list[Any]:

@@ -20,7 +20,7 @@ from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable
 from lapclip.data.open import Data
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
-from lapclip.diagnose import Diagnosis
+from lapclip.diagnose.diagnosis import Diagnosis
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
 from lapclip.evaluate.pool import Pool, embed_pool
