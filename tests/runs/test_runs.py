@@ -175,7 +175,7 @@ def test_a_process_with_the_number_of_the_owner_is_not_taken_for_it(call):
             (run.path / "lock").write_text(json.dumps(content | {"started": 5.0}))
             fcntl.flock(file, fcntl.LOCK_EX)
             refused = call("runs", "stop", "a")
-            assert refused.returncode == 1 and "not to be seen from here" in refused.stderr
+            assert refused.returncode == 1 and "not visible from here" in refused.stderr
         assert other.poll() is None
         other.kill()
 

@@ -45,14 +45,11 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
         say(f"`{RUNS.absolute()}` holds no runs yet; `{own_name()} train` makes one")
         return 0
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("run", "state", "done", "steps", "recall@1", "left", "last seen"):
-        is_text = heading in ("run", "state", "last seen")
-        table.add_column(
-            heading,
-            justify="left" if is_text else "right",
-            no_wrap=heading != "run",
-            overflow="fold" if heading == "run" else "ellipsis",
-        )
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for heading in ("done", "steps", "recall@1", "left"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("last update", no_wrap=True)
     for status in found:
         table.add_row(*row_of(status, time.time()))
     out = Console(highlight=False, markup=False)
@@ -76,8 +73,6 @@ def row_of(status: "Summary", now: float) -> list[str]:
 
 
 def as_record(status: "Summary") -> dict[str, Any]:
-    from lapclip.runs.status import first_time
-
     return {
         "name": status.run.name,
         "state": status.state,
@@ -91,7 +86,7 @@ def as_record(status: "Summary") -> dict[str, Any]:
         "message": status.failed.message if status.failed else None,
         "hint": status.failed.hint if status.failed else None,
         "updated": status.updated,
-        "started": first_time(status.run.path / "events.jsonl"),
+        "started": next((event.time for event in status.run.events()), None),
     }
 
 

@@ -210,7 +210,8 @@ class Vanishing:
         longest = longest_of({layer: norm for layer, norm in norms.items() if layer.split(".")[0] == tower})
         others = "another layer" if len(layers) == 2 else f"{len(layers) - 1} others"
         who = f"`{first}` and {others} hardly learn" if len(layers) > 1 else f"`{first}` hardly learns"
-        message = f"{who}: the gradient of `{first}` is {norms[first]:.1e} long, that of `{longest}` {norms[longest]:.1e}"
+        lengths = f"{norms[first]:.1e} long, that of `{longest}` {norms[longest]:.1e}"
+        message = f"{who}: the gradient of `{first}` is {lengths}"
         yield Warned(event.step, message, calmer(self.config), "vanishing-gradients")
 
 

@@ -56,8 +56,8 @@ E = TypeVar("E")
 class Thinned(Generic[E]):
     """Keeps at most so many of what it is given, evenly spread, and always the last one."""
 
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self, max_size: int):
+        self.max_size = max_size
         self.stride = 1
         self.count = 0
         self.kept: list[E] = []
@@ -67,7 +67,7 @@ class Thinned(Generic[E]):
         self.last = item
         if self.count % self.stride == 0:
             self.kept.append(item)
-            if len(self.kept) >= self.most:  # leaves room for the last one
+            if len(self.kept) >= self.max_size:  # leaves room for the last one
                 self.kept = self.kept[::2]
                 self.stride *= 2
         self.count += 1
@@ -392,9 +392,7 @@ def state_of(lock: Held, history: History) -> State:
     last = history.last if history.last and is_since(lock, history.last) else None
     if lock.owner is None and failure_in(lock.said) is not None:
         return "failed"
-    if isinstance(
-        last, Finished
-    ):  # also while its process, which may be writing the report, still holds the lock
+    if isinstance(last, Finished):  # also while its process still holds the lock to write the report
         return "finished" if last.reason == "budget" else "stopped"
     if lock.owner is not None:
         return "paused" if last and history.paused else "running"
@@ -493,11 +491,6 @@ class Summary:
         return max((e.time for e in (self.history.last, self.failed) if e is not None), default=None)
 
     @property
-    def chance(self) -> float | None:
-        """Of the in-batch accuracy."""
-        return self.history.chance
-
-    @property
     def bench_speed(self) -> float | None:
         """Pairs a second that `lapclip bench` measured for this model here."""
         bench = self.machine.get("bench")
@@ -536,7 +529,7 @@ class Summary:
         kept = self.history.steps.kept
         some = kept[:: max(1, len(kept) // most)]
         last = self.history.step
-        return [*some, last] if last is not None and (not some or some[-1] is not last) else some
+        return [*some, last] if last and last not in some[-1:] else some
 
     def document(self) -> dict[str, Any]:
         """Everything the live view shows, for programs."""

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
@@ -70,11 +71,8 @@ class Run:
 
     def last_change(self) -> float:
         """When something last happened to it."""
-        times = [0.0]
-        for name in ("events.jsonl", "config.toml", "lock"):
-            with contextlib.suppress(OSError):
-                times.append(os.stat(self.path / name).st_mtime)
-        return max(times)
+        files = [self.path / name for name in ("events.jsonl", "config.toml", "lock")]
+        return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
 
     def make_folders(self) -> None:
         try:
@@ -101,10 +99,8 @@ class Run:
 
     def is_finished(self) -> bool:
         """Whether the last thing that happened is that its budget was used up."""
-        last = None
-        for last in self.events():  # noqa: B007  # the loop is for its end
-            pass
-        return isinstance(last, Finished) and last.reason == "budget"
+        last = deque(self.events(), maxlen=1)
+        return bool(last) and isinstance(last[0], Finished) and last[0].reason == "budget"
 
     def events(self) -> Iterator[Event]:
         return read_events(self.path / "events.jsonl")
@@ -160,14 +156,10 @@ class Run:
         """Takes the lock, or takes over one that was taken for this process, and writes down whose it is."""
         path = self.path / "lock"
         try:
-            taken = take_lock(path) if handle is None else adopt_lock(handle, path)
+            self.handle = take_lock(path) if handle is None else adopt_lock(handle, path)
+            write_lock_owner(self.handle, os.getpid())
         except Taken:
             raise self.is_taken() from None
-        except OSError as error:
-            raise cannot_write(path, error) from None
-        self.handle = taken
-        try:
-            write_lock_owner(taken, os.getpid())
         except OSError as error:
             self.release()
             raise cannot_write(path, error) from None
@@ -199,14 +191,17 @@ class Run:
         return self.read_lock().owner
 
     def end_torn_line(self) -> None:
-        """Ends the line a killed process left half written, so that the next event does not stand behind it."""
-        events = self.path / "events.jsonl"
-        if events.exists() and events.stat().st_size and last_byte(events) != b"\n":
-            try:
-                with events.open("a", encoding="utf-8") as file:
-                    file.write("\n")
-            except OSError as error:
-                raise cannot_write(self.path, error) from None
+        """Ends the line a killed process left half written, so that the next event is on a line of its own."""
+        try:
+            with (self.path / "events.jsonl").open("r+b") as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    if file.read() != b"\n":
+                        file.write(b"\n")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise cannot_write(self.path, error) from None
 
     def write_failure(self, problem: BaseException) -> None:
         fault = "this is a fault of lapclip; please report it"
@@ -215,17 +210,11 @@ class Run:
         try:
             self.end_torn_line()
             self.write(event)
-        except (UserError, OSError):  # the disk is full
+        except UserError:  # the disk is full
             with contextlib.suppress(OSError):
                 short = replace(event, message=event.message[:MAX_SAID], hint=event.hint[:MAX_SAID])
                 assert self.handle is not None, "owned"
                 write_lock(self.handle, {"said": asdict(short)})
-
-
-def last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read()
 
 
 def read_own(path: Path, folder: Path, max_bytes: int) -> bytes:
@@ -244,12 +233,9 @@ def refuse_name(name: str) -> None:
     """Refuses what cannot be the name of a new run, before any work is done for it."""
     is_word = name.strip(".") and name.isprintable() and not re.search(r"[\s/\\]", name)
     if not is_word or name.startswith("-") or len(name.encode()) > MAX_NAME_BYTES:
-        what = (
-            "is too long" if len(name.encode()) > MAX_NAME_BYTES else "has a space or a slash, or is no word"
-        )
         raise UserError(
-            f"`{name[:MAX_NAME_BYTES]}` cannot be the name of a run: it {what}",
-            hint="use a plain word: `--run cats`; it becomes `runs/cats`",
+            f"`{name[:MAX_NAME_BYTES]}` cannot be the name of a run: it is too long, or not a plain word",
+            hint="use a word without spaces and slashes: `--run cats`; it becomes `runs/cats`",
         )
     if (RUNS / name).exists() and not is_leftover(RUNS / name):
         raise name_taken(name)
@@ -268,48 +254,39 @@ def is_run(path: Path) -> bool:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a run was never set up: there is nothing in it to go on from."""
+    """Whether a run was never set up: there is nothing in it to resume."""
     if not (path / "lock").is_file() or (path / "config.toml").exists() or Run(path).owner() is not None:
         return False
-    return all(
-        any(fnmatch(child.name, known) for known in WHILE_SET_UP) for child in path.iterdir()
-    ) and not any((path / "checkpoints").glob("*"))
-
-
-def clear_leftover(path: Path) -> None:
-    leftover = Run(path)
-    leftover.take_lock()
-    try:
-        shutil.rmtree(path, ignore_errors=True)
-    finally:
-        leftover.release()
+    names = [child.name for child in path.iterdir()]
+    is_known = all(any(fnmatch(name, known) for known in WHILE_SET_UP) for name in names)
+    return is_known and not any((path / "checkpoints").glob("*"))
 
 
 def new_run(name: str | None, *, prefix: str) -> Run:
     """Makes `runs/NAME` here; without a name, the next free `runs/PREFIX-1`, `-2` and so on."""
     if name is not None:
         refuse_name(name)
-    numbers = itertools.count(1)
-    try:
-        while True:
-            path = RUNS / (name or f"{prefix}-{next(numbers)}")
-            if name is not None and is_leftover(path):
-                clear_leftover(path)
-            try:
-                path.mkdir(parents=True)
-                return Run(path)
-            except FileExistsError:
-                if name is not None or not RUNS.is_dir():
-                    raise
-    except FileExistsError:
-        if RUNS.is_dir():
-            raise name_taken(str(name)) from None
-        raise UserError(
-            f"`{RUNS.absolute()}` is a file, not a folder for runs",
-            hint="move it, or train in another folder",
-        ) from None
-    except OSError as error:
-        raise cannot_write(path, error) from None
+        if is_leftover(RUNS / name):
+            leftover = Run(RUNS / name)
+            leftover.take_lock()
+            shutil.rmtree(leftover.path, ignore_errors=True)
+            leftover.release()
+    for number in itertools.count(1):
+        path = RUNS / (name or f"{prefix}-{number}")
+        try:
+            path.mkdir(parents=True)
+            break
+        except FileExistsError:
+            if not RUNS.is_dir():
+                raise UserError(
+                    f"`{RUNS.absolute()}` is a file, not a folder for runs",
+                    hint="move it, or train in another folder",
+                ) from None
+            if name is not None:
+                raise name_taken(name) from None
+        except OSError as error:
+            raise cannot_write(path, error) from None
+    return Run(path)
 
 
 def open_run(name: str) -> Run:
@@ -322,8 +299,8 @@ def open_run(name: str) -> Run:
             f"run `{run.name}` is still being set up", hint=f"wait: `lapclip watch {run.reference}`"
         )
     raise UserError(
-        f"run `{run.name}` was never set up, so that there is nothing in it yet",
-        hint=f"begin it again: the first line of `{run.path}/output.log` is its command",
+        f"run `{run.name}` was never set up, and is empty",
+        hint=f"start it again: the first line of `{run.path}/output.log` is its command",
     )
 
 
@@ -337,13 +314,8 @@ def find_run(name: str) -> Run:
             return Run(path)
     newest = sorted(filter(is_run, RUNS.glob("*")), key=lambda path: path.stat().st_mtime, reverse=True)
     known = [path.name for path in newest]
-    more = f" and {len(known) - 5} more" if len(known) > 5 else ""
-    here = (
-        f"; there are {', '.join(f'`{k}`' for k in known[:5])}{more}"
-        if known
-        else f"; `{RUNS.absolute()}` holds none"
-    )
+    here = f"; the newest is `{known[0]}`" if known else f"; `{RUNS.absolute()}` holds none"
     raise UserError(
         f"there is no run `{name}`{suggest(name, known) or here}",
-        hint="name a run, or the path of its folder, as `train` printed it",
+        hint="`lapclip runs` lists the runs of this folder; elsewhere, give the path of the run's folder",
     )

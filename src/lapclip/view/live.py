@@ -150,7 +150,7 @@ def references_of(summary: Summary) -> dict[str, float | None]:
     recall = summary.history.evaluated.recall if summary.history.evaluated else {}
     found, negatives = recall.get("text_to_image", {}), recall.get("negatives") or {}
     return {
-        "accuracy": short(summary.chance),
+        "accuracy": short(summary.history.chance),
         "recall_1": short(found.get("chance@1")),
         "recall_10": short(found.get("chance@10")),
         "negatives": short(negatives.get("chance")),
