@@ -11,65 +11,34 @@ from lapclip.diagnose.diagnosis import MAX_TIMES, SECONDS_AWAY, Diagnosis
 from lapclip.runs.events import Evaluated, Inspected, Started, Step, Warned
 
 BATCH = 32
-SETTLED = {
-    "batch_size": BATCH,
-    "chunk": BATCH,
-    "lr": 1e-3,
-    "loss": "softmax",
-    "keep_patches": 1.0,
-    "workers": 2,
-}
+RESOLVED = {
+    "batch_size": BATCH, "chunk": BATCH, "lr": 1e-3, "loss": "softmax", "keep_patches": 1.0, "workers": 2, "steps": 1000,
+}  # fmt: skip
 GB = 1_000_000_000
 
 
 def config(**flags):
-    return load_config(flags=SETTLED | {"steps": 1000} | flags)
+    return load_config(flags=RESOLVED | flags)
 
 
 def started(step=0, **more) -> Started:
-    facts = {
-        "pid": 1,
-        "num_parameters": 1,
-        "num_train": 2000,
-        "batch_size": BATCH,
-        "chunk": BATCH,
-        "device": "cpu",
-    }
-    return Started(
-        step=step,
-        **({"seconds": step * 0.1, "threads": 1, "minutes": None, "total_steps": 1000} | facts | more),
-    )
+    return replace(Started(step, step * 0.1, 1, 1, 2000, BATCH, BATCH, "cpu", 1, None, 1000), **more)
 
 
 def step(number, **more) -> Step:
     """A step of a healthy run of a thousand."""
-    healthy = {
-        "epoch": number * BATCH / 2000,
-        "num_pairs_seen": number * BATCH,
-        "loss": 3.5 * math.exp(-number / 100) + 0.2,
-        "accuracy": 1 - 0.97 * math.exp(-number / 100),
-        "lr": 1e-3,
-        "temperature": 0.07,
-        "grad_norm": 5.0,
-        "pairs_per_second": 320.0,
-        "data_seconds": 0.001,
-        "seconds": number * 0.1,
-        "progress": number / 1000,
-        "seconds_left": 1.0,
-        "num_different": BATCH,
-    }
-    return Step(step=number, **(healthy | more))
+    healthy = Step(
+        step=number, epoch=number * BATCH / 2000, num_pairs_seen=number * BATCH,
+        loss=3.5 * math.exp(-number / 100) + 0.2, accuracy=1 - 0.97 * math.exp(-number / 100), lr=1e-3,
+        temperature=0.07, grad_norm=5.0, pairs_per_second=320.0, data_seconds=0.001, seconds=number * 0.1,
+        progress=number / 1000, seconds_left=1.0, num_different=BATCH,
+    )  # fmt: skip
+    return replace(healthy, **more)
 
 
 def inspected(number, norms=None, used=GB, **readings) -> Inspected:
-    norms = norms or {
-        "image.patches": 1.0,
-        "image.0": 1.0,
-        "image.out": 1.0,
-        "text.tokens": 1.0,
-        "text.out": 1.0,
-    }
-    return Inspected(number, {}, {}, used, used, 8 * GB, norms, readings)
+    healthy = dict.fromkeys(("image.patches", "image.0", "image.out", "text.tokens", "text.out"), 1.0)
+    return Inspected(number, {}, {}, used, used, 8 * GB, norms or healthy, readings)
 
 
 def evaluated(number, loss, recall, num_images=512) -> Evaluated:
@@ -105,12 +74,9 @@ def test_chance_is_usual_while_the_learning_rate_rises():
     assert kinds([started(), *(at_chance(n) for n in range(1, 300))]) == ["collapsed"]
 
 
-def test_a_loss_that_still_falls_is_not_stuck():
+def test_a_falling_loss_and_a_little_above_chance_are_learning():
     falling = (at_chance(n, loss=math.log(BATCH) * (1.3 - n / 2000)) for n in range(1, 400))
     assert kinds([started(), *falling]) == []
-
-
-def test_a_little_above_chance_is_learning():
     assert kinds([started(), *(at_chance(n, accuracy=0.04) for n in range(1, 400))]) == []
 
 
@@ -155,7 +121,7 @@ def test_a_layer_has_vanished_only_when_it_stays_so():
     assert kinds(inspected(n, nothing) for n in range(1, 40)) == [], "a loss of zero has no gradient anywhere"
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_wobble_of_a_pool_says_nothing(seed):
     """A run that has long learned all it can: recall and loss are those of 128 images, drawn again each time."""
     chance, events = random.Random(seed), [started()]
@@ -186,11 +152,8 @@ def test_a_rising_loss_means_what_recall_says():
     assert "`--epochs 0.64`" in fell.hint
 
 
-def test_a_loss_that_rises_in_training_too_is_no_learning_by_heart():
+def test_neither_a_training_loss_that_rises_too_nor_few_images_show_over_fitting():
     assert kinds(evaluations([0.1, 0.5, 0.5, 0.4, 0.3, 0.3], RISING, training=float)) == []
-
-
-def test_from_a_small_pool_it_cannot_be_told_that_recall_stays():
     assert kinds(evaluations([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], RISING, num_images=20)) == ["small-pool"]
 
 
@@ -253,9 +216,12 @@ def test_slower_for_want_of_data_is_said_as_that():
         ({"is_plugged": True}, {"is_plugged": False}, "battery", "plug it in"),
         ({"speed_limit": 1.0}, {"speed_limit": 0.6}, "hot and allows 60%", "cooling"),
         ({"temperature": 60.0}, {"temperature": 95.0}, "95 degrees", "cooling"),
-        ({"temperature": 50.0}, {"temperature": 60.0}, "heat, or another program", "cooling"),
-        ({"other_cores": 1.9}, {"other_cores": 1.9}, "heat, or another program", "cooling"),
-        ({}, {}, "heat, or another program", "cooling"),
+        (
+            {"temperature": 50.0, "other_cores": 1.9},
+            {"temperature": 60.0, "other_cores": 1.9},
+            "heat, or",
+            "cooling",
+        ),
         ({"swapped_bytes": 0}, {"swapped_bytes": None}, "swaps", "`--chunk 16`"),
     ],
 )
@@ -290,7 +256,7 @@ def test_a_resumed_run_is_not_told_again():
         told += diagnosis.look(event)
     written = [event for event in first if not isinstance(event, Step) or event.step % 20 == 0] + told
     again = Diagnosis(config())
-    for event in written:  # too few steps to find it anew: what was written counts
+    for event in written:  # too few steps to find it again: what was written counts
         again.look(event)
     assert told and not [w for n in range(300, 600) for w in again.look(at_chance(n))]
     assert again.look(started(299)) == [] and not [
@@ -306,12 +272,8 @@ def test_memory_is_near_its_limit_when_it_stays_there():
     [left] = said(inspected(n, memory_available=300_000_000) for n in range(1, 10))
     assert "0.30 GB of memory left" in left.message
     assert kinds((inspected(n, memory_available=300_000_000) for n in range(1, 10)), max_memory=8.0) == []
-
-
-def test_what_to_do_about_memory_depends_on_what_was_done():
     events = [started(chunk=1), *(inspected(n, used=8 * GB) for n in range(3))]
-    assert "`--recompute`" in said(events)[0].hint
-    assert "`--size`" in said(events, recompute=True)[0].hint
+    assert "`--recompute`" in said(events)[0].hint and "`--size`" in said(events, recompute=True)[0].hint
 
 
 def test_an_end_with_a_high_rate_is_said_but_not_one_of_a_few_steps():

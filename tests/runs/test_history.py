@@ -1,4 +1,4 @@
-"""What a run's events come to: bounded however long the run, and right after a killed process lost some of them."""
+"""What a run's events come to: bounded however long the run, and correct after a killed process lost some of them."""
 
 import itertools
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from test_events import ONE_OF_EACH, RECALL
 
-from lapclip.runs.events import Continued, Evaluated, Failed, Finished, Paused, Started, Step, Warned
+from lapclip.runs.events import Continued, Evaluated, Paused, Started, Step, Warned
 from lapclip.runs.history import (
     MAX_EPOCHS,
     MAX_EVALUATIONS,
@@ -49,7 +49,7 @@ def inspected(number: int, seconds: float, watts: float | None):
     return replace(INSPECTED, step=number, time=1000.0 + seconds, readings=readings)
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 10, 101])
+@pytest.mark.parametrize("most", [1, 2, 10])
 def test_thinning_keeps_the_first_the_last_and_no_more_than_it_may(most):
     thinned = Thinned(most)
     for number in range(5000):
@@ -86,9 +86,9 @@ def test_of_many_steps_a_bounded_number_is_held():
     assert history.warnings[-1].step == 200_000 and history.evaluated.step == 200_000
 
 
-def test_of_very_many_epochs_those_that_are_kept_are_right():
-    history = History().extend(steps(1, 25_000))
-    assert min(history.epochs) == 1 and max(history.epochs) == 2500
+def test_of_very_many_epochs_those_that_are_kept_are_correct():
+    history = History().extend(steps(1, 12_000))
+    assert min(history.epochs) == 1 and max(history.epochs) == 1200 and len(history.epochs) < 1200
     for number, epoch in history.epochs.items():
         assert epoch.num_steps == 10 and epoch.seconds == pytest.approx(10)
         assert epoch.loss == pytest.approx(10 * number - 4.5) and epoch.step == 10 * number
@@ -118,19 +118,10 @@ def test_what_a_killed_process_lost_is_taken_back(kept_step):
     assert history.epochs == never.epochs and history.best == never.best
 
 
-def test_taking_back_after_thinning_leaves_only_what_was_kept():
-    history = History().extend([started(0), *steps(1, 5000), started(2505), *steps(2506, 2507)])
-    numbers = [event.step for event in history.steps]
-    assert numbers == sorted(set(numbers)) and numbers[0] == 1 and numbers[-1] == 2507
-    assert max(history.epochs) == 251 and history.step.step == 2507
-
-
-def test_a_run_taken_up_again_is_no_longer_over():
-    history = History()
-    history.add(Finished("stopped", 3, 0.1, 1.0, 8, 8.0, 1, 2, None, None, None))
-    assert history.finished
-    history.add(Failed("no", "yes"))
-    assert history.failed
+def test_a_resumed_run_is_no_longer_over():
+    history = History().extend(ONE_OF_EACH)
+    assert history.last is ONE_OF_EACH[-1] and history.best and history.saved and history.inspected
+    assert history.finished and history.failed
     history.add(started(3))
     assert history.finished is None and history.failed is None
 
@@ -143,22 +134,15 @@ def test_a_pause_ends(end):
     assert history.paused is None
 
 
-def test_energy_is_power_over_time():
+def test_energy_is_power_over_time_by_epoch():
     history = History().extend(
-        [step(1), inspected(1, 0, 10.0), inspected(2, 5, 20.0), inspected(3, 10, 20.0)]
+        [step(1), inspected(1, 0, 10.0), inspected(2, 5, 20.0), inspected(9, 10, 20.0)]
     )
-    assert history.joules == pytest.approx(5 * 15 + 5 * 20) == history.epochs[1].joules
-
-
-def test_energy_falls_into_its_epoch():
-    history = History().extend([step(1), inspected(1, 0, 10.0), inspected(9, 8, 10.0)])
-    history.extend([step(11), inspected(11, 10, 10.0)])
-    assert [epoch.joules for epoch in history.epochs.values()] == [80, 20] and history.joules == 100
-
-
-def test_where_power_cannot_be_read_nothing_is_said_of_energy():
-    history = History().extend([step(1), inspected(1, 0, None), inspected(2, 5, None), inspected(3, 9, 10.0)])
-    assert history.joules is None and history.epochs[1].joules is None
+    history.extend([step(11), inspected(11, 12, 20.0)])
+    assert [epoch.joules for epoch in history.epochs.values()] == [5 * 15 + 5 * 20, 40]
+    assert history.joules == 215
+    unknown = History().extend([step(1), inspected(1, 0, None), inspected(2, 5, None), inspected(3, 9, 10.0)])
+    assert unknown.joules is None and unknown.epochs[1].joules is None
 
 
 def test_over_a_gap_nobody_knows_the_energy():
@@ -177,11 +161,6 @@ def test_a_restart_counts_no_second_twice():
     assert history.joules == 150
     history.add(inspected(2, 35, 10.0))
     assert history.joules == 200
-
-
-def test_one_of_each_kind_is_taken_in():
-    history = History().extend(ONE_OF_EACH)
-    assert history.last is ONE_OF_EACH[-1] and history.best and history.saved and history.inspected
 
 
 def test_what_a_person_reads_is_the_mean_of_the_last_steps_however_many_there_were():

@@ -4,14 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lapclip.errors import UserError
 from lapclip.files import write_atomically
-from lapclip.runs.events import Failed, Finished, Started, Step, Warned, from_line, read_events, to_line
+from lapclip.runs.events import Failed, Step, read_events, to_line
 from lapclip.runs.run import new_run, open_run
 
 
@@ -108,36 +107,10 @@ def test_what_ends_a_run_badly_is_written_down():
     assert isinstance(event, Failed) and "division" in event.message and run.owner() is None
 
 
-def test_events_read_back_as_they_were():
-    way = {f"{what}@{k}": 0.5 for what in ("recall", "chance") for k in (1, 5, 10)}
-    way |= {"median_rank": 3, "interval@10": [0.1, 0.2]}
-    recall = {"num_images": 3, "num_captions": 3, "text_to_image": way, "image_to_text": way}
-    recall["in_batch"] = {"accuracy": 0.5, "chance": 0.1, "batch_size": 8}
-    events = [
-        Started(0, 0.0, 1, 2, 3, 4, 5, "cpu", 2, None, 10),
-        step(1),
-        Warned(1, "what", "do"),
-        Finished("budget", 1, 0.1, 1.0, 8, 8.0, 1, 2, recall, 1, "x"),
-    ]
-    for event in events:
-        told = replace(event, time=1_700_000_000.125)  # steps are written to the millisecond
-        assert from_line(to_line(told)) == told
-
-
-def test_a_torn_line_an_unknown_event_and_an_unknown_field_break_no_reader(tmp_path):
-    file = tmp_path / "events.jsonl"
-    newer = json.loads(to_line(step(2))) | {"new_field": 1}
-    lines = [
-        to_line(step(1)),
-        '{"event":"Later","x":1}\n',
-        "[]\n",
-        "\x00\xff\n",
-        json.dumps(newer) + "\n",
-        to_line(step(3))[:40],
-    ]
-    file.write_text("".join(lines))
-    assert [event.step for event in read_events(file)] == [1, 2]
-    assert list(read_events(tmp_path / "nowhere")) == []
+def test_an_unknown_event_and_an_unknown_field_break_no_reader(tmp_path):
+    newer = json.dumps(json.loads(to_line(step(2))) | {"new_field": 1})
+    (tmp_path / "events.jsonl").write_text(to_line(step(1)) + '{"event":"Later","x":1}\n' + newer + "\n")
+    assert [event.step for event in read_events(tmp_path / "events.jsonl")] == [1, 2]
 
 
 def test_many_steps_a_second_keep_the_file_small():
@@ -155,11 +128,11 @@ def test_nothing_is_written_through_a_link_that_a_stranger_left(tmp_path):
     assert precious.read_text() == "mine" and (tmp_path / "report.html").read_text() == "page"
 
 
-@pytest.mark.parametrize("content", ["[1]", "2", "null", "{", '"x"'])
-def test_facts_of_a_machine_that_are_none_break_nothing(content):
+def test_a_broken_file_about_the_machine_breaks_nothing():
     run = new_run("cats", prefix="x")
-    (run.path / "machine.json").write_text(content)
-    assert run.load_machine() == {}
+    for content in ("[1]", "null", "{"):
+        (run.path / "machine.json").write_text(content)
+        assert run.load_machine() == {}
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path):

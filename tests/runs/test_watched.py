@@ -69,8 +69,8 @@ def inspected(number: int, **readings: object) -> Inspected:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (40, 10), (20, 5), (149, 34), (300, 90)])
-@pytest.mark.parametrize(("num_cores", "num_warnings"), [(0, 0), (2, 1), (64, 30)])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (20, 5), (149, 34)])
+@pytest.mark.parametrize(("num_cores", "num_warnings"), [(0, 0), (64, 30)])
 def test_no_view_is_larger_than_its_window_at_the_largest_numbers(
     tmp_path, width, height, num_cores, num_warnings
 ):
@@ -90,18 +90,8 @@ def test_no_view_is_larger_than_its_window_at_the_largest_numbers(
         rows = text.splitlines()
         assert len(rows) <= height and all(cell_len(row) <= width for row in rows)
         if width >= 79 and height >= 24:
-            for word in (
-                "loss",
-                "chance",
-                "recall@10",
-                "tau",
-                "pairs/s",
-                "backward",
-                "activations",
-                "105",
-                "250.5 W",
-            ):
-                assert word in text
+            words = "loss chance recall@10 tau pairs/s backward activations 105 250.5 W"
+            assert all(word in text for word in words.split())
             assert ("hint: do this" in text) == (num_warnings > 0)
 
 
@@ -109,6 +99,8 @@ def test_what_cannot_be_measured_is_said_so(tmp_path):
     text = shown(written(tmp_path / "a", started(), step(1), inspected(1)))
     assert "not measured: temperature, power, battery, energy" in text and "cores not measured" in text
     assert "recall@1 not evaluated yet" in text
+    text = shown(written(tmp_path / "b", started(), step(1)))
+    assert "memory by kind: not measured yet" in text and "a step's time by part: not measured yet" in text
 
 
 def test_a_run_that_is_being_set_up_is_waited_for_and_an_old_folder_is_not(tmp_path):
@@ -120,56 +112,47 @@ def test_a_run_that_is_being_set_up_is_waited_for_and_an_old_folder_is_not(tmp_p
     assert new.is_over and "--resume" in shown(new)
 
 
-def test_a_file_that_begins_anew_is_read_anew(tmp_path):
-    watched = written(tmp_path / "a", started(), step(1), step(2))
-    (tmp_path / "a" / "events.jsonl").write_text(to_line(started()) + to_line(step(7)))
-    assert watched.read()[1]
-    assert [s.step for s in watched.history.steps] == [7] and len(watched.history.recent) == 1
-    (tmp_path / "a" / "events.jsonl").write_text("")
-    assert watched.read() == ([], True) and watched.history.step is None, "and when it is emptied"
-
-
-def test_what_follows_is_told_from_what_begins_anew(tmp_path):
+def test_what_follows_is_told_from_what_begins_again(tmp_path):
     watched = written(tmp_path / "a", started(), step(1))
     assert watched.read() == ([], False)
     append(tmp_path / "a", step(2))
-    events, is_anew = watched.read()
-    assert [event.step for event in events] == [2] and not is_anew
+    events, is_reset = watched.read()
+    assert [event.step for event in events] == [2] and not is_reset
     append(tmp_path / "a", started(), step(1))
     assert watched.read()[1], "earlier steps were taken back"
     append(tmp_path / "a", *map(step, range(2, 3000)))
-    events, is_anew = watched.read()
-    assert is_anew and len(events) < 2998 and events[-1].step == 2999, "too many to hand on one by one"
+    events, is_reset = watched.read()
+    assert is_reset and len(events) < 2998 and events[-1].step == 2999, "too many to hand on one by one"
+    (tmp_path / "a" / "events.jsonl").write_text(to_line(started()) + to_line(step(7)))
+    assert watched.read()[1] and [s.step for s in watched.history.steps] == [7]
+    (tmp_path / "a" / "events.jsonl").write_text("")
+    assert watched.read() == ([], True) and watched.history.step is None
 
 
 def test_the_large_numbers_of_a_long_run_are_those_of_its_last_steps(tmp_path):
-    losses = [replace(step(number), loss=9.0 if number <= 20_000 else 1.0) for number in range(1, 20_011)]
+    losses = [replace(step(number), loss=9.0 if number <= 3000 else 1.0) for number in range(1, 3011)]
     watched = written(tmp_path / "a", started(), *losses)
     assert watched.document()["loss"] == 1.0 and "loss 1.000" in shown(watched)
-    page = now_of(watched)
-    assert page["figures"][0]["value"] == "1.000"
-    append(tmp_path / "a", replace(started(), step=20_010), replace(step(20_011), loss=3.0))
+    assert now_of(watched)["figures"][0]["value"] == "1.000"
+    append(tmp_path / "a", replace(started(), step=3010), replace(step(3011), loss=3.0))
     watched.read()
     assert watched.document()["loss"] == 3.0, "of this process"
 
 
 NO_SPEEDS = [
-    [1], {}, {"bench": 2}, {"bench": [1]}, {"bench": None}, {"bench": {}}, {"bench": {"pairs_per_second": "fast"}},
-    {"bench": {"pairs_per_second": 0}}, {"bench": {"pairs_per_second": -1.0}}, {"bench": {"pairs_per_second": True}},
-    {"bench": {"pairs_per_second": float("nan")}}, {"bench": {"pairs_per_second": float("inf")}},
+    [1], {}, {"bench": [1]}, {"bench": {}}, {"bench": {"pairs_per_second": "fast"}}, {"bench": {"pairs_per_second": 0}},
+    {"bench": {"pairs_per_second": True}}, {"bench": {"pairs_per_second": float("nan")}},
     {"bench": {"pairs_per_second": 10**400}},
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("facts", NO_SPEEDS, ids=lambda facts: json.dumps(facts)[:40])
-def test_a_machine_that_was_written_by_somebody_else_breaks_no_view(tmp_path, facts):
+def test_facts_of_a_machine_that_somebody_else_wrote_break_no_view(tmp_path, facts):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "machine.json").write_text(json.dumps(facts))
     watched = written(tmp_path / "a", started(), step(1))
-    assert watched.bench_share is None and "of bench" not in shown(watched)
-    assert watched.bench_speed is None
-    page = now_of(watched)
-    assert page["lines"]["pairs_per_second"] is None
+    assert watched.bench_share is None and watched.bench_speed is None and "of bench" not in shown(watched)
+    assert now_of(watched)["lines"]["pairs_per_second"] is None
 
 
 def test_the_speed_is_compared_with_what_bench_measured(tmp_path):
@@ -209,9 +192,6 @@ def test_a_name_cannot_steer_the_terminal(tmp_path, call):
         assert "owned" in shown and not set("\x1b\x07\x9b\r") & set(shown), (arguments, shown)
     with pytest.raises(UserError, match="cannot be the name"):
         refuse_name("a\x1b[2J")
-
-
-def test_a_name_with_brackets_is_shown_as_it_is(tmp_path, call):
     written(tmp_path / "runs" / "a[bold]", started(), step(1))
     assert "`a[bold]` is not being trained" in call("runs", "stop", "a[bold]").stderr
 
@@ -249,14 +229,6 @@ def test_the_server_finds_a_run_without_looking_at_the_others(tmp_path, monkeypa
     assert server.Watching(Run(tmp_path / "outside")).find("outside").path == tmp_path / "outside"
     monkeypatch.setattr(server, "all_runs", lambda: pytest.fail("they were listed"))
     assert watching.find("a").path == Path("runs/a")
-
-
-def test_a_run_without_inspections_opens(tmp_path):
-    for width, height in ((80, 24), (200, 50)):
-        text = shown(written(tmp_path / f"run-{width}", started(), step(1)), width, height)
-        assert (
-            "memory by kind: not measured yet" in text and "a step's time by part: not measured yet" in text
-        )
 
 
 def test_a_pause_says_why(tmp_path):
