@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from conftest import command, environment
+from test_events import RECALL, WAY
 
 from lapclip.config import Config, load_config
 from lapclip.errors import UserError
@@ -30,16 +31,11 @@ from lapclip.runs.events import (
 from lapclip.runs.run import Run, new_run, open_run
 from lapclip.runs.status import all_runs, newest_run, num_bytes, remove, status_of
 
-WAY = {f"{what}@{k}": 0.01 for what in ("recall", "chance") for k in (1, 5, 10)}
 NOW = time.time()
 
 
 def recall(at_1: float) -> dict:
-    way = WAY | {"median_rank": 3.0, "interval@10": [0.1, 0.2]}
-    return {
-        "num_images": 16, "num_captions": 16, "text_to_image": way | {"recall@1": at_1}, "image_to_text": way,
-        "in_batch": {"accuracy": 0.5, "chance": 0.1, "batch_size": 8},
-    }  # fmt: skip
+    return RECALL | {"text_to_image": WAY | {"recall@1": at_1}}
 
 
 def begun(total: int | None = 100, *, step: int = 0, minutes: float | None = None) -> Started:
@@ -114,12 +110,8 @@ def held():
 )
 def test_the_last_events_tell_the_state(events, state, at_step, progress):
     status = status_of(made("a", *events))
-    assert (status.state, status.history.num_steps, status.pid, status.seconds_left) == (
-        state,
-        at_step,
-        None,
-        None,
-    )
+    assert (status.state, status.history.num_steps) == (state, at_step)
+    assert status.pid is None and status.seconds_left is None
     assert status.progress == pytest.approx(progress)
     if state == "failed":
         assert (status.failed.message, status.failed.hint) == ("oh", "try")
@@ -139,13 +131,9 @@ def test_a_held_lock_is_a_run_that_lives(held):
     ):
         run.write(event)
         assert status_of(run).state == state, event
-    assert (status_of(run).seconds_left, status_of(run).history.total_steps, status_of(run).recall_1) == (
-        9.0,
-        100,
-        0.25,
-    )
+    status = status_of(run)
+    assert (status.seconds_left, status.history.total_steps, status.recall_1) == (9.0, 100, 0.25)
     psutil.Process(pid).kill()
-    psutil.wait_procs([psutil.Process(pid)], timeout=5)
     while run.owner():
         time.sleep(0.01)
     assert status_of(run).state == "crashed"
@@ -163,11 +151,7 @@ def test_a_process_with_the_number_of_the_owner_is_not_taken_for_it(call):
     """The file says a number; only the system says who holds the lock."""
     with subprocess.Popen(["sleep", "60"]) as other:
         run = made("a", begun(), step(40))
-        content = {
-            "pid": other.pid,
-            "started": psutil.Process(other.pid).create_time(),
-            "taken": NOW - 60,
-        }
+        content = {"pid": other.pid, "started": psutil.Process(other.pid).create_time(), "taken": NOW - 60}
         (run.path / "lock").write_text(json.dumps(content))
         assert (status_of(run).state, status_of(run).pid) == ("crashed", None)
         assert call("runs", "stop", "a").returncode == 0 and other.poll() is None
@@ -216,11 +200,8 @@ def test_what_lies_far_back_is_found():
     """The best recall may be hours old; it is read backwards until it is there."""
     many = [step(n, of=10_000) for n in range(1, 3000)]
     run = made("a", begun(10_000), seen(1, 0.4), *many[:2000], seen(2000, 0.3, best=False), *many[2000:])
-    assert (
-        status_of(run).recall_1,
-        status_of(run).history.num_steps,
-        status_of(run).history.total_steps,
-    ) == (0.4, 2999, 10_000)
+    status = status_of(run)
+    assert (status.recall_1, status.history.num_steps, status.history.total_steps) == (0.4, 2999, 10_000)
 
 
 def test_a_hundred_long_runs_are_listed_quickly_by_their_ends():
@@ -270,12 +251,9 @@ def test_the_list_says_it_to_people_and_to_programs(call):
         assert word in shown.stdout, word
     found = {run["name"]: run for run in json.loads(call("runs", "--json").stdout)["runs"]}
     assert found["cats"].keys() >= {"name", "state", "pid", "step", "steps", "recall@1", "seconds_left"}
-    assert (found["cats"]["state"], found["cats"]["recall@1"], found["cats"]["steps"]) == (
-        "failed",
-        0.25,
-        100,
-    )
-    assert found["cats"]["message"] == "the data is gone"
+    cats = found["cats"]
+    assert (cats["state"], cats["recall@1"], cats["steps"]) == ("failed", 0.25, 100)
+    assert cats["message"] == "the data is gone" and cats["started"] == NOW
 
 
 @pytest.mark.parametrize(
@@ -284,11 +262,9 @@ def test_the_list_says_it_to_people_and_to_programs(call):
         (["runs", "stpo", "cats"], 2, "did you mean `stop`"),
         (["runs", "stop"], 2, "`lapclip runs stop --help`"),
         (["runs", "stop", "catz"], 1, "did you mean `cats`"),
-        (["runs", "resume", "catz"], 1, "did you mean `cats`"),
         (["runs", "compare", "cats", "dogz"], 1, "no run `dogz`"),
         (["runs", "remove"], 1, "name a run"),
         (["runs", "--jsn"], 2, "`lapclip runs --help`"),
-        (["data", "chek", "x"], 2, "`lapclip data --help`"),
     ],
 )
 def test_a_mistake_is_a_sentence_with_a_way_out(arguments, code, message, call):
@@ -339,9 +315,8 @@ def test_removing_asks_a_person_and_never_guesses(call, held):
     held(dogs)
     refused = call("runs", "remove", "birds", "dogs", "--yes")
     assert refused.returncode == 1 and "runs stop dogs" in refused.stderr and birds.path.exists()
-    assert (
-        json.loads(call("runs", "remove", "birds", "--yes", "--json").stdout)["removed"][0]["name"] == "birds"
-    )
+    [removed] = json.loads(call("runs", "remove", "birds", "--yes", "--json").stdout)["removed"]
+    assert removed["name"] == "birds"
 
 
 def test_what_is_not_a_run_is_never_removed():

@@ -51,25 +51,21 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("last update", no_wrap=True)
     for status in found:
-        table.add_row(*row_of(status, time.time()))
+        table.add_row(
+            printable(status.run.name),
+            status.state_words,
+            f"{status.progress:.0%}",
+            f"{status.history.num_steps:,}",
+            "" if status.recall_1 is None else f"{status.recall_1:.1%}",
+            "" if status.seconds_left is None else duration(status.seconds_left),
+            "" if status.updated is None else age(time.time() - status.updated),
+        )
     out = Console(highlight=False, markup=False)
     out.print(table)
     for status in found:
         if status.failed:
             out.print(printable(f"{status.run.name}: {status.failed.message}"), soft_wrap=True)
     return 0
-
-
-def row_of(status: "Summary", now: float) -> list[str]:
-    return [
-        printable(status.run.name),
-        status.state_words,
-        f"{status.progress:.0%}",
-        f"{status.history.num_steps:,}",
-        "" if status.recall_1 is None else f"{status.recall_1:.1%}",
-        "" if status.seconds_left is None else duration(status.seconds_left),
-        "" if status.updated is None else age(now - status.updated),
-    ]
 
 
 def as_record(status: "Summary") -> dict[str, Any]:
@@ -135,23 +131,20 @@ def wait_until_free(run: "Run", pid: int) -> None:
 
 
 def say_how_it_ended(run: "Run", status: "Summary") -> None:
+    is_set_up, num_steps = (run.path / "config.toml").exists(), status.history.num_steps
     if status.state in ("failed", "crashed"):
         why = f": {status.failed.message}" if status.failed else ""
         complain(
             f"run `{run.name}` ended without saving its last steps{why}",
-            f"`{own_name()} runs resume {run.reference}` goes on from its last checkpoint",
+            f"`{own_name()} runs resume {run.reference}` resumes from its last checkpoint",
         )
-        return
-    if not (run.path / "config.toml").exists():
-        what = "stopped while it was being set up; nothing was trained yet"
+    elif not is_set_up:
+        say(f"run `{run.name}` stopped while it was being set up; nothing was trained yet")
     elif status.state == "finished":
-        what = f"had just finished: {status.history.num_steps:,} steps"
+        say(f"run `{run.name}` had just finished: {num_steps:,} steps")
     else:
-        num_steps = status.history.num_steps
-        what = f"stopped and saved at step {num_steps:,}" if num_steps else "stopped before its first step"
-    say(f"run `{run.name}` {what}")
-    if status.state == "stopped" and (run.path / "config.toml").exists():
-        say(f"next:\n  {own_name()} runs resume {run.reference}")
+        what = f"and saved at step {num_steps:,}" if num_steps else "before its first step"
+        say(f"run `{run.name}` stopped {what}\nnext:\n  {own_name()} runs resume {run.reference}")
 
 
 @runs.command

@@ -448,9 +448,8 @@ class Summary:
 
     def is_new(self) -> bool:
         """Whether the folder was only just made, and may not have its lock yet."""
-        path = self.run.path
-        changed = max(self.run.last_change(), path.stat().st_mtime if path.exists() else 0.0)
-        return time.time() - changed < SETUP_SECONDS
+        made = self.run.path.stat().st_mtime if self.run.path.exists() else 0.0
+        return time.time() - max(self.run.last_change(), made) < SETUP_SECONDS
 
     @property
     def state_words(self) -> str:
@@ -500,8 +499,8 @@ class Summary:
     @property
     def bench_share(self) -> float | None:
         """The present speed as a share of what `lapclip bench` measured."""
-        best, speed = self.bench_speed, self.history.recently("pairs_per_second")
-        return speed / best if best is not None and speed is not None else None
+        speed = self.history.recently("pairs_per_second")
+        return speed / self.bench_speed if self.bench_speed and speed is not None else None
 
     @cached_property
     def config(self) -> tuple[str, dict[str, Any]]:
@@ -552,7 +551,10 @@ class Summary:
             "pairs_per_second": history.recently("pairs_per_second"),
             "bench_share": self.bench_share,
             "parts": history.parts,
-            "memory": memory_of(seen) if seen else None,
+            "memory": seen.memory
+            | {"used": seen.memory_used, "peak": seen.memory_peak, "limit": seen.memory_limit}
+            if seen
+            else None,
             "cores": readings.get("cores"),
             "readings": readings,
             "recall": history.evaluated.recall if history.evaluated else None,
@@ -580,11 +582,6 @@ class Summary:
             "num_parameters": history.started.num_parameters if history.started else None,
             "joules": history.joules,
         }
-
-
-def memory_of(seen: Inspected) -> dict[str, int | None]:
-    kinds = {kind: seen.memory.get(kind) for kind in KINDS_OF_MEMORY}
-    return kinds | {"used": seen.memory_used, "peak": seen.memory_peak, "limit": seen.memory_limit}
 
 
 def summarize(run: Run) -> Summary:
