@@ -44,7 +44,7 @@ def run(work, *, is_batching=True, num_known=0, open_gate=True):
             await asyncio.wait_for(work(embedding, model), 20)
         finally:
             model.gate.release(10_000)
-            embedding.close()
+            embedding.pool.shutdown()
 
     asyncio.run(main())
     return model

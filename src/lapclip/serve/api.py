@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
@@ -145,18 +145,14 @@ async def search(service: Service, asked: Search, image: bytes = b"") -> Results
     folder = known_folder(asked.folder, searcher.index.folders)
     likes = [(1, id) for id in asked.like] + [(-1, id) for id in asked.unlike]
     vector_E = await service.vector(searcher, asked.q, likes, image)
+    min_score = None if asked.min_score is UNSET else asked.min_score
+    without = [id for _, id in likes]
     found = await service.search(
-        searcher,
-        vector_E,
-        top=asked.top,
-        min_score=None if asked.min_score is UNSET else asked.min_score,
-        folder=folder,
-        without=[*asked.like, *asked.unlike],
+        searcher, vector_E, top=asked.top, min_score=min_score, folder=folder, without=without
     )
     results = [Found(**match.record() | {"score": round(match.score, 6)}) for match in found]
-    return Results(
-        asked.q, round((time.perf_counter() - started) * 1000, 2), results, searcher.index.num_images
-    )
+    milliseconds = round((time.perf_counter() - started) * 1000, 2)
+    return Results(asked.q, milliseconds, results, searcher.index.num_images)
 
 
 async def embed(service: Service, asked: Nothing, body: bytes | list[str]) -> Embeddings:
@@ -164,15 +160,11 @@ async def embed(service: Service, asked: Nothing, body: bytes | list[str]) -> Em
     return Embeddings(rows.tolist(), rows.shape[1])
 
 
-async def classify(service: Service, asked: ClassifyIndexed) -> Probabilities:
-    return await probabilities(service, await service.row_of(asked.id), asked)
-
-
-async def classify_image(service: Service, asked: Classify, image: bytes) -> Probabilities:
-    return await probabilities(service, await service.image_row(image), asked)
-
-
-async def probabilities(service: Service, row: Any, asked: Classify) -> Probabilities:
+async def classify(service: Service, asked: Classify, image: bytes = b"") -> Probabilities:
+    if isinstance(asked, ClassifyIndexed):
+        row = await service.row_of(asked.id)
+    else:
+        row = await service.image_row(image)
     found = await service.classify(row, asked.label, asked.template)
     return Probabilities([Probability(label, probability) for label, probability in found])
 
@@ -182,16 +174,8 @@ async def thumbnail(service: Service, asked: OneImage, is_large: bool = False) -
     return Response(await service.show(asked.id, is_large), media_type="image/jpeg", headers=fresh)
 
 
-async def large_image(service: Service, asked: OneImage) -> Response:
-    return await thumbnail(service, asked, is_large=True)
-
-
-async def page(service: Service, asked: None) -> Response:
-    return send_static("search.html")
-
-
-async def static(service: Service, asked: OneFile) -> Response:
-    return send_static(asked.name)
+async def static(service: Service, asked: OneFile | None) -> Response:
+    return send_static(asked.name if asked else "search.html")
 
 
 async def openapi(service: Service, asked: Nothing) -> dict[str, Any]:
@@ -200,13 +184,11 @@ async def openapi(service: Service, asked: Nothing) -> dict[str, Any]:
 
 def known_folder(folder: str, folders: list[str]) -> str | None:
     """The folder, if the index has it by that name; the disk is not asked."""
-    if not folder:
-        return None
     plain = os.path.normpath(folder)
     is_known = any(plain == own or plain.startswith(own.rstrip("/") + "/") for own in folders)
-    if not is_known or "\0" in folder:
+    if folder and (not is_known or "\0" in folder):
         raise Refused(404, "this folder is not indexed", "`/health` lists those that are")
-    return plain
+    return plain if folder else None
 
 
 @dataclass(frozen=True)
@@ -239,13 +221,16 @@ OPERATIONS = (
         Probabilities, ClassifyIndexed,
     ),
     Operation(
-        "classify_picture", "POST", "/classify", classify_image, "Which label fits this image",
+        "classify_picture", "POST", "/classify", classify, "Which label fits this image",
         Probabilities, Classify, has_image=True,
     ),
     Operation("thumbnail", "GET", "/thumbnail/{id}", thumbnail, "An image of the index, small", "image/jpeg", OneImage),
-    Operation("picture", "GET", "/picture/{id}", large_image, "An image of the index, large", "image/jpeg", OneImage),
+    Operation(
+        "picture", "GET", "/picture/{id}", partial(thumbnail, is_large=True), "An image of the index, large",
+        "image/jpeg", OneImage,
+    ),
     Operation("openapi", "GET", "/openapi.json", openapi, "This description", dict),
-    Operation("page", "GET", "/", page, "The page", "text/html", None),
+    Operation("page", "GET", "/", static, "The page", "text/html", None),
     Operation("static", "GET", "/static/{name}", static, "A file of the page", "*/*", OneFile),
 )  # fmt: skip
 
@@ -260,17 +245,15 @@ def build_server(
     for operation in OPERATIONS:
         by_path[operation.path][operation.method] = operation
 
-    def route(path: str, operations: dict[str, Operation]) -> Route:
-        async def endpoint(request: Request) -> Response:
-            if request.method == "OPTIONS":
-                return Response(status_code=204, headers={"allow": ", ".join(sorted(own.methods or ()))})
-            operation = operations["GET" if request.method == "HEAD" else request.method]
-            return await respond(operation, service, request, free)
+    async def endpoint(request: Request) -> Response:
+        own = request.scope["route"]
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": ", ".join(sorted(own.methods))})
+        operation = by_path[own.path]["GET" if request.method == "HEAD" else request.method]
+        return await respond(operation, service, request, free)
 
-        own = Route(path, endpoint, methods=[*operations, "OPTIONS"])
-        return own
-
-    app = build_app([route(*item) for item in by_path.items()], hint="`/openapi.json` lists what there is")
+    routes = [Route(path, endpoint, methods=[*methods, "OPTIONS"]) for path, methods in by_path.items()]
+    app = build_app(routes, hint="`/openapi.json` lists what there is")
     guard = Guard(app, address=address, hosts=hosts, headers=PAGE_HEADERS, token=token, rate=limits.rate)
     return BodyLimit(guard, limits)
 
@@ -279,7 +262,7 @@ async def respond(
     operation: Operation, service: Service, request: Request, free: asyncio.Semaphore
 ) -> Response:
     """Reads what is asked, and has it answered."""
-    asked: list[Any] = [operation.parameters and read_parameters(operation, request)]
+    asked: list[Any] = [operation.parameters and read_parameters(operation.parameters, request)]
     if operation.has_image:
         asked.append(await read_body(operation, request))
     elif has_body(dict(request.scope["headers"])):
@@ -309,10 +292,9 @@ async def read_body(operation: Operation, request: Request) -> bytes | list[str]
     return data
 
 
-def read_parameters(operation: Operation, request: Request) -> Struct:
+def read_parameters(kind: type[Struct], request: Request) -> Struct:
     """The parameters of the path and the query as their struct; Refused names what is wrong."""
-    assert operation.parameters is not None
-    known = schema_of(operation.parameters)["properties"]
+    known = schema_of(kind)["properties"]
     given: dict[str, Any] = dict(request.path_params)
     for name, text in read_fields(request.scope["query_string"]):
         if name not in known or name in request.path_params:
@@ -326,12 +308,10 @@ def read_parameters(operation: Operation, request: Request) -> Struct:
         else:
             given[name] = text
     try:
-        return msgspec.convert(given, operation.parameters, strict=False)
+        return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as problem:
         if request.path_params:
-            raise Refused(
-                404, "there is nothing at this address", "`/search` gives the ids of images"
-            ) from None
+            raise Refused(404, "there is nothing at this address", "`/search` gives ids of images") from None
         raise Refused(400, f"the parameters: {problem}", "`/openapi.json` describes them") from None
 
 
@@ -339,9 +319,8 @@ def read_fields(query: bytes) -> list[tuple[str, str]]:
     if len(query) > MAX_QUERY_BYTES:
         raise Refused(414, f"the address is longer than {MAX_QUERY_BYTES >> 10} KB", "ask for less at a time")
     try:
-        return parse_qsl(
-            query.decode("utf-8"), keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
-        )
+        text = query.decode("utf-8")
+        return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except UnicodeDecodeError:
         raise Refused(400, "the address has bytes that are not UTF-8", "encode words as UTF-8") from None
     except ValueError:
@@ -363,29 +342,31 @@ def describe(needs_token: bool) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = defaultdict(dict)
     for operation in OPERATIONS:
         paths[operation.path][operation.method.lower()] = describe_operation(operation, by_kind)
-    return {
+    document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "lapclip", "version": __version__, "summary": "A CLIP model and its index."},
         "paths": paths,
-        "components": {"schemas": components}
-        | ({"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if needs_token else {}),
-    } | ({"security": [{"token": []}]} if needs_token else {})
+        "components": {"schemas": components},
+    }
+    if needs_token:
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+    return document
 
 
 def describe_operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
-    problem = {"application/json": {"schema": schemas[Problem]}}
     retry = {"headers": {"Retry-After": {"required": True, "schema": {"type": "integer"}}}}
     kind = operation.answer
     content = {kind: {}} if isinstance(kind, str) else {"application/json": {"schema": schemas[kind]}}
+    responses = {"200": {"description": operation.summary, "content": content}}
+    for status in REFUSALS:
+        problem = {"application/json": {"schema": schemas[Problem]}}
+        refusal = {"description": HTTPStatus(status).phrase, "content": problem}
+        responses[str(status)] = refusal | (retry if status in RETRY else {})
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
-        "responses": {"200": {"description": operation.summary, "content": content}}
-        | {
-            str(status): {"description": HTTPStatus(status).phrase, "content": problem}
-            | (retry if status in RETRY else {})
-            for status in REFUSALS
-        },
+        "responses": responses,
     }
     own = schema_of(operation.parameters or Nothing)
     if own["properties"]:

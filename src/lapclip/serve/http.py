@@ -79,9 +79,8 @@ def resolve(host: str) -> tuple[int, str]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError):
-        raise UserError(
-            f"`{host}` is not an address of this machine", hint="`--host 0.0.0.0` means all of them"
-        ) from None
+        hint = "`--host 0.0.0.0` means all of them"
+        raise UserError(f"`{host}` is not an address of this machine", hint=hint) from None
     return family, str(address[0]).partition("%")[0]
 
 
@@ -105,13 +104,13 @@ def names_of(host: str) -> list[str]:
     if not ipaddress.ip_address(number).is_unspecified:
         return list(dict.fromkeys([host, number]))
     name = socket.gethostname().lower()
-    found = [address for addresses in psutil.net_if_addrs().values() for address in addresses]
-    own = [
-        one.address
-        for family in (socket.AF_INET, socket.AF_INET6)
-        for one in found
-        if one.family == family and "%" not in one.address and not is_local(one.address)
+    found = [
+        one for addresses in psutil.net_if_addrs().values() for one in addresses if "%" not in one.address
     ]
+    found = [
+        one for one in found if one.family in (socket.AF_INET, socket.AF_INET6) and not is_local(one.address)
+    ]
+    own = [one.address for one in sorted(found, key=lambda one: one.family)]  # IPv4 first
     return [*own, name, name if name.endswith(".local") else f"{name}.local"]
 
 
@@ -174,14 +173,15 @@ class Guard:
         *,
         address: str,
         hosts: Collection[str] = (),
-        headers: Mapping[str, str] = HEADERS,
+        headers: dict[str, str] = HEADERS,
         token: str | None = None,
         rate: float | None = None,
     ):
         port = urlsplit(address).port or 80
         self.app, self.address, self.rates = app, address, Rates(rate)
         self.hosts = hosts or hosts_of([], port)
-        self.headers = [(name.encode(), value.encode()) for name, value in headers.items()]
+        default = headers | {"cache-control": "no-store"}
+        self.headers = [(name.encode(), value.encode()) for name, value in default.items()]
         self.origins = {f"{scheme}://{host}" for scheme in ("http", "https") for host in self.hosts}
         self.token = digest(token) if token is not None else None
         self.cookie = f"lapclip-{port}"  # all ports of a machine share cookies
@@ -196,9 +196,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 has_started = True
                 own = {name for name, _ in message["headers"]}
-                more = [(name, value) for name, value in self.headers if name not in own]
-                if b"cache-control" not in own:
-                    more.append((b"cache-control", b"no-store"))
+                more = [header for header in self.headers if header[0] not in own]
                 message = {**message, "headers": [*message["headers"], *more]}
             await send(message)
 
@@ -236,9 +234,8 @@ class Guard:
         if self.is_token(given):
             return self.let_in(given, request.url.scheme)
         kind, _, shown = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and self.is_token(shown.strip()):
-            return None
-        if self.is_token(request.cookies.get(self.cookie, "")):
+        is_bearer = kind.lower() == "bearer" and self.is_token(shown.strip())
+        if is_bearer or self.is_token(request.cookies.get(self.cookie, "")):
             return None
         hint = "open the address that `lapclip serve` printed"
         raise Refused(401, "a token is needed", hint, www_authenticate="Bearer")
@@ -246,14 +243,9 @@ class Guard:
     def let_in(self, token: str, scheme: str) -> Response:
         """A redirect, so that the token does not stay in the browser's history."""
         response = Response(status_code=303, headers={"location": "/"})
-        response.set_cookie(
-            self.cookie,
-            token,
-            max_age=COOKIE_SECONDS,
-            secure=scheme == "https",  # as a proxy with TLS says
-            httponly=True,
-            samesite="strict",
-        )
+        is_secure = scheme == "https"  # as a proxy with TLS says
+        options: Any = {"secure": is_secure, "httponly": True, "samesite": "strict"}
+        response.set_cookie(self.cookie, token, max_age=COOKIE_SECONDS, **options)
         return response
 
     def is_token(self, given: str) -> bool:

@@ -5,50 +5,33 @@ link was followed, and is always encoded again, so that nothing but the image is
 """
 
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
+from functools import lru_cache
 
 from lapclip.data.decode import Unreadable, as_jpeg, read_whole
 from lapclip.data.files import MAX_BYTES, Folders, Problem, open_regular
 
 THUMBNAIL_SIDE = 320
 IMAGE_SIDE = 1600
-KEPT_BYTES = 64 << 20  # of thumbnails
+MAX_KEPT = 2000  # thumbnails, of some 20 KB each
 
 
 class Missing(Exception):
     """The image no longer exists."""
 
 
-class Thumbnails:
-    """The thumbnails that were asked for last; threads may share it."""
+def thumbnail_of(path: str, folders: Sequence[str]) -> bytes:
+    """A small JPEG of a file of the index; those asked for last are kept, until the file changes."""
+    try:
+        now = os.lstat(find(path, folders))
+    except OSError:
+        raise Missing from None
+    return kept_thumbnail(path, tuple(folders), now.st_mtime_ns, now.st_size)
 
-    def __init__(self) -> None:
-        self.kept: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
-        self.num_bytes = 0
-        self.lock = threading.Lock()
 
-    def of(self, path: str, folders: Sequence[str]) -> bytes:
-        """A small JPEG of a file of the index; Missing when it no longer exists."""
-        found = find(path, folders)
-        try:
-            now = os.lstat(found)
-        except OSError:
-            raise Missing from None
-        key = (found, now.st_mtime_ns, now.st_size)
-        with self.lock:
-            if key in self.kept:
-                self.kept.move_to_end(key)
-                return self.kept[key]
-        made = image_of(path, folders, THUMBNAIL_SIDE)
-        with self.lock:
-            if key not in self.kept:
-                self.kept[key] = made
-                self.num_bytes += len(made)
-            while self.num_bytes > KEPT_BYTES:
-                self.num_bytes -= len(self.kept.popitem(last=False)[1])
-        return made
+@lru_cache(MAX_KEPT)
+def kept_thumbnail(path: str, folders: tuple[str, ...], mtime_ns: int, num_bytes: int) -> bytes:
+    return image_of(path, folders, THUMBNAIL_SIDE)
 
 
 def find(path: str, folders: Sequence[str]) -> str:

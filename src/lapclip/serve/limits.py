@@ -10,6 +10,7 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +47,11 @@ class Limits:
 class Refused(Exception):
     """A request that is refused: the status, what is wrong, and one thing to do about it."""
 
-    def __init__(
-        self, status: int, error: str, hint: str, *, retry_seconds: float | None = None, **headers: str
-    ):
+    def __init__(self, status: int, error: str, hint: str, *, retry_seconds: float = -1, **headers: str):
         super().__init__(error)
         self.status, self.error, self.hint = status, error, hint
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
-        if retry_seconds is not None:
+        if retry_seconds >= 0:
             self.headers["retry-after"] = str(max(1, round(retry_seconds + 0.5)))
 
 
@@ -173,13 +172,11 @@ class Rates:
 
 def network_of(client: str) -> str:
     """The address; of IPv6 the network, of which one client has all addresses."""
-    try:
+    with suppress(ValueError):
         address = ipaddress.ip_address(client)
-    except ValueError:
-        return client
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
-        return str(int(address) >> 64)
-    return str(address)
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+            return str(int(address) >> 64)
+    return client
 
 
 class Idle:
@@ -187,9 +184,8 @@ class Idle:
 
     def __init__(self, limits: Limits):
         self.limits = limits
-        self.seen: dict[
-            Any, tuple[tuple[Any, bool, bool], float]
-        ] = {}  # the state, and since when it is seen
+        # The state of each connection, and since when it is seen.
+        self.seen: dict[Any, tuple[tuple[Any, bool, bool], float]] = {}
 
     def sweep(self, connections: Collection[Any]) -> None:
         """Called several times a second with the open connections."""
@@ -242,16 +238,11 @@ class Connection(H11Protocol):
             self.transport.abort()
             return
         status = 431 if getattr(problem, "error_status_hint", 400) == 431 else 400
-        error = (
-            "the head of the request is too long" if status == 431 else "the request is not valid HTTP/1.1"
-        )
+        error = "the head of the request is too long" if status == 431 else "this is not valid HTTP/1.1"
         body = msgspec.json.encode({"error": error, "hint": "see `/openapi.json` for what can be asked"})
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            "connection": "close",
-        }
-        response = h11.Response(status_code=status, headers=list(headers.items()), reason=b"Refused")
+        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        headers += [("connection", "close")]
+        response = h11.Response(status_code=status, headers=headers, reason=b"Refused")
         events = (response, h11.Data(data=body), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         # Closed at once it would be reset while the client still sends, which would never read why.

@@ -16,7 +16,7 @@ from lapclip.errors import UserError
 from lapclip.search.index import Index, list_indexes
 from lapclip.search.searcher import Match, NotIndexed, Searcher, Term, parse_query
 from lapclip.serve.batching import NUM_KNOWN, Batcher, Embedding
-from lapclip.serve.images import Missing, Thumbnails, image_of
+from lapclip.serve.images import Missing, image_of, thumbnail_of
 from lapclip.serve.limits import Refused
 
 SECONDS_BETWEEN_LOOKS = 1.0  # at whether the index was updated
@@ -41,7 +41,6 @@ class Service:
         self.looking = asyncio.Lock()
         self.decoders = ThreadPoolExecutor(NUM_DECODERS, "decoding")
         self.searchers = ThreadPoolExecutor(NUM_SEARCHERS, "searching")
-        self.thumbnails = Thumbnails()
         texts = Batcher(lambda texts: embedder.texts(texts, progress=False), num_known=num_known)
         images = Batcher(lambda pixels: embedder.pixels(np.stack(pixels)))
         self.embedding = Embedding(texts, images, is_batching=is_batching)
@@ -117,7 +116,7 @@ class Service:
         """A JPEG of an image of the index."""
         searcher = await self.current()
         path, folders = searcher.entry(id).path, searcher.index.folders
-        draw = image_of if is_large else self.thumbnails.of
+        draw = image_of if is_large else thumbnail_of
         try:
             return await self.in_thread(self.decoders, draw, path, folders)
         except Missing:
@@ -142,8 +141,7 @@ class Service:
 
     def close(self, seconds: float) -> bool:
         """Ends the threads; whether they all ended in that time."""
-        self.embedding.close()
-        for pool in (self.decoders, self.searchers):
+        for pool in (self.embedding.pool, self.decoders, self.searchers):
             pool.shutdown(wait=False, cancel_futures=True)
         own = ("embedding", "decoding", "searching")
         running = [thread for thread in threading.enumerate() if thread.name.startswith(own)]

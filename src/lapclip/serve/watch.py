@@ -6,7 +6,6 @@ and on import replaces uvicorn's signal handler in the whole process.
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,8 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from lapclip.errors import UserError, suggest
-from lapclip.runs.events import Event, Follower, Started
-from lapclip.runs.history import MAX_NEW, Summary
+from lapclip.runs.history import Summary
 from lapclip.runs.run import RUNS, Run, is_run
 from lapclip.runs.status import all_runs, newest_run, status_of
 from lapclip.serve.http import Guard, build_app, json_response, send_file, send_static
@@ -31,9 +29,7 @@ SECONDS_BETWEEN_HEARTBEATS = 15.0
 RETRY_MILLISECONDS = 1500
 MAX_STREAMS = 32
 MAX_IDLE_RUNS = 8  # kept in memory without a stream
-MAX_GAP_BYTES = 2 << 20  # of events; a page that missed more gets everything again
 SNAPSHOT = r"(step-\d{1,12}\.json|pictures/\d{1,12}\.jpg)"
-PLACE = r"\d{1,20}-\d{1,18}"
 EVENT_STREAM = "text/event-stream"
 
 
@@ -90,9 +86,8 @@ class Watching:
             return self.shown
         if is_here(name):
             return Run(RUNS / name)
-        raise UserError(
-            f"there is no run `{name}`{suggest(name, self.known())}", hint="`/runs` lists what there is"
-        )
+        known = suggest(name, self.known())
+        raise UserError(f"there is no run `{name}`{known}", hint="`/runs` lists what there is")
 
     def list_runs(self) -> dict[str, Any]:
         """How every run stands, and which one to show when none is named."""
@@ -107,17 +102,17 @@ class Watching:
         try:
             await told.look()
             yield b"retry: %d\n\n" % RETRY_MILLISECONDS + told.since(place)
-            version, place, last_sent = told.version, told.follower.place, time.monotonic()
+            version, last_sent = told.version, time.monotonic()
             while True:
                 # All streams wake at the same moments, so that one of them reads for all.
                 await asyncio.sleep(SECONDS_BETWEEN_LOOKS - time.monotonic() % SECONDS_BETWEEN_LOOKS)
                 await told.look()
                 body = b""
                 if told.version != version:
-                    body = told.news if told.version == version + 1 else told.since(place)
+                    body = told.news if told.version == version + 1 else told.tell_all()
                 elif time.monotonic() - last_sent > SECONDS_BETWEEN_HEARTBEATS:
                     body = b": heartbeat\n\n"
-                version, place = told.version, told.follower.place
+                version = told.version
                 if body:
                     yield body
                     last_sent = time.monotonic()
@@ -172,20 +167,8 @@ class Told(Summary):
             self.news = self.tell_all() if is_reset else self.tell("more", columns_of(events))
 
     def since(self, place: str) -> bytes:
-        """The message for a page that knows everything up to that place."""
-        identity, _, offset = place.partition("-") if re.fullmatch(PLACE, place, re.ASCII) else ("", "", "")
-        gap = self.follower.offset - int(offset or 0)
-        if not offset or int(identity) != self.follower.identity or not 0 <= gap <= MAX_GAP_BYTES:
-            return self.tell_all()
-        events: list[Event] = []
-        again = Follower(self.follower.path, place)
-        for event in again.new() if gap else ():
-            if again.offset > self.follower.offset:
-                break  # written since the last look: the next message has it
-            if isinstance(event, Started) or again.num_restarts or len(events) > MAX_NEW:
-                return self.tell_all()
-            events.append(event)
-        return self.tell("more", columns_of(events))
+        """The message for a page that knows everything up to that place: all of it again, unless nothing is new."""
+        return self.tell("more", columns_of([])) if place == self.follower.place else self.tell_all()
 
     def tell_all(self) -> bytes:
         points = points_of(self.history)
