@@ -4,9 +4,9 @@ All coordinates are rounded to whole pixels of an enlarged canvas before Pillow 
 floating point decides a pixel.
 """
 
-from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
@@ -61,11 +61,7 @@ LIGHT: dict[str, Colour] = {
 EXTENT = {"small": 0.17, "large": 0.27}  # width of one object, as a share of the image
 CENTRE = {"left": 0.18, "middle": 0.5, "right": 0.82}
 # How far below the middle of their place the objects of a thing stand, in object widths, by count.
-FORMATION = {
-    1: (0.0,),
-    2: (-0.55, 0.55),
-    3: (-1.0, 0.0, 1.0),
-}
+FORMATION = {1: (0.0,), 2: (-0.55, 0.55), 3: (-1.0, 0.0, 1.0)}
 
 
 def draw_image(scene: Scene, image_size: int, random: Random) -> Image.Image:
@@ -92,35 +88,31 @@ def draw_ground(draw: ImageDraw.ImageDraw, background: str, pixels: int, random:
     for band in range(4):
         draw.rectangle((0, horizon * band // 4, pixels, horizon), fill=shaded(sky, 6 * band))
     draw.rectangle((0, horizon, pixels, pixels), fill=ground)
-    draw_pattern(draw, PATTERN[background], (0, horizon, pixels, pixels), mark)
+    draw_pattern(draw, PATTERN[background], horizon, pixels, mark)
 
 
-def draw_pattern(
-    draw: ImageDraw.ImageDraw, pattern: str, area: tuple[int, int, int, int], mark: Colour
-) -> None:
-    left, top, right, bottom = area
-    pixels = right - left
+def draw_pattern(draw: ImageDraw.ImageDraw, pattern: str, top: int, pixels: int, mark: Colour) -> None:
     step, line = pixels // 8, max(1, pixels // 64)
     if pattern == "band":
-        draw.rectangle((left, top, right, top + pixels // 6), fill=mark)
+        draw.rectangle((0, top, pixels, top + pixels // 6), fill=mark)
     elif pattern in ("stripes", "planks", "waves"):
         spacing = step if pattern == "planks" else step * 2 // 3
-        for y in range(top + spacing // 2, bottom, spacing):
-            draw.line((left, y, right, y), fill=mark, width=line * (3 if pattern == "stripes" else 1))
+        for y in range(top + spacing // 2, pixels, spacing):
+            draw.line((0, y, pixels, y), fill=mark, width=line * (3 if pattern == "stripes" else 1))
     elif pattern == "folds":
-        for x in range(left + step, right, step * 2):
-            draw.line((x, top, x, bottom), fill=mark, width=line * 2)
+        for x in range(step, pixels, step * 2):
+            draw.line((x, top, x, pixels), fill=mark, width=line * 2)
     elif pattern == "dashes":
-        for x in range(left, right, step * 2):
-            draw.rectangle((x, (top + bottom) // 2, x + step, (top + bottom) // 2 + line * 2), fill=mark)
+        for x in range(0, pixels, step * 2):
+            draw.rectangle((x, (top + pixels) // 2, x + step, (top + pixels) // 2 + line * 2), fill=mark)
     elif pattern == "tiles":
-        for row, y in enumerate(range(top, bottom, step)):
-            for x in range(left + (row % 2) * step, right, step * 2):
+        for row, y in enumerate(range(top, pixels, step)):
+            for x in range((row % 2) * step, pixels, step * 2):
                 draw.rectangle((x, y, x + step - 1, y + step - 1), fill=mark)
     else:
         height = line if pattern == "dots" else line * 3
-        for row, y in enumerate(range(top + step // 2, bottom, step)):
-            for x in range(left + (row % 2) * step, right, step * 2):
+        for row, y in enumerate(range(top + step // 2, pixels, step)):
+            for x in range((row % 2) * step, pixels, step * 2):
                 draw.rectangle((x, y, x + line, y + height), fill=mark)
 
 
@@ -132,7 +124,7 @@ def draw_thing(draw: ImageDraw.ImageDraw, thing: Thing, pixels: int, random: Ran
     centre_y = 0.62 * pixels + random.randint(-6, 6) * pixels / 100
     for below in FORMATION[thing.count]:
         x = centre_x + random.randint(-4, 4) * pixels / 100
-        SHAPES[thing.kind](Pen(draw, x, centre_y + below * width * spacing, width, fill))
+        draw_object(draw, thing.kind, x, centre_y + below * width * spacing, width, fill)
 
 
 def shaded(colour: Colour, amount: int) -> Colour:
@@ -140,190 +132,116 @@ def shaded(colour: Colour, amount: int) -> Colour:
     return red, green, blue
 
 
-class Pen:
-    """Draws in the unit square round one object's centre: x to the right and y down, both from -1 to 1."""
+class Mark(NamedTuple):
+    """A part of an object, in the square round its centre: x to the right and y down, both from -1 to 1."""
 
-    def __init__(self, draw: ImageDraw.ImageDraw, x: float, y: float, width: float, fill: Colour):
-        self.draw, self.x, self.y, self.half, self.fill = draw, x, y, width / 2, fill
-        self.line = max(1, round(width / 16))
-        red, green, blue = fill
-        dark = red + green + blue < 200
-        self.edge = (150, 150, 155) if dark else (red * 2 // 5, green * 2 // 5, blue * 2 // 5)
-
-    def points(self, *coordinates: float) -> list[int]:
-        return [round((self.y if i % 2 else self.x) + c * self.half) for i, c in enumerate(coordinates)]
-
-    def disc(self, *box: float, fill: Colour | None = None) -> None:
-        self.draw.ellipse(self.points(*box), fill=fill or self.fill, outline=self.edge, width=self.line)
-
-    def box(self, *box: float, fill: Colour | None = None) -> None:
-        self.draw.rectangle(self.points(*box), fill=fill or self.fill, outline=self.edge, width=self.line)
-
-    def shape(self, *corners: float, fill: Colour | None = None) -> None:
-        self.draw.polygon(self.points(*corners), fill=fill or self.fill, outline=self.edge, width=self.line)
-
-    def stroke(self, *ends: float, fill: Colour | None = None, width: int = 2) -> None:
-        self.draw.line(self.points(*ends), fill=fill or self.edge, width=self.line * width)
+    method: str  # of ImageDraw
+    points: tuple[float, ...]
+    fill: Colour | None  # None for the object's own colour, or that of its edge for a line
+    width: int
 
 
-WOOD, GREEN, CREAM, GREY = (110, 75, 45), (60, 130, 60), (240, 225, 195), (95, 95, 100)
+def draw_object(draw: ImageDraw.ImageDraw, kind: str, x: float, y: float, width: float, fill: Colour) -> None:
+    line = max(1, round(width / 16))
+    red, green, blue = fill
+    edge = (150, 150, 155) if sum(fill) < 200 else (red * 2 // 5, green * 2 // 5, blue * 2 // 5)
+    for mark in SHAPES[kind]:
+        points = [round((y if i % 2 else x) + c * (width / 2)) for i, c in enumerate(mark.points)]
+        if mark.method == "line":
+            draw.line(points, fill=mark.fill or edge, width=line * mark.width)
+        elif mark.method == "arc":
+            draw.arc(points, -90, 90, fill=fill, width=line * mark.width)
+        else:
+            angles = {"start": 180, "end": 360} if mark.method == "pieslice" else {}
+            paint = getattr(draw, mark.method)
+            paint(points, **angles, fill=mark.fill or fill, outline=edge, width=line)
 
 
-def tree(pen: Pen) -> None:
-    pen.box(-0.15, 0.2, 0.15, 1.0, fill=WOOD)
-    pen.shape(-0.8, 0.45, 0.0, -1.0, 0.8, 0.45)
+def mark(method: str, *points: float, fill: Colour | None = None, width: int = 2) -> Mark:
+    return Mark(method, points, fill, width)
 
 
-def flower(pen: Pen) -> None:
-    pen.stroke(0, 0, 0, 1.0, fill=GREEN)
-    for x, y in ((-0.45, -0.4), (0.45, -0.4), (0.0, -0.75), (0.0, -0.05)):
-        pen.disc(x - 0.35, y - 0.35, x + 0.35, y + 0.35)
-    pen.disc(-0.22, -0.62, 0.22, -0.18, fill=CREAM)
-
-
-def mushroom(pen: Pen) -> None:
-    pen.box(-0.25, -0.1, 0.25, 1.0, fill=CREAM)
-    pen.draw.pieslice(
-        pen.points(-0.95, -0.9, 0.95, 0.9), 180, 360, fill=pen.fill, outline=pen.edge, width=pen.line
-    )
-
-
-def cactus(pen: Pen) -> None:
-    pen.box(-0.22, -1.0, 0.22, 1.0)
-    pen.box(-0.85, -0.5, -0.55, 0.3)
-    pen.box(-0.85, 0.1, -0.2, 0.35)
-    pen.box(0.55, -0.7, 0.85, 0.1)
-    pen.box(0.2, -0.1, 0.85, 0.15)
-
-
-def leaf(pen: Pen) -> None:
-    pen.shape(-1.0, 0.9, -0.7, -0.3, 0.2, -0.9, 1.0, -1.0, 0.8, 0.0, 0.1, 0.75)
-    pen.stroke(-1.0, 0.9, 0.9, -0.9)
-
-
-def rock(pen: Pen) -> None:
-    pen.shape(-1.0, 0.7, -0.75, -0.1, -0.2, -0.55, 0.4, -0.45, 0.85, 0.1, 1.0, 0.7)
-    pen.stroke(-0.2, -0.5, 0.1, 0.1, 0.7, 0.0, width=1)
-
-
-def fish(pen: Pen) -> None:
-    pen.shape(0.35, 0.0, 1.0, -0.6, 1.0, 0.6)
-    pen.disc(-1.0, -0.55, 0.55, 0.55)
-    pen.disc(-0.75, -0.25, -0.45, 0.05, fill=CREAM)
-
-
-def cat(pen: Pen) -> None:
-    pen.shape(-0.8, -0.1, -0.75, -1.0, -0.1, -0.5)
-    pen.shape(0.8, -0.1, 0.75, -1.0, 0.1, -0.5)
-    pen.disc(-0.85, -0.7, 0.85, 0.85)
-    for x in (-0.4, 0.4):
-        pen.disc(x - 0.18, -0.2, x + 0.18, 0.15, fill=CREAM)
-
-
-def bird(pen: Pen) -> None:
-    pen.shape(0.75, -0.5, 1.0, -0.35, 0.7, -0.2, fill=(245, 170, 40))
-    pen.disc(-0.7, -0.4, 0.6, 0.7)
-    pen.disc(0.2, -0.8, 0.85, -0.1)
-    pen.shape(-1.0, -0.3, -0.5, 0.0, -0.6, 0.4)
-    pen.stroke(0.0, 0.7, 0.0, 1.0)
-
-
-def snail(pen: Pen) -> None:
-    pen.shape(-1.0, 0.8, -0.6, 0.5, 0.6, 0.5, 0.75, -0.5, 1.0, -0.5, 0.95, 0.8, fill=CREAM)
-    pen.disc(-0.85, -0.8, 0.5, 0.6)
-    pen.disc(-0.45, -0.4, 0.1, 0.2)
-
-
-def butterfly(pen: Pen) -> None:
-    for side in (-1, 1):
-        pen.shape(0.0, -0.1, side * 0.95, -0.95, side * 0.85, 0.0)
-        pen.shape(0.0, 0.1, side * 0.85, 0.1, side * 0.6, 0.9)
-    pen.stroke(0, -0.8, 0, 0.8, width=3)
-
-
-def turtle(pen: Pen) -> None:
-    for x in (-0.6, 0.35):
-        pen.box(x, 0.3, x + 0.25, 0.85, fill=CREAM)
-    pen.disc(0.5, -0.2, 1.0, 0.35, fill=CREAM)
-    pen.draw.pieslice(
-        pen.points(-0.9, -0.7, 0.7, 1.3), 180, 360, fill=pen.fill, outline=pen.edge, width=pen.line
-    )
-
-
-def house(pen: Pen) -> None:
-    pen.box(-0.75, -0.15, 0.75, 1.0)
-    pen.shape(-1.0, -0.1, 0.0, -1.0, 1.0, -0.1, fill=GREY)
-    pen.box(-0.2, 0.35, 0.2, 1.0, fill=CREAM)
-
-
-def tower(pen: Pen) -> None:
-    pen.box(-0.4, -1.0, 0.4, 1.0)
-    for y in (-0.7, -0.15, 0.4):
-        pen.box(-0.2, y, 0.2, y + 0.28, fill=CREAM)
-
-
-def car(pen: Pen) -> None:
-    pen.shape(-0.5, 0.1, -0.3, -0.4, 0.4, -0.4, 0.65, 0.1, fill=CREAM)
-    pen.box(-1.0, 0.0, 1.0, 0.5)
-    for x in (-0.55, 0.55):
-        pen.disc(x - 0.25, 0.3, x + 0.25, 0.8, fill=GREY)
-
-
-def lamp(pen: Pen) -> None:
-    pen.stroke(0, -0.3, 0, 1.0, fill=GREY, width=2)
-    pen.disc(-0.5, -1.0, 0.5, 0.0)
-    pen.box(-0.35, 0.85, 0.35, 1.0, fill=GREY)
-
-
-def flag(pen: Pen) -> None:
-    pen.stroke(-0.7, -1.0, -0.7, 1.0, fill=GREY)
-    pen.shape(-0.7, -0.95, 0.95, -0.5, -0.7, 0.1)
-
-
-def bench(pen: Pen) -> None:
-    pen.box(-1.0, -0.5, 1.0, -0.15)
-    pen.box(-1.0, 0.1, 1.0, 0.4)
-    for x in (-0.75, 0.75):
-        pen.stroke(x, -0.5, x, 1.0, fill=GREY)
-
-
-def apple(pen: Pen) -> None:
-    pen.disc(-0.85, -0.6, 0.85, 1.0)
-    pen.stroke(0, -0.4, 0.15, -0.95, fill=WOOD)
-    pen.shape(0.1, -0.65, 0.7, -1.0, 0.6, -0.6, fill=GREEN)
-
-
-def cup(pen: Pen) -> None:
-    pen.draw.arc(pen.points(0.2, -0.4, 1.0, 0.5), -90, 90, fill=pen.fill, width=pen.line * 3)
-    pen.shape(-0.9, -0.7, 0.6, -0.7, 0.4, 0.8, -0.7, 0.8)
-
-
-def cake(pen: Pen) -> None:
-    pen.box(-0.95, 0.1, 0.95, 0.9)
-    pen.box(-0.6, -0.5, 0.6, 0.1, fill=CREAM)
-    pen.stroke(0, -1.0, 0, -0.5, width=3)
-
-
-def carrot(pen: Pen) -> None:
-    pen.stroke(-0.35, -1.0, 0, -0.45, 0.35, -1.0, fill=GREEN)
-    pen.shape(-0.5, -0.5, 0.5, -0.5, 0.0, 1.0)
-
-
-def pizza(pen: Pen) -> None:
-    pen.shape(-0.95, -0.7, 0.95, -0.7, 0.0, 1.0)
-    for x, y in ((-0.3, -0.3), (0.3, -0.35), (0.0, 0.2)):
-        pen.disc(x - 0.18, y - 0.18, x + 0.18, y + 0.18, fill=CREAM)
-
-
-def lolly(pen: Pen) -> None:
-    pen.box(-0.12, 0.3, 0.12, 1.0, fill=CREAM)
-    pen.shape(-0.5, 0.4, -0.5, -0.7, -0.2, -1.0, 0.2, -1.0, 0.5, -0.7, 0.5, 0.4)
-
-
-SHAPES: dict[str, Callable[[Pen], None]] = {
-    shape.__name__: shape
-    for shape in (
-        tree, flower, mushroom, cactus, leaf, rock, fish, cat, bird, snail, butterfly, turtle,
-        house, tower, car, lamp, flag, bench, apple, cup, cake, carrot, pizza, lolly,
-    )
+disc, box, shape = partial(mark, "ellipse"), partial(mark, "rectangle"), partial(mark, "polygon")
+stroke, dome, handle = partial(mark, "line"), partial(mark, "pieslice"), partial(mark, "arc", width=3)
+WOOD, GREEN, CREAM, GREY, BEAK = (110, 75, 45), (60, 130, 60), (240, 225, 195), (95, 95, 100), (245, 170, 40)
+SHAPES: dict[str, tuple[Mark, ...]] = {
+    "tree": (box(-0.15, 0.2, 0.15, 1, fill=WOOD), shape(-0.8, 0.45, 0, -1, 0.8, 0.45)),
+    "flower": (
+        stroke(0, 0, 0, 1, fill=GREEN), disc(-0.8, -0.75, -0.1, -0.05), disc(0.1, -0.75, 0.8, -0.05),
+        disc(-0.35, -1.1, 0.35, -0.4), disc(-0.35, -0.4, 0.35, 0.3),
+        disc(-0.22, -0.62, 0.22, -0.18, fill=CREAM),
+    ),
+    "mushroom": (box(-0.25, -0.1, 0.25, 1, fill=CREAM), dome(-0.95, -0.9, 0.95, 0.9)),
+    "cactus": (
+        box(-0.22, -1, 0.22, 1), box(-0.85, -0.5, -0.55, 0.3), box(-0.85, 0.1, -0.2, 0.35),
+        box(0.55, -0.7, 0.85, 0.1), box(0.2, -0.1, 0.85, 0.15),
+    ),
+    "leaf": (shape(-1, 0.9, -0.7, -0.3, 0.2, -0.9, 1, -1, 0.8, 0, 0.1, 0.75), stroke(-1, 0.9, 0.9, -0.9)),
+    "rock": (
+        shape(-1, 0.7, -0.75, -0.1, -0.2, -0.55, 0.4, -0.45, 0.85, 0.1, 1, 0.7),
+        stroke(-0.2, -0.5, 0.1, 0.1, 0.7, 0, width=1),
+    ),
+    "fish": (
+        shape(0.35, 0, 1, -0.6, 1, 0.6), disc(-1, -0.55, 0.55, 0.55),
+        disc(-0.75, -0.25, -0.45, 0.05, fill=CREAM),
+    ),
+    "cat": (
+        shape(-0.8, -0.1, -0.75, -1, -0.1, -0.5), shape(0.8, -0.1, 0.75, -1, 0.1, -0.5),
+        disc(-0.85, -0.7, 0.85, 0.85), disc(-0.58, -0.2, -0.22, 0.15, fill=CREAM),
+        disc(0.22, -0.2, 0.58, 0.15, fill=CREAM),
+    ),
+    "bird": (
+        shape(0.75, -0.5, 1, -0.35, 0.7, -0.2, fill=BEAK), disc(-0.7, -0.4, 0.6, 0.7),
+        disc(0.2, -0.8, 0.85, -0.1), shape(-1, -0.3, -0.5, 0, -0.6, 0.4), stroke(0, 0.7, 0, 1),
+    ),
+    "snail": (
+        shape(-1, 0.8, -0.6, 0.5, 0.6, 0.5, 0.75, -0.5, 1, -0.5, 0.95, 0.8, fill=CREAM),
+        disc(-0.85, -0.8, 0.5, 0.6), disc(-0.45, -0.4, 0.1, 0.2),
+    ),
+    "butterfly": (
+        shape(0, -0.1, -0.95, -0.95, -0.85, 0), shape(0, 0.1, -0.85, 0.1, -0.6, 0.9),
+        shape(0, -0.1, 0.95, -0.95, 0.85, 0), shape(0, 0.1, 0.85, 0.1, 0.6, 0.9),
+        stroke(0, -0.8, 0, 0.8, width=3),
+    ),
+    "turtle": (
+        box(-0.6, 0.3, -0.35, 0.85, fill=CREAM), box(0.35, 0.3, 0.6, 0.85, fill=CREAM),
+        disc(0.5, -0.2, 1, 0.35, fill=CREAM), dome(-0.9, -0.7, 0.7, 1.3),
+    ),
+    "house": (
+        box(-0.75, -0.15, 0.75, 1), shape(-1, -0.1, 0, -1, 1, -0.1, fill=GREY),
+        box(-0.2, 0.35, 0.2, 1, fill=CREAM),
+    ),
+    "tower": (
+        box(-0.4, -1, 0.4, 1), box(-0.2, -0.7, 0.2, -0.42, fill=CREAM),
+        box(-0.2, -0.15, 0.2, 0.13, fill=CREAM), box(-0.2, 0.4, 0.2, 0.68, fill=CREAM),
+    ),
+    "car": (
+        shape(-0.5, 0.1, -0.3, -0.4, 0.4, -0.4, 0.65, 0.1, fill=CREAM), box(-1, 0, 1, 0.5),
+        disc(-0.8, 0.3, -0.3, 0.8, fill=GREY), disc(0.3, 0.3, 0.8, 0.8, fill=GREY),
+    ),
+    "lamp": (
+        stroke(0, -0.3, 0, 1, fill=GREY), disc(-0.5, -1, 0.5, 0), box(-0.35, 0.85, 0.35, 1, fill=GREY),
+    ),
+    "flag": (stroke(-0.7, -1, -0.7, 1, fill=GREY), shape(-0.7, -0.95, 0.95, -0.5, -0.7, 0.1)),
+    "bench": (
+        box(-1, -0.5, 1, -0.15), box(-1, 0.1, 1, 0.4), stroke(-0.75, -0.5, -0.75, 1, fill=GREY),
+        stroke(0.75, -0.5, 0.75, 1, fill=GREY),
+    ),
+    "apple": (
+        disc(-0.85, -0.6, 0.85, 1), stroke(0, -0.4, 0.15, -0.95, fill=WOOD),
+        shape(0.1, -0.65, 0.7, -1, 0.6, -0.6, fill=GREEN),
+    ),
+    "cup": (handle(0.2, -0.4, 1, 0.5), shape(-0.9, -0.7, 0.6, -0.7, 0.4, 0.8, -0.7, 0.8)),
+    "cake": (
+        box(-0.95, 0.1, 0.95, 0.9), box(-0.6, -0.5, 0.6, 0.1, fill=CREAM), stroke(0, -1, 0, -0.5, width=3),
+    ),
+    "carrot": (stroke(-0.35, -1, 0, -0.45, 0.35, -1, fill=GREEN), shape(-0.5, -0.5, 0.5, -0.5, 0, 1)),
+    "pizza": (
+        shape(-0.95, -0.7, 0.95, -0.7, 0, 1), disc(-0.48, -0.48, -0.12, -0.12, fill=CREAM),
+        disc(0.12, -0.53, 0.48, -0.17, fill=CREAM), disc(-0.18, 0.02, 0.18, 0.38, fill=CREAM),
+    ),
+    "lolly": (
+        box(-0.12, 0.3, 0.12, 1, fill=CREAM),
+        shape(-0.5, 0.4, -0.5, -0.7, -0.2, -1, 0.2, -1, 0.5, -0.7, 0.5, 0.4),
+    ),
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """What a synthetic image shows, as plain values: drawn at random, put into words, and varied one attribute at a time.
 
-A scene is settled by its random numbers alone, so image k is the same on every machine. Nothing here draws:
+A scene is determined by its random numbers alone, so image k is the same on every machine. Nothing here draws:
 `drawing.py` does.
 """
 
@@ -80,17 +80,11 @@ def draw_scene(random: Random) -> Scene:
     return Scene(category, random.choice(BACKGROUNDS[category]), random.choice(TIMES), *things)
 
 
-# Which attribute takes four values and which takes two in a family of eight held-out scenes.
+# Which attribute takes four values and which takes two in a family of eight validation scenes.
 FAMILIES = (
-    ("colour", "size"),
-    ("background", "count"),
-    ("time", "place"),
-    ("kind", "colour"),
-    ("colour", "place"),
-    ("background", "size"),
-    ("time", "kind"),
-    ("kind", "count"),
-)
+    ("colour", "size"), ("background", "count"), ("time", "place"), ("kind", "colour"),
+    ("colour", "place"), ("background", "size"), ("time", "kind"), ("kind", "count"),
+)  # fmt: skip
 FAMILY_SIZE = 8
 
 
@@ -103,49 +97,30 @@ def draw_family(random: Random, layout: int) -> list[Scene]:
     unseen = replace(scene.second, colour=UNSEEN_COLOUR[scene.second.kind])
     base = replace(scene, second=unseen)
     four, two = FAMILIES[layout % len(FAMILIES)]
+    # Seeded by the family, so that the second attribute takes the same two values in all its members.
     return [
         with_two
         for with_four in vary(base, four, 4, random)
-        for with_two in vary(with_four, two, 2, random_of(base, two))
+        for with_two in vary(with_four, two, 2, Random(f"{base} {two}"))
     ]
-
-
-def random_of(scene: Scene, attribute: str) -> Random:
-    """The same random numbers for every member of a family, so that its second attribute takes the same two values."""
-    return Random(f"{scene} {attribute}")
 
 
 def vary(scene: Scene, attribute: str, num_values: int, random: Random) -> list[Scene]:
-    """The scene itself and others that differ from it in one attribute only."""
-    if attribute == "background":
-        values = BACKGROUNDS[scene.category]
-    elif attribute == "time":
-        values = TIMES
-    else:
-        return [replace(scene, first=first) for first in vary_thing(scene, attribute, num_values, random)]
-    return [
-        replace(scene, **{attribute: v})
-        for v in choose(getattr(scene, attribute), values, num_values, random)
-    ]
-
-
-def vary_thing(scene: Scene, attribute: str, num_values: int, random: Random) -> list[Thing]:
-    first, second = scene.first, scene.second
-    values = {
-        "kind": tuple(k for k in KINDS[scene.category] if k != second.kind),
+    """The scene itself and others that differ from it in one attribute only, its own or the first thing's."""
+    values: tuple = {
+        "background": BACKGROUNDS[scene.category],
+        "time": TIMES,
+        "kind": tuple(k for k in KINDS[scene.category] if k != scene.second.kind),
         "colour": COLOURS,
         "count": COUNTS,
         "size": SIZES,
-        "place": tuple(p for p in PLACES if p != second.place),
+        "place": tuple(p for p in PLACES if p != scene.second.place),
     }[attribute]
-    return [
-        replace(first, **{attribute: v})
-        for v in choose(getattr(first, attribute), values, num_values, random)
-    ]
-
-
-def choose(value: object, values: tuple, num_values: int, random: Random) -> list:
-    return [value, *random.sample([v for v in values if v != value], num_values - 1)]
+    varied = scene if attribute in ("background", "time") else scene.first
+    value = getattr(varied, attribute)
+    others = random.sample([v for v in values if v != value], num_values - 1)
+    changed = [replace(varied, **{attribute: v}) for v in (value, *others)]
+    return [one if isinstance(one, Scene) else replace(scene, first=one) for one in changed]
 
 
 NUMBERS = ("", "a", "two", "three")
@@ -166,13 +141,9 @@ PREPOSITIONS = {
     "street": "in a", "square": "in a", "harbour": "at a", "park": "in a",
 }  # fmt: skip
 PLURALS = {
-    "butterfly": "butterflies",
-    "cactus": "cacti",
-    "leaf": "leaves",
-    "lolly": "lollies",
-    "bench": "benches",
-    "fish": "fish",
-}
+    "butterfly": "butterflies", "cactus": "cacti", "leaf": "leaves",
+    "lolly": "lollies", "bench": "benches", "fish": "fish",
+}  # fmt: skip
 
 
 def describe(scene: Scene, random: Random) -> str:

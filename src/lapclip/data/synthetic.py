@@ -1,6 +1,6 @@
 """The embedded sources: drawn scenes whose captions say what is drawn, and the documents' own gradients with noise.
 
-Pair k is settled by the seed and k alone, on every machine.
+Pair k is determined by the seed and k alone, on every machine.
 """
 
 from dataclasses import dataclass
