@@ -46,7 +46,7 @@ def checked(
     files.groups = np.arange(len(records)) if groups is None else np.array(groups)
     files.sides = np.where(np.isin(np.arange(len(records)), validation), VALIDATION, TRAIN)
     lengths = np.array([len(c.split()) + 2 for own in catalogue.captions for c in own])
-    return examine(files, lengths, **({"text_length": 32, "tokenizer": "bpe"} | options))
+    return examine(files, lengths, **({"text_length": 32, "tokenizer": "bpe", "image_size": 64} | options))
 
 
 def settings_of(**facts) -> dict[str, object]:

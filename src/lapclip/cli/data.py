@@ -28,18 +28,15 @@ SIZES = ("size", "image_size", "workers")
 def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
     """The data that flags name, packed."""
     if "source" not in flags:
-        raise UserError(
-            "name a source", hint="`lapclip data check photos/`, or a table, shards, `hf:NAME`, `emoji`"
-        )
+        hint = "`lapclip data check photos/`, or a table, shards, `hf:NAME`, `emoji`"
+        raise UserError("name a source", hint=hint)
     config = load_config(flags=flags)
     with working("starting"):
         from lapclip.data.open import open_source
         from lapclip.model.clip import shape_of
     with stop_requests("stopping; what is packed already is kept") as requests:
-        opened = follow(
-            open_source(config.data, shape_of(config.model).image_size), requests, OPENING, is_kept=True
-        )
-    return config, opened
+        opening = open_source(config.data, shape_of(config.model).image_size)
+        return config, follow(opening, requests, OPENING, is_kept=True)
 
 
 @data.command
@@ -101,10 +98,10 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
     seconds = time.perf_counter() - started
     packed = [part.files.pack for part in opened.parts if part.files]
     if not packed:
-        raise UserError(
-            f"`{config.data.source}` is drawn as it is needed, and never packed",
-            hint="train on it: `lapclip train`",
-        )
+        problem = f"`{config.data.source}` is drawn as it is needed, and never packed"
+        raise UserError(problem, hint="train on it: `lapclip train`")
+    from lapclip.data.pack import folder_bytes
+
     results: list[dict[str, Any]] = [
         {
             "path": str(one.path),
@@ -112,7 +109,7 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
             "num_reused": one.num_reused,
             "num_unreadable": len(one.unreadable),
             "image_size": one.size,
-            "bytes": one.num_bytes,
+            "bytes": folder_bytes(one.path),
             "seconds": seconds,
         }
         for one in packed
@@ -194,13 +191,12 @@ def remove(
         ]
         print_json({"packs": packs, "bytes": sum(p.num_bytes for p in shown)})
         return 0
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("pack", no_wrap=True)
-    table.add_column("source", overflow="fold")
-    table.add_column("size", justify="right")
-    table.add_column("last used")
+    table = Table(
+        Column("pack", no_wrap=True), Column("source", overflow="fold"), Column("size", justify="right"), "last used",
+        box=None, padding=(0, 2, 0, 0),
+    )  # fmt: skip
     for p in shown:
         last_used = time.strftime("%Y-%m-%d", time.localtime(p.last_used))
         table.add_row(p.path.name, p.source, size(p.num_bytes), last_used)

@@ -33,9 +33,7 @@ class DataFacts:
     tokenizer: str = "bpe"
     text_length: int = MAX_TEXT_LENGTH  # of the model
     caption_tokens: dict[str, int] = field(default_factory=dict)  # percentiles
-    caption_tokens_cut: dict[str, float] = field(
-        default_factory=dict
-    )  # share of the captions, by text length
+    caption_tokens_cut: dict[str, float] = field(default_factory=dict)  # share, by text length
     num_distinct_captions: int = 0
     share_shared_captions: float = 0.0  # captions of several images
     scripts: dict[str, int] = field(default_factory=dict)
@@ -177,10 +175,8 @@ def warnings(facts: DataFacts) -> Iterator[str]:
     if facts.num_unreadable > MAX_UNREADABLE * num_all:
         broken = percent(facts.num_unreadable / num_all)
         yield f"{broken} of the images are unreadable; check for an incomplete download"
-    if (
-        facts.classes
-        and (ratio := facts.classes["largest"][1] / facts.classes["smallest"][1]) > MAX_CLASS_RATIO
-    ):
+    classes = facts.classes
+    if classes and (ratio := classes["largest"][1] / classes["smallest"][1]) > MAX_CLASS_RATIO:
         yield (
             f"the largest class has {ratio:,.0f} times as many images as the smallest; "
             "rare classes will be found less often"

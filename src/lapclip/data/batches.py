@@ -16,7 +16,7 @@ import numpy as np
 from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
-from lapclip.data.workers import held, submit_ahead, worker_pool
+from lapclip.data.workers import submit_ahead, with_held, worker_pool
 from lapclip.errors import UserError, shortened
 
 PIECE = 64  # pairs a worker prepares at once: small, so that a large batch is shared and never held twice
@@ -46,15 +46,9 @@ class Fetched:
     faults: tuple[str, ...] = ()
 
 
-def places_of_step(step: int, *, num_pairs: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Epoch and place in it of each pair of a step. A batch may hold the end of one epoch and the start of the next."""
-    places = np.arange(step * batch_size, (step + 1) * batch_size)
-    return places // num_pairs, places % num_pairs
-
-
 def pairs_of_step(source: Source, step: int, *, batch_size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of one step, counted from 0, and the epoch that each belongs to."""
-    epochs, places = places_of_step(step, num_pairs=source.num_pairs, batch_size=batch_size)
+    """The pairs of one step, counted from 0, and the epoch that each belongs to; a batch may span two epochs."""
+    epochs, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), source.num_pairs)
     pairs = [epoch_order(source, int(e), seed)[p] for e, p in zip(epochs, places, strict=True)]
     return np.array(pairs), epochs
 
@@ -104,7 +98,7 @@ def fetch_ahead(
         def submit(step: int) -> list[Future]:
             indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
             return [
-                pool.submit(fetch_held, indices[i : i + PIECE], epochs[i : i + PIECE], size, seed)
+                pool.submit(with_held, fetch, indices[i : i + PIECE], epochs[i : i + PIECE], size, seed)
                 for i in range(0, batch_size, PIECE)
             ]
 
@@ -163,7 +157,3 @@ def fetch_singly(
                 hint="check that the source is still there: `lapclip data check` names what is wrong with it",
             )
     return taken, np.stack(images), tuple(faults)
-
-
-def fetch_held(indices: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> Fetched:
-    return fetch(held(), indices, epochs, size, seed)

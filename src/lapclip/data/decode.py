@@ -45,6 +45,7 @@ RECORD = np.dtype(
         ("thumb", "u1", (THUMB, THUMB, 3)),
     ]
 )
+Box = tuple[float, float, float, float]
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # half an image is a broken one
 
 
@@ -159,9 +160,8 @@ def formats(data: bytes) -> list[str]:
 def unidentified(data: bytes) -> Unreadable:
     if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"):
         return Unreadable("is a HEIC image, which needs `pip install 'lapclip[heic]'`", extra="heic")
-    return Unreadable(
-        "is text, not an image" if b"\0" not in data[:1024] else "is not an image in a known format"
-    )
+    is_text = b"\0" not in data[:1024]
+    return Unreadable("is text, not an image" if is_text else "is not an image in a known format")
 
 
 limits_lock, num_limits_off, limits = threading.Lock(), 0, contextlib.ExitStack()
@@ -273,16 +273,16 @@ def has_alpha(image: Image.Image) -> bool:
 
 def trait_bits(image: Image.Image, turned: int) -> int:
     mode = image.mode
-    traits = {
-        "grey": mode in ("1", "L", "LA", "F") or is_deep(mode),
-        "cmyk": mode == "CMYK",
-        "sixteen_bit": is_deep(mode),
-        "alpha": has_alpha(image),
-        "palette": mode == "P",
-        "rotated": turned not in (0, 1),
-        "animated": getattr(image, "is_animated", False) and image.format != "MPO",
-    }
-    return sum(1 << TRAITS.index(trait) for trait, is_so in traits.items() if is_so)
+    is_so = (  # in the order of TRAITS
+        mode in ("1", "L", "LA", "F") or is_deep(mode),
+        mode == "CMYK",
+        is_deep(mode),
+        has_alpha(image),
+        mode == "P",
+        turned not in (0, 1),
+        getattr(image, "is_animated", False) and image.format != "MPO",
+    )
+    return sum(bool(has_trait) << bit for bit, has_trait in enumerate(is_so))
 
 
 def center_square(image: Image.Image, size: int, extent: tuple[float, float] | None = None) -> Image.Image:
@@ -293,9 +293,7 @@ def center_square(image: Image.Image, size: int, extent: tuple[float, float] | N
     return resize_rgb(image, (size, size), (left, top, left + side, top + side))
 
 
-def resize_rgb(
-    image: Image.Image, size: tuple[int, int], box: tuple[float, float, float, float]
-) -> Image.Image:
+def resize_rgb(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
     """A part of an image as RGB at a size; a large one is converted band by band: a second one would not fit."""
     image.load()
     left, top, right, bottom = box

@@ -40,7 +40,7 @@ class Report(DataFacts):
     num_duplicate_captions: int  # equal but for case, beyond the first image of each
     duplicate_captions: dict[str, int]
     sizes: dict[str, Any] | None  # None where no image was decoded
-    num_small: int | None  # smaller than images are trained on; None where that is not known
+    num_small: int  # smaller than images are trained on
     traits: dict[str, int]
     formats: dict[str, int]
     languages: dict[str, float] = field(default_factory=dict)  # no longer guessed; the key stays for programs
@@ -55,15 +55,11 @@ class Report(DataFacts):
 
 
 def examine(
-    files: Files, lengths: np.ndarray, *, text_length: int, tokenizer: str, image_size: int | None = None
+    files: Files, lengths: np.ndarray, *, text_length: int, tokenizer: str, image_size: int
 ) -> Report:
     """Everything about a source; `lengths` are tokens of all captions in order, start and end included."""
-    catalogue, records, groups, unreadable = (
-        files.catalogue,
-        files.pack.records,
-        files.groups,
-        files.pack.unreadable,
-    )
+    catalogue, groups = files.catalogue, files.groups
+    records, unreadable = files.pack.records, files.pack.unreadable
     is_readable = records["row"] >= 0
     readable = np.flatnonzero(is_readable)
     num_each = np.array([len(own) for own in catalogue.captions], dtype=np.int64)
@@ -79,6 +75,7 @@ def examine(
     is_validation = is_readable & (files.sides == VALIDATION)
     is_train = is_readable & ~is_validation & ~own_test
     leaks = find_leaks(groups, is_train, is_validation)
+    traits, formats = records["traits"][readable], Counter(records["format"][known].tolist())
     shared, num_distinct, num_sharing = shared_captions(captions, np.repeat(readable, num_each))
     report = Report(
         num_images=len(readable),
@@ -101,16 +98,9 @@ def examine(
             for length in sorted({CLIP_TEXT_LENGTH, text_length})
         },
         sizes=sizes_of(records, known, catalogue.names) if len(known) else None,
-        num_small=None
-        if image_size is None
-        else int((np.minimum(records["width"], records["height"])[known] < image_size).sum()),
-        traits={
-            trait: int((records["traits"][readable] >> bit & 1).sum()) for bit, trait in enumerate(TRAITS)
-        },
-        formats={
-            FORMATS[number]: count
-            for number, count in Counter(records["format"][known].tolist()).most_common()
-        },
+        num_small=int((np.minimum(records["width"], records["height"])[known] < image_size).sum()),
+        traits={name: int((traits >> bit & 1).sum()) for bit, name in enumerate(TRAITS)},
+        formats={FORMATS[number]: count for number, count in formats.most_common()},
         scripts=dict(Counter(map(script_of, captions)).most_common()),
         share_outside_a_to_z=share_outside_a_to_z(captions[:: -(-len(captions) // MAX_READ) or 1]),
         num_train=int(is_train.sum()),
@@ -217,18 +207,13 @@ def script_of_letter(letter: str) -> str:
 def lines(report: Report) -> Iterator[tuple[str, str]]:
     """The report as rows of a table, a label and a sentence; what would say nothing is omitted."""
     num_all = report.num_images + report.num_unreadable
-    yield (
-        "images",
-        f"{report.num_images:,}"
-        + (f" of {num_all:,} readable" if report.num_unreadable else ", all readable"),
-    )
+    readable = f" of {num_all:,} readable" if report.num_unreadable else ", all readable"
+    yield "images", f"{report.num_images:,}{readable}"
     least, mean, most = (report.captions_per_image[key] for key in ("min", "mean", "max"))
     each = f"{'one' if most == 1 else f'{most:,}'} for each image"
-    yield (
-        "captions",
-        f"{report.num_captions:,}, "
-        + (each if least == most else f"{least:,} to {most:,} for each image, {mean:.1f} on average"),
-    )
+    if least != most:
+        each = f"{least:,} to {most:,} for each image, {mean:.1f} on average"
+    yield "captions", f"{report.num_captions:,}, {each}"
     if report.classes:
         (rarest, few), (commonest, many) = report.classes["smallest"], report.classes["largest"]
         ends = f"from {few:,} (`{brief(rarest)}`) to {many:,} images (`{brief(commonest)}`)"
@@ -252,10 +237,8 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
         lengths = f"{tokens['50']} (median), 99% have up to {tokens['99']}, the longest {tokens['100']}"
         yield "tokens", f"{lengths}; {cut} at {report.text_length}"
     if set(report.scripts) - {"Latin"}:
-        yield (
-            "scripts",
-            listed([f"{s} {percent(n / report.num_captions)}" for s, n in report.scripts.items()]),
-        )
+        shares = [f"{s} {percent(n / report.num_captions)}" for s, n in report.scripts.items()]
+        yield "scripts", listed(shares)
     whose = "the dataset's own split" if report.own_split else "chosen by content"
     unused = f"; {report.num_unused:,} for testing, not used" if report.num_unused else ""
     yield "split", f"{report.num_train:,} training, {report.num_validation:,} validation ({whose}){unused}"
@@ -269,10 +252,8 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "shared", f"{share} of the captions belong to several images, `{brief(caption)}` to {count:,}"
     if report.num_leaks:
         pairs = [f"`{brief(one)}` = `{brief(other)}`" for one, other in report.leaks]
-        yield (
-            "leaks",
-            f"{plural(report.num_leaks, 'validation image')} that training shows too: {listed(pairs)}",
-        )
+        leaked = plural(report.num_leaks, "validation image")
+        yield "leaks", f"{leaked} that training shows too: {listed(pairs)}"
     if report.num_unreadable:
         whys = [f"`{brief(name)}` {why}" for name, why in report.unreadable_why.items()]
         yield "unreadable", f"{report.num_unreadable:,}: {listed(whys)}"

@@ -34,19 +34,16 @@ def check_list(several: Any) -> None:
     if isinstance(several, str | bytes | os.PathLike | Image.Image) or is_one_image:
         raise UserError("expected a list, and this is one item", hint="put it into brackets: `[...]`")
     if isinstance(several, Mapping) or not (hasattr(several, "__len__") and hasattr(several, "__getitem__")):
-        raise UserError(
-            f"expected a list, and this is a `{type(several).__name__}`", hint="make it one: `list(...)`"
-        )
+        name = type(several).__name__
+        raise UserError(f"expected a list, and this is a `{name}`", hint="make it one: `list(...)`")
 
 
 def check_texts(several: Any) -> None:
     check_list(several)
     for number, text in enumerate(several):
         if not isinstance(text, str):
-            raise UserError(
-                f"text {number} is given as `{type(text).__name__}`, not as a string",
-                hint="give strings only",
-            )
+            problem = f"text {number} is given as `{type(text).__name__}`, not as a string"
+            raise UserError(problem, hint="give strings only")
 
 
 def squares(images: Any, size: int) -> Generator[np.ndarray, None, None]:
@@ -81,10 +78,8 @@ def square_of(image: Any, size: int, called: str) -> np.ndarray:
         return channels_first(center_square(stored, size))
     except (Unreadable, OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(
-            f"cannot read {called} as an image: {printable(why)}",
-            hint="omit it, or convert it to JPEG",
-        ) from None
+        hint = "omit it, or convert it to JPEG"
+        raise UserError(f"cannot read {called} as an image: {printable(why)}", hint=hint) from None
 
 
 def decode_as_trained(data: bytes, size: int) -> Decoded:

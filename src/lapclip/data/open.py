@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,9 +78,7 @@ class Data:
     @property
     def source(self) -> str:
         """The name that opens the same from any folder."""
-        return " + ".join(
-            part.name + (f"@{part.weight!r}" if part.weight != 1 else "") for part in self.parts
-        )
+        return " + ".join(p.name + (f"@{p.weight!r}" if p.weight != 1 else "") for p in self.parts)
 
     def release(self) -> None:
         """Frees what only opening and the doctor need: the captions of a million pairs."""
@@ -117,25 +116,21 @@ def mixed(parts: list[Part]) -> tuple[Source, Source]:
     """The training pairs and the validation pairs of all parts; a part that has none of one kind is not in it."""
     if len(parts) == 1:
         return parts[0].training, parts[0].validation
-    training = [part for part in parts if part.training.num_pairs]
-    validation = tuple(part.validation for part in parts if part.validation.num_pairs)
-    weights = tuple(part.weight for part in training)
-    return Mixed(tuple(part.training for part in training), weights), Mixed(
-        validation, (1.0,) * len(validation)
-    )
+    used = [part for part in parts if part.training.num_pairs]
+    training = Mixed([part.training for part in used], [part.weight for part in used])
+    validation = [part.validation for part in parts if part.validation.num_pairs]
+    return training, Mixed(validation, [1.0] * len(validation))
 
 
 def find_files(config: DataConfig, name: str) -> Files:
-    images = resolve_images(config.images, name)
+    images = config.images and resolve_images(config.images, name)
     options = Options(config.format, images, config.image_column, config.caption_column)
     catalogue, identity = open_catalogue(name, options)
     return Files(identity, catalogue, images)
 
 
-def resolve_images(images: str | None, name: str) -> str | None:
+def resolve_images(images: str, name: str) -> str:
     """The folder meant: here, or beside the table; from now on by its whole path."""
-    if images is None:
-        return None
     images = os.path.expanduser(images)
     beside = os.path.join(os.path.dirname(os.path.abspath(name)), images)
     return beside if not os.path.exists(images) and os.path.exists(beside) else os.path.abspath(images)
@@ -156,44 +151,34 @@ def split_together(files: list[Files], share: float) -> None:
     records = np.concatenate([own.pack.records for own in files])
     groups = np.arange(len(records)) if files[0].is_streamed else content_groups(records)
     sides = split(records, groups, [own.catalogue.sides for own in files], share)
-    ends = np.cumsum([len(own.pack.records) for own in files])
-    for own, its_groups, its_sides in zip(
-        files, np.split(groups, ends[:-1]), np.split(sides, ends[:-1]), strict=True
-    ):
-        own.groups, own.sides = its_groups, its_sides
+    start = 0
+    for own in files:
+        here = slice(start, start := start + len(own.pack.records))
+        own.groups, own.sides = groups[here], sides[here]
 
 
 def write_table(files: Files) -> PairTable:
     catalogue, packed = files.catalogue, files.pack
     usable = np.flatnonzero(packed.records["row"] >= 0)
     if len(usable) < MIN_IMAGES:
+        first = f"; {first_unreadable(catalogue, packed)}" if packed.unreadable else ""
         raise UserError(
-            f"`{catalogue.name}` has {len(usable)} usable images, and at least {MIN_IMAGES} are needed"
-            + (f"; {first_unreadable(catalogue, packed)}" if packed.unreadable else ""),
+            f"`{catalogue.name}` has {len(usable)} usable images, and at least {MIN_IMAGES} are needed{first}",
             hint="add images with captions to it, or repair the unreadable ones",
         )
     with locked(packed.path), writing_to(packed.path):
         describe_folder(packed.path, files.name, packed.size)
-        return write_pairs(
-            packed.path,
-            catalogue,
-            usable,
-            rows=packed.records["row"][usable],
-            keys=content_keys(packed.records)[usable],
-            groups=files.groups[usable],
-            sides=files.sides[usable],
-        )
+        rows, keys = packed.records["row"][usable], content_keys(packed.records)[usable]
+        groups, sides = files.groups[usable], files.sides[usable]
+        return write_pairs(packed.path, catalogue, usable, rows, keys, groups, sides)
 
 
 def make_source(files: Files, side: int, config: DataConfig) -> Source:
     each_caption = config.captions == "all" and side == TRAIN
-    table, size = files.table, files.pack.size
+    common = (files.table, files.pack.size, side, each_caption)
     if not files.is_streamed:
-        return Packed(table, size, side, each_caption, pixels_file=files.pack.path / "pixels")
-    catalogue = files.catalogue
-    return Streamed(
-        table, size, side, each_caption, reader=catalogue.reader, mean_bytes=mean_bytes(catalogue)
-    )
+        return Packed(*common, pixels_file=files.pack.path / "pixels")
+    return Streamed(*common, reader=files.catalogue.reader, mean_bytes=mean_bytes(files.catalogue))
 
 
 def fingerprint_of(parts: list[Part]) -> str:
@@ -213,10 +198,8 @@ def mean_bytes(catalogue: Catalogue) -> float:
     """Of an encoded image, by a few of them."""
     sizes = []
     for index in np.linspace(0, len(catalogue.names) - 1, 16).astype(int):
-        try:
+        with suppress(OSError, ValueError):
             sizes.append(len(catalogue.reader.read(int(index))))
-        except (OSError, ValueError):
-            continue
     return float(np.mean(sizes)) if sizes else 100_000.0
 
 
@@ -233,15 +216,11 @@ def parse_source(text: str) -> list[tuple[str, float]]:
         if not at or os.path.exists(part.strip()) or not WEIGHT.fullmatch(weight):
             name, weight = part.strip(), "1"
         if not name:
-            raise UserError(
-                f"`{text}` names no source beside a `+`",
-                hint="write `photos + captions.csv@2`; the number is a weight",
-            )
+            hint = "write `photos + captions.csv@2`; the number is a weight"
+            raise UserError(f"`{text}` names no source beside a `+`", hint=hint)
         if not 0 < float(weight) <= MAX_WEIGHT:
-            raise UserError(
-                f"`{part.strip()}` has a weight of {weight}",
-                hint=f"a weight is above 0 and at most {MAX_WEIGHT}",
-            )
+            hint = f"a weight is above 0 and at most {MAX_WEIGHT}"
+            raise UserError(f"`{part.strip()}` has a weight of {weight}", hint=hint)
         parts.append((name, float(weight)))
     return parts
 
@@ -275,8 +254,5 @@ def open_synthetic(name: str) -> tuple[Source, Source]:
             hint="write `synthetic:50000` or `synthetic:documents`",
         )
     if int(rest or 0) > MAX_SCENES:
-        raise UserError(
-            f"`{name}` asks for more than {MAX_SCENES:,} pairs",
-            hint="ask for fewer",
-        )
+        raise UserError(f"`{name}` asks for more than {MAX_SCENES:,} pairs", hint="ask for fewer")
     return (SceneSource(num_pairs=int(rest)) if rest else SceneSource()), ValidationScenes()

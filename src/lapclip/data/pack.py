@@ -20,7 +20,7 @@ import numpy as np
 
 from lapclip.data.catalogue import Catalogue, Reader
 from lapclip.data.decode import RECORD, Unreadable, decode, digest
-from lapclip.data.workers import held, submit_ahead, worker_pool
+from lapclip.data.workers import submit_ahead, with_held, worker_pool
 from lapclip.errors import UserError, shortened
 from lapclip.files import Taken, cache_folder, release_lock, take_lock, write_atomically
 from lapclip.machine.hardware import num_usable_cores
@@ -45,10 +45,6 @@ class Pack:
     unreadable: dict[int, str] = field(default_factory=dict)  # why, by number
     num_reused: int = 0  # images that were there already
     num_needing_extra: int = 0  # unreadable images that an optional dependency would read
-
-    @property
-    def num_bytes(self) -> int:
-        return folder_bytes(self.path)
 
 
 @dataclass(frozen=True)
@@ -96,25 +92,22 @@ def pack(
             yield Progress(PACKING, 0, len(missing), 0, needed)
             faults: dict[int, Fault] = {}
             done = 0
-            for piece, outcomes in decode_all(
-                Decoder(catalogue.reader, size, journal.contents), missing, workers
-            ):
+            decoder = Decoder(catalogue.reader, size, journal.contents)
+            for piece, outcomes in decode_all(decoder, missing, workers):
                 for number, outcome in zip(piece.tolist(), outcomes, strict=True):
                     if isinstance(outcome, Fault):
                         faults[number] = outcome
-                    if (
-                        not isinstance(outcome, Fault) or outcome.is_lasting
-                    ):  # others are tried again the next time
-                        found[number] = journal.add(int(stamps[number]), outcome)
+                        if not outcome.is_lasting:  # it is tried again the next time
+                            continue
+                    found[number] = journal.add(int(stamps[number]), outcome)
                 done += len(piece)
                 yield Progress(PACKING, done, len(missing), len(faults), needed)
             records = journal.chosen(found)
         whys = read_whys(path)
-    broken = np.flatnonzero(records["row"] < 0).tolist()
     num_needing_extra = sum(fault.extra is not None for fault in faults.values())
     unreadable = {
         number: faults[number].why if number in faults else whys.get(int(stamps[number]), "is missing")
-        for number in broken
+        for number in np.flatnonzero(records["row"] < 0).tolist()
     }
     return Pack(path, size, records, unreadable, num_reused, num_needing_extra)
 
@@ -137,13 +130,11 @@ def decode_all(
         return
     workers = min(workers or num_usable_cores(), len(pieces))
     with worker_pool(decoder, workers) as pool:
-        futures = submit_ahead(lambda piece: pool.submit(decode_held, piece), pieces, 2 * workers)
+        futures = submit_ahead(
+            lambda piece: pool.submit(with_held, Decoder.decode, piece), pieces, 2 * workers
+        )
         for piece, future in zip(pieces, futures, strict=True):
             yield piece, future.result()
-
-
-def decode_held(numbers: np.ndarray) -> list[Outcome]:
-    return held().decode(numbers)
 
 
 @dataclass
@@ -319,9 +310,8 @@ def locked(path: Path) -> Iterator[None]:
             break
         except Taken:
             if time.monotonic() > deadline:
-                raise UserError(
-                    f"another process is packing into `{path}`", hint="wait until it is done, then try again"
-                ) from None
+                problem = f"another process is packing into `{path}`"
+                raise UserError(problem, hint="wait until it is done, then try again") from None
     try:
         os.utime(path / "lock")  # when it was last used
         yield
@@ -336,11 +326,10 @@ def writing_to(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = "free some disk space; what is packed already is kept"
+        hint = full if is_full else "set LAPCLIP_CACHE to a folder you may write to"
         raise UserError(
-            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
-            hint="free some disk space; what is packed already is kept"
-            if is_full
-            else "set LAPCLIP_CACHE to a folder you may write to",
+            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}", hint=hint
         ) from None
 
 

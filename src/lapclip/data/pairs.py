@@ -71,16 +71,8 @@ def write_pairs(
     caption_data, caption_ends = joined([caption for own in captions for caption in own])
     name_data, name_ends = joined([catalogue.names[i] for i in usable])
     first = np.concatenate([[0], np.cumsum([len(own) for own in captions], dtype=np.int64)])
-    ordered = (
-        usable.astype(np.int64),
-        rows,
-        groups,
-        sides.astype(np.int8),
-        keys,
-        first,
-        caption_ends,
-        name_ends,
-    )
+    numbers, sides = usable.astype(np.int64), sides.astype(np.int8)
+    ordered = (numbers, rows, groups, sides, keys, first, caption_ends, name_ends)  # as in COLUMNS
     columns = dict(zip(COLUMNS, map(np.ascontiguousarray, ordered), strict=True))
     contents = {name: column.tobytes() for name, column in columns.items()}
     fingerprint = digest(caption_data, name_data, *(contents[name] for name in ("ranks", "sides", "first")))

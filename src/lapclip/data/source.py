@@ -220,10 +220,8 @@ class Mixed(Source):
     @cached_property
     def counts(self) -> list[int]:
         """Pairs of each part in an epoch."""
-        return [
-            max(1, round(part.num_pairs * weight))
-            for part, weight in zip(self.parts, self.weights, strict=True)
-        ]
+        weighted = zip(self.parts, self.weights, strict=True)
+        return [max(1, round(part.num_pairs * weight)) for part, weight in weighted]
 
     def order(self, epoch: int, seed: int) -> np.ndarray:
         """Each part in its own order, and by chance whose turn it is: a streamed part stays one."""

@@ -166,11 +166,7 @@ def duplicates(records: np.ndarray, groups: np.ndarray) -> list[list[int]]:
     order = np.lexsort((np.arange(len(groups)), -pixels, groups))
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
-    several = np.flatnonzero(sizes > 1)
-    found = [
-        order[start : start + size].tolist()
-        for start, size in zip(starts[several], sizes[several], strict=True)
-    ]
+    found = [order[at : at + n].tolist() for at, n in zip(starts, sizes, strict=True) if n > 1]
     return sorted(found, key=lambda members: (-len(members), min(members)))
 
 
@@ -181,14 +177,11 @@ def split(
 
     Within one part its own split is taken as it is; an image that two parts hold is never on both sides.
     """
-    by_content = is_chosen(records, groups, share)
-    ends = np.cumsum([len(own) for own in own_sides])
-    sides = np.concatenate(
-        [
-            part_sides(own, records["row"][end - len(own) : end] >= 0, by_content[end - len(own) : end])
-            for own, end in zip(own_sides, ends, strict=True)
-        ]
-    )
+    by_content, usable = is_chosen(records, groups, share), records["row"] >= 0
+    sides, start = np.empty(len(records), dtype=np.int8), 0
+    for own in own_sides:
+        here = slice(start, start := start + len(own))
+        sides[here] = part_sides(own, usable[here], by_content[here])
     if len(own_sides) > 1:
         sides[(sides == TRAIN) & np.isin(groups, groups[sides == VALIDATION])] = UNUSED
     return sides

@@ -30,9 +30,8 @@ class Tokenizer:
         self.pipeline = pipeline
         self.start, self.end, self.pad = start, end, pad
         self.cached: dict[str, Sequence[int]] = {}
-        self.pipeline.encode_special_tokens = (
-            True  # `<end>` in a caption is plain text: only `encode` ends a row
-        )
+        # `<end>` in a caption is plain text: only `encode` ends a row.
+        self.pipeline.encode_special_tokens = True
         self.pipeline.no_padding()  # that and cutting is done here; other people's files may ask for both
         self.pipeline.no_truncation()
 
@@ -91,10 +90,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
             raise ValueError("the file is too large")
         pipeline = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
     except OSError as error:
-        raise UserError(
-            f"cannot read `{path}`: {error.strerror}",
-            hint="a run folder needs its `tokenizer.json`; copy it whole",
-        ) from None
+        hint = "a run folder needs its `tokenizer.json`; copy it whole"
+        raise UserError(f"cannot read `{path}`: {error.strerror}", hint=hint) from None
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that

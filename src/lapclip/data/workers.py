@@ -84,6 +84,6 @@ def die_with(parent: multiprocessing.process.BaseProcess) -> None:
     os._exit(1)
 
 
-def held() -> Any:
-    """What this worker process was given."""
-    return held_here
+def with_held(function: Callable[..., B], *arguments: Any) -> B:
+    """`function` of what this worker process was given, and of the arguments."""
+    return function(held_here, *arguments)
