@@ -13,7 +13,6 @@ import pytest
 from conftest import SMALL, as_flags, command, environment, wait_for
 from test_web import Server, append, evaluated, inspected, started, step, write_run
 
-from lapclip.cli import run_command
 from lapclip.runs.events import Finished, Step, Warned
 from lapclip.runs.run import Run
 
@@ -171,10 +170,8 @@ def test_a_run_that_is_over_opens_and_hostile_words_are_only_words(visit, server
     seen.page.locator("#queries img").first.wait_for()
     assert (seen.text("#state"), seen.text("#percent")) == ("finished", "100%")
     assert HOSTILE in seen.text("#queries q") and HOSTILE in seen.text("#warnings strong")
-    assert (
-        seen.text("#queries .right b") == "\u2713 correct"
-        and seen.page.locator("#queries .right").count() == 1
-    )
+    assert seen.text("#queries .right b") == "\u2713 correct"
+    assert seen.page.locator("#queries .right").count() == 1
     seen.page.locator("#matrix").hover(position={"x": 20, "y": 20})
     seen.page.locator("#matrix-details summary").click()
     assert HOSTILE in seen.text("#matrix-cell") and HOSTILE in seen.text("#matrix-table")
@@ -273,16 +270,8 @@ def test_everything_can_be_reached_with_the_keyboard(visit):
         seen.page.keyboard.press("Tab")
         found.append(seen.page.evaluate(look))
     reached = [who for who, _ in found]
-    assert reached[0] == "skip" and {
-        "theme",
-        "range",
-        "checkbox",
-        "summary",
-        "earlier",
-        "snapshot",
-        "matrix",
-        "layers",
-    } <= set(reached)
+    expected = ("theme", "range", "checkbox", "summary", "earlier", "snapshot", "matrix", "layers")
+    assert reached[0] == "skip" and set(expected) <= set(reached)
     assert all(outline != "none" for who, outline in found if who != "body")
     seen.page.locator("#snapshot").press("ArrowLeft")
     assert seen.text("#snapshot-step") == "step 30, 1 of 2"
@@ -323,7 +312,7 @@ def test_a_screen_reader_finds_its_way(visit):
     assert "image.0 at step 40" in seen.text("#layers-cell[role=status]")
 
 
-def test_a_page_with_too_many_points_asks_for_all_of_them_anew(visit):
+def test_a_page_with_too_many_points_asks_for_all_of_them_again(visit):
     """Instead of thinning what it has, again and again, until nothing is left of the beginning."""
     seen = visit("?run=over")
     seen.wait_for_steps(59)
@@ -368,10 +357,8 @@ def test_a_run_that_begins_meanwhile_is_listed_and_the_shown_one_is_not(browser,
         write_run(tmp_path / "runs" / "newer", started(), step(1))
         seen.page.evaluate(LOOK)  # lists them at once
         seen.page.get_by_label("newer", exact=True).wait_for()
-        assert {name.strip() for name in seen.page.locator("#runs label").all_inner_texts()} == {
-            "oldest",
-            "newer",
-        }
+        listed = {name.strip() for name in seen.page.locator("#runs label").all_inner_texts()}
+        assert listed == {"oldest", "newer"}
         assert seen.text("#name") == "shown"
     finally:
         seen.context.close()
@@ -397,22 +384,6 @@ def test_what_a_resumed_run_thinks_replaces_what_it_thought_at_the_same_step(vis
     seen.page.evaluate("new Promise(requestAnimationFrame)")
     assert len([url for url in seen.asked if "step-000006" in url]) == 1, "asked for once, not at all news"
     assert seen.problems == []
-
-
-def test_the_charts_of_a_report_come_to_life(browser, folder):
-    write_run(folder / "runs" / "one", started(), step(1))
-    seen = Visit(browser, "about:blank")
-    try:
-        for names in (["one"], ["over"], ["over", "older"]):
-            file = folder / f"{'-'.join(names)}.html"
-            runs = [str(folder / "runs" / name) for name in names]
-            assert run_command(["report", *runs, "--output", str(file)]) == 0
-            seen.page.goto(file.as_uri())
-            charts = seen.page.locator("figure.chart").count()
-            assert charts >= 3 and seen.page.locator("figure.live canvas").count() == charts, names
-            assert seen.problems == [], names
-    finally:
-        seen.context.close()
 
 
 # While something is trained.

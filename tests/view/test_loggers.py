@@ -104,9 +104,14 @@ def points_of_events(path: Path) -> dict[tuple[str, int], tuple[float, float]]:
 
 @pytest.mark.slow
 def test_tensorboard_has_every_number_of_the_events(run, capfd):
-    to_tensorboard(run)
+    (run.path / "tensorboard").mkdir()
+    other = run.path / "tensorboard" / "events.out.tfevents.1.somebody-else"
+    other.write_bytes(b"")
+    for _ in range(2):  # the second time replaces the first
+        to_tensorboard(run)
     told = capfd.readouterr()
     assert "tensorboard --logdir runs" in told.err and not told.out
+    assert len(list((run.path / "tensorboard").iterdir())) == 2 and other.exists()
     found = points(read_board(run.path))
     assert found == points_of_events(run.path)
     tags = {tag for tag, _ in found}
@@ -117,38 +122,29 @@ def test_tensorboard_has_every_number_of_the_events(run, capfd):
     assert num_inspected and sum(shares) == pytest.approx(num_inspected, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_a_run_followed_twice_has_no_point_twice(run):
-    to_tensorboard(run)
-    other = run.path / "tensorboard" / "events.out.tfevents.1.somebody-else"
-    other.write_bytes(b"")
-    to_tensorboard(run)
-    assert len(list((run.path / "tensorboard").iterdir())) == 2 and other.exists()
-    assert points(read_board(run.path)) == points_of_events(run.path)
-
-
-def test_settings_and_warnings_reach_tensorboard():
+def test_settings_and_warnings_reach_the_board_and_lost_steps_are_removed():
     said = Warned(3, "captions repeat", "add others", kind="duplicate-captions", time=12.0)
-    to_tensorboard(made_up(started(0), step(1), said, Failed("no", "yes")))
+    steps = [step(n, loss=9.0) for n in range(1, 9)]
+    to_tensorboard(made_up(started(0), said, *steps, started(4), step(6, loss=1.0), Failed("no", "yes")))
     board = read_board(Path("runs/b"))
     (text,) = board.Tensors("warnings/duplicate-captions")
     assert text.tensor_proto.string_val == [b"captions repeat; add others"]
     assert (text.step, text.wall_time) == (3, 12.0)
     (settings,) = board.Tensors("settings")[0].tensor_proto.string_val
     assert {b"lr = 0.002", b"size = nano"} <= set(settings.splitlines())
+    found = [(point.step, point.value) for point in board.Scalars("training/loss")]
+    assert found == [(n, 9.0) for n in range(1, 5)] + [(6, 1.0)], "a killed process lost steps 5 to 8"
 
 
-def test_steps_that_a_killed_process_lost_are_taken_back_on_the_board():
-    events = [started(0), *(step(n, loss=9.0) for n in range(1, 9)), started(4), step(6, loss=1.0)]
-    to_tensorboard(made_up(*events))
-    losses = read_board(Path("runs/b")).Scalars("training/loss")
-    assert [(point.step, point.value) for point in losses] == [(n, 9.0) for n in range(1, 5)] + [(6, 1.0)]
-
-
-def test_a_run_without_events_and_without_a_process_is_said(monkeypatch):
+def test_a_run_without_events_and_a_folder_that_cannot_be_written_are_said(monkeypatch):
     monkeypatch.setattr(loggers, "SECONDS_TO_BEGIN", 0)
+    run = made_up()
     with pytest.raises(UserError, match="no events yet"):
-        to_tensorboard(made_up())
+        to_tensorboard(run)
+    shutil.rmtree(run.path / "tensorboard")
+    (run.path / "tensorboard").write_text("a file")
+    with pytest.raises(UserError, match="tensorboard"):
+        to_tensorboard(run)
 
 
 @pytest.mark.prove
@@ -231,14 +227,14 @@ def test_wandb_without_an_account_keeps_every_number_and_asks_nothing(run):
         assert done.returncode == 0, done.stderr
         assert done.stdout == "whole\n" and "wandb sync" in done.stderr
     rows = {row["_step"]: row for row in wandb_rows(run)}
-    wanted = {}
+    expected = {}
     for event in run.events():
         if values := scalars_of(event):
-            wanted.setdefault(event.step, {}).update(values | {"_timestamp": event.time})
-    assert rows.keys() == wanted.keys()
+            expected.setdefault(event.step, {}).update(values | {"_timestamp": event.time})
+    assert rows.keys() == expected.keys()
     assert [rows[last].pop(f"warnings/{word}") for word in ("one", "two")] == ["one; do", "two; do"]
-    rows[last].pop("_timestamp"), wanted[last].pop("_timestamp")
-    for number, values in wanted.items():
+    rows[last].pop("_timestamp"), expected[last].pop("_timestamp")
+    for number, values in expected.items():
         assert {name: rows[number].get(name) for name in values} == pytest.approx(values), number
     (about,) = (r.run for r in wandb_records(run) if r.WhichOneof("record_type") == "run")
     settings = {item.key: json.loads(item.value_json) for item in about.config.update}
@@ -284,13 +280,6 @@ def test_a_missing_package_is_said_with_what_to_install(package):
     assert f"`{package}`, which is not installed | pip install 'lapclip[{package}]'" in done.stdout, (
         done.stderr
     )
-
-
-def test_a_folder_that_cannot_be_written_is_named():
-    run = made_up(started(0))
-    (run.path / "tensorboard").write_text("a file")
-    with pytest.raises(UserError, match="tensorboard"):
-        to_tensorboard(run)
 
 
 def test_cores_count_from_one_and_an_older_run_lacks_what_it_lacked():

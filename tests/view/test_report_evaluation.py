@@ -4,12 +4,11 @@ import copy
 import io
 import os
 import re
-import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from PIL import Image
+from test_report import HOSTILE, Looked, check_in_browser
 
 from lapclip.view.document import HeatMap, Range, Ranges
 from lapclip.view.evaluation import (
@@ -21,9 +20,6 @@ from lapclip.view.evaluation import (
     zero_shot_words,
 )
 from lapclip.view.html import refuse_foreign
-
-HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> `a` \"'&\u202e\x07"
-FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run"
 
 
 def way(one: float, five: float, ten: float) -> dict:
@@ -75,32 +71,8 @@ def images() -> dict[int, bytes]:
     return drawn
 
 
-class Seen(HTMLParser):
-    """The text of a page, and its elements."""
-
-    def __init__(self, page: str):
-        super().__init__()
-        self.text, self.tags, self.attributes, self.open = "", [], [], []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, *pair) for pair in attrs]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-
 def test_the_page_says_every_number_that_was_measured(result, images):
-    text = " ".join(Seen(evaluation_page(result, images)).text.split())
+    text = " ".join(Looked(evaluation_page(result, images)).text.split())
     for expected in (
         "12.3%", "45.0%", "chance 0.2%", "11% to 14%", "2 pools of 500 images", "Zero-shot", "50.0%", "30% to 70%",
         "95.0%", "60.0%", "a cat asleep", "at rank 41", "broken.jpg", "3.1 points more often", "p = 0.002",
@@ -126,14 +98,13 @@ def test_no_text_becomes_an_element_and_nothing_is_loaded(result, images):
     hostile["zero_shot"]["confusion"]["labels"] = [HOSTILE, "dog"]
     hostile["zero_shot"]["templates"] = [HOSTILE + "{}"]
     page = evaluation_page(hostile, images)
-    seen, plain = Seen(page), Seen(evaluation_page(result, images))
+    seen, plain = Looked(page), Looked(evaluation_page(result, images))
     assert "script" not in seen.tags
     tags = [
         [tag for tag in one.tags if tag != "code"] for one in (seen, plain)
     ]  # backticks become code, no more
     assert tags[0] == tags[1] and not seen.open
-    assert not [name for _, name, _ in seen.attributes if name.startswith("on")]
-    assert {value[:5] for _, name, value in seen.attributes if name == "src"} == {"data:"}
+    assert seen.handlers == [] and seen.loads == [] and "img" in seen.tags
     assert "\u202e" not in page and "\x07" not in page
     assert "default-src 'none'" in page and "script-src" not in page
 
@@ -193,20 +164,8 @@ def test_the_page_is_written_whole_and_known_again(result, images):
 
 @pytest.mark.slow
 def test_a_browser_shows_it_at_any_width_without_complaint(result, images, tmp_path):
-    playwright = pytest.importorskip("playwright.sync_api")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    if not program:
-        pytest.skip("no chromium here to open the page in")
+    def check(page):
+        assert page.evaluate("[...document.images].every((i) => i.naturalWidth === 8)")
+
     write_evaluation(tmp_path / "page.html", result, images)
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=FLAGS.split())
-        for width, scheme in ((1200, "light"), (390, "dark")):
-            page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-            said = []
-            page.on("console", lambda message, said=said: said.append(message.text))
-            page.on("request", lambda request, said=said: said.append(request.url))
-            page.goto((tmp_path / "page.html").as_uri())
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            assert page.evaluate("[...document.images].every((i) => i.naturalWidth === 8)")
-            assert [s for s in said if not s.startswith(("file:", "data:"))] == []
-        browser.close()
+    check_in_browser(tmp_path / "page.html", check)

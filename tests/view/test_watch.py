@@ -106,7 +106,7 @@ def test_everything_essential_fits_the_window_and_q_leaves_the_training_alone(be
 
 
 @pytest.mark.slow
-def test_a_window_that_changes_its_size_is_drawn_anew_and_ctrl_c_leaves(beside, terminal):
+def test_a_window_that_changes_its_size_is_drawn_again_and_ctrl_c_leaves(beside, terminal):
     window = terminal("watch", "live", columns=120, rows=40, NO_COLOR="1")
     window.wait_for("live", "q leaves")
     window.read(0.3)

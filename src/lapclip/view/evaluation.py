@@ -40,24 +40,19 @@ def write_evaluation(path: Path, result: Mapping[str, Any], images: Mapping[int,
 def evaluation_page(result: Mapping[str, Any], images: Mapping[int, bytes]) -> str:
     facts = [shortened(str(result["source"]), 80)] if result.get("source") else []
     facts += [plural(result["num_images"], "image"), plural(result["num_captions"], "caption")]
-    sections = [section for section in sections_of(result, images) if section.has_content]
+    sections = sections_of(result, images)
     title, footer = shortened(str(result["model"]), 100), "Written by `lapclip eval`."
     return as_html(Document(title, "lapclip eval", " · ".join(facts), sections, tiles_of(result), footer))
 
 
 def tiles_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The numbers one asks for first."""
-    tiles = [
-        (
-            f"{name} recall@{k}",
-            share(result[way][f"recall@{k}"]),
-            f"chance {share(result[way][f'chance@{k}'])}",
-        )
-        for (way, name), k in ((WAYS[0], 1), (WAYS[0], 10), (WAYS[1], 1))
-    ]
-    tiles.append(
-        ("median rank", f"{result['text_to_image']['median_rank']:,g}", f"among {count(pool_size(result))}")
-    )
+    tiles = []
+    for (way, name), k in ((WAYS[0], 1), (WAYS[0], 10), (WAYS[1], 1)):
+        found, chance = share(result[way][f"recall@{k}"]), share(result[way][f"chance@{k}"])
+        tiles.append((f"{name} recall@{k}", found, f"chance {chance}"))
+    rank = f"{result['text_to_image']['median_rank']:,g}"
+    tiles.append(("median rank", rank, f"among {count(pool_size(result))}"))
     if zero_shot := result.get("zero_shot"):
         tiles.append(("zero-shot", share(zero_shot["top1"]), f"chance {share(zero_shot['chance'])}"))
     return tiles
@@ -66,26 +61,12 @@ def tiles_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[Section]:
     """In the order they are read."""
     words = [recall_words(result, pool_size(result)), *zero_shot_words(result)[:1], *comparison(result)[:1]]
-    differences = [Range(name, test["difference"], test["interval"], 0.0) for name, test in tests_of(result)]
+    zero_shot = zero_shot_words(result) + confused_words(result)
     return [
         Section("Summary", words),
-        Section(
-            "Recall", [how_measured(result)], tables=[recall_table(result)], ranges=[recall_ranges(result)]
-        ),
-        Section(
-            "Zero-shot",
-            zero_shot_words(result) + confused_words(result),
-            tables=class_tables(result),
-            heat_maps=confusion(result),
-        ),
-        Section(
-            "Comparison",
-            comparison(result),
-            tables=comparison_tables(result),
-            ranges=[Ranges("Difference in points, with its 95% interval", differences, is_difference=True)]
-            if differences
-            else [],
-        ),
+        recall_section(result),
+        Section("Zero-shot", zero_shot, tables=class_tables(result), heat_maps=confusion(result)),
+        comparison_section(result),
         difficulty_section(result),
         mistakes_section(result, images),
         Section("Left out", points=left_out(result)),
@@ -108,33 +89,22 @@ def how_measured(result: Mapping[str, Any]) -> str:
     return f"{among} Equal captions and equal images count as one: any of them is correct."
 
 
-def recall_table(result: Mapping[str, Any]) -> Table:
-    rows = [
-        (
-            f"{name} @{k}",
-            found[f"recall@{k}"],
-            interval_words(found.get(f"interval@{k}")),
-            found[f"chance@{k}"],
-        )
-        for name, found in ((name, result[way]) for way, name in WAYS)
-        for k in KS
-    ]
-    ranks = [f"{result[way]['median_rank']:,g} ({name})" for way, name in WAYS]
-    columns = columns_of(", recall: share, 95% interval: number, chance: share")
-    return Table("Recall@k", columns, rows, f"Median rank of the correct one: {listed(ranks)}.")
-
-
-def interval_words(interval: Sequence[float] | None) -> str:
-    return f"{percent(interval[0])} to {percent(interval[1])}" if interval else UNKNOWN
-
-
-def recall_ranges(result: Mapping[str, Any]) -> Ranges:
+def recall_section(result: Mapping[str, Any]) -> Section:
     ranges = [
         Range(f"{name} @{k}", found[f"recall@{k}"], found.get(f"interval@{k}"), found[f"chance@{k}"])
         for name, found in ((name, result[way]) for way, name in WAYS)
         for k in KS
     ]
-    return Ranges("Recall with its 95% interval; | is chance", ranges)
+    rows = [(r.name, r.value, interval_words(r.interval), r.mark) for r in ranges]
+    ranks = [f"{result[way]['median_rank']:,g} ({name})" for way, name in WAYS]
+    columns = columns_of(", recall: share, 95% interval: number, chance: share")
+    table = Table("Recall@k", columns, rows, f"Median rank of the correct one: {listed(ranks)}.")
+    drawn = Ranges("Recall with its 95% interval; | is chance", ranges)
+    return Section("Recall", [how_measured(result)], tables=[table], ranges=[drawn])
+
+
+def interval_words(interval: Sequence[float] | None) -> str:
+    return f"{percent(interval[0])} to {percent(interval[1])}" if interval else UNKNOWN
 
 
 def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
@@ -254,25 +224,23 @@ def points_between(test: Mapping[str, Any], *, signed: bool = False) -> str:
     return " to ".join(f"{end:.1f}" for end in sorted((abs(low), abs(high))))
 
 
-def comparison_tables(result: Mapping[str, Any]) -> list[Table]:
+def comparison_section(result: Mapping[str, Any]) -> Section:
+    tests = tests_of(result)
+    if not tests:
+        return Section("Comparison", comparison(result))
     rows = [
-        (
-            name,
-            f"{100 * t['difference']:+.1f}",
-            points_between(t, signed=True),
-            f"{t['p_value']:.2g}",
-            is_told(t),
-        )
-        for name, t in tests_of(result)
-    ]
-    if not rows:
-        return []
+        (name, f"{100 * t['difference']:+.1f}", points_between(t, signed=True), f"{t['p_value']:.2g}", is_told(t))
+        for name, t in tests
+    ]  # fmt: skip
     note = (
         "The same images and captions for both. The interval is of resampled images; p is how often a difference this "
         "large arises when each image's results are assigned to the two models at random."
     )
     columns = columns_of(", points: number, 95% interval: number, p: number, significant")
-    return [Table(f"Compared with {code(result['against']['model'])}", columns, rows, note)]
+    table = Table(f"Compared with {code(result['against']['model'])}", columns, rows, note)
+    ranges = [Range(name, test["difference"], test["interval"], 0.0) for name, test in tests]
+    drawn = Ranges("Difference in points, with its 95% interval", ranges, is_difference=True)
+    return Section("Comparison", comparison(result), tables=[table], ranges=[drawn])
 
 
 def difficulty_section(result: Mapping[str, Any]) -> Section:
@@ -286,23 +254,17 @@ def difficulty_section(result: Mapping[str, Any]) -> Section:
 
 def mistakes_section(result: Mapping[str, Any], images: Mapping[int, bytes]) -> Section:
     """Each mistake as its caption, the correct image, and what was found instead."""
-
-    def found(place: Mapping[str, Any], *, is_right: bool) -> Found:
-        return Found("image/jpeg", images.get(place.get("index", -1), b""), place["score"], is_right)
-
-    mistakes = result.get("mistakes") or []
-    queries = [
-        Query(
-            shortened(str(mistake["caption"])),
-            mistake["rank"],
-            [found(mistake, is_right=True), *(found(other, is_right=False) for other in mistake["found"])],
-        )
-        for mistake in mistakes
-    ]
-    words = [
-        f"The worst {len(mistakes):,}: the correct image, then what was ranked before it, with the cosines."
-    ]
-    return Section("Mistakes", words if mistakes else [], queries=queries)
+    queries = []
+    for mistake in result.get("mistakes") or []:
+        found = [
+            Found("image/jpeg", images.get(place.get("index", -1), b""), place["score"], place is mistake)
+            for place in (mistake, *mistake["found"])
+        ]
+        queries.append(Query(shortened(str(mistake["caption"])), mistake["rank"], found))
+    words = (
+        f"The worst {len(queries):,}: the correct image, then what was ranked before it, with the cosines."
+    )
+    return Section("Mistakes", [words] if queries else [], queries=queries)
 
 
 def left_out(result: Mapping[str, Any]) -> list[str]:

@@ -42,17 +42,13 @@ def columns_of(events: Iterable[Event]) -> dict[str, Columns]:
 
 
 def row_of_evaluation(event: Evaluated) -> dict[str, Any]:
-    there, back = event.recall.get("text_to_image", {}), event.recall.get("image_to_text", {})
+    row = {"loss": short(event.loss)}
+    for name, direction in (("there", "text_to_image"), ("back", "image_to_text")):
+        found = event.recall.get(direction, {})
+        row |= {f"{name}_{k}": short(found.get(f"recall@{k}")) for k in (1, 10)}
     negatives = event.recall.get("negatives") or {}
-    return {
-        "loss": short(event.loss),
-        "there_1": short(there.get("recall@1")),
-        "there_10": short(there.get("recall@10")),
-        "back_1": short(back.get("recall@1")),
-        "back_10": short(back.get("recall@10")),
-        **{name: short(negatives.get(name)) for name in ("easy", "medium", "hard")},
-        "snapshot": event.snapshot,
-    }
+    row |= {name: short(negatives.get(name)) for name in ("easy", "medium", "hard")}
+    return {**row, "snapshot": event.snapshot}
 
 
 def short(value: Any) -> float | None:
@@ -181,14 +177,10 @@ def memory_of(history: History) -> list[Bar]:
     if (seen := history.inspected) is None:
         return []
     limit = seen.memory_limit
-    rows = [
-        bar(
-            name,
-            held / limit if held is not None and limit else None,
-            NOT_MEASURED if held is None else size(held),
-        )
-        for name, held in seen.memory.items()
-    ]
+    rows = []
+    for name, held in seen.memory.items():
+        share = held / limit if held is not None and limit else None
+        rows.append(bar(name, share, NOT_MEASURED if held is None else size(held)))
     for name, held in (("total", seen.memory_used), ("peak", seen.memory_peak)):
         of = f" of {size(limit)}, {held / limit:.0%}" if limit else ""
         rows.append(bar(name, held / limit if limit else None, f"{size(held)}{of}"))

@@ -31,7 +31,7 @@ def follow(run: Run) -> Iterator[Event | None]:
     while True:
         is_alive = (
             run.owner() is not None
-        )  # before reading: a process writes its last event, then releases the run
+        )  # asked first: a process writes its last event, then releases the run
         for event in follower.new():
             has_any = True
             yield event
@@ -186,11 +186,8 @@ def begin_wandb(run: Run, first: Event) -> Any:
         settings=wandb.Settings(silent=True, console="off", x_save_requirements=False, **private),
     )
     folder = os.path.relpath(Path(logged.dir).parent)
-    say(
-        f"writing to `{folder}`; upload it with `wandb sync {folder}`"
-        if logged.offline
-        else f"writing to {logged.url}"
-    )
+    local = f"writing to `{folder}`; upload it with `wandb sync {folder}`"
+    say(local if logged.offline else f"writing to {logged.url}")
     return logged
 
 

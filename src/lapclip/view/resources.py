@@ -43,9 +43,7 @@ def memory_section(summary: Summary) -> Section:
 def cores_section(summary: Summary) -> Section:
     readings, shares, words = summary.history.readings, summary.history.core_shares, []
     if shares:
-        words.append(
-            f"On average {sum(shares):.1f} of {len(shares)} cores were busy, including other programs."
-        )
+        words.append(f"On average {sum(shares):.1f} of {len(shares)} cores were busy, by any program.")
     if others := readings("other_cores"):
         words.append(f"Other programs used {sum(others) / len(others):.1f} cores.")
     if heat := readings("temperature"):
@@ -65,10 +63,7 @@ def energy_section(summary: Summary, stretches: Stretches) -> Section:
     if not history.num_steps:
         return Section("Energy")
     if joules is None:
-        return Section(
-            "Energy",
-            [f"Energy: {NOT_MEASURED}. No power could be read on this machine, and none is guessed."],
-        )
+        return Section("Energy", [f"Energy: {NOT_MEASURED}. No power could be read on this machine."])
     source = one_line(history.power_source) if history.power_source else "machine; which part is unknown"
     words = [
         f"{energy(joules)} ({number(joules / 3600)} Wh) in {duration(seconds)} over which the power is known, "
@@ -81,9 +76,8 @@ def energy_section(summary: Summary, stretches: Stretches) -> Section:
         for r in thinned(stretches.rows)
     ]
     columns = columns_of(f"{stretches.kind}, energy: joules, mean W: number, recall@1: share")
-    return Section(
-        "Energy", words, tables=[Table(f"Energy per {stretches.kind}", columns, rows)] if rows else []
-    )
+    tables = [Table(f"Energy per {stretches.kind}", columns, rows)] if rows else []
+    return Section("Energy", words, tables=tables)
 
 
 def settings_section(summary: Summary) -> Section:
@@ -139,14 +133,10 @@ def provenance_section(summary: Summary) -> Section:
     else:
         words = [f"`lapclip train --config {one_line(summary.run.path)}/config.toml` repeats it."]
         if find(summary.settings, "minutes") is not None and history.num_steps:
-            words.append(
-                "Its budget is time, so another machine, or this one on another day, makes more steps or fewer; "
-                f"`--steps {history.num_steps}` makes as many as here."
-            )
+            steps = f"`--steps {history.num_steps}` makes as many as here."
+            words.append(f"Its budget is time, so the number of steps varies; {steps}")
         elif summary.settings.get("device") == "cpu":
-            words.append(
-                "On a CPU, with the same versions and threads, the same seed gives the same numbers."
-            )
+            words.append("On a CPU, the same versions, threads and seed give the same numbers.")
     text = summary.config[0][:MAX_TEXT]
     return Section("To repeat it", words, tables=table_of("What it depends on", rows), text=text)
 
