@@ -106,9 +106,8 @@ def walk(root: str, problems: Problems) -> Iterator[os.DirEntry[str]]:
 
 def is_run(folder: str) -> bool:
     """Whether lapclip itself made this folder, with its own `learned.png`."""
-    return all(
-        os.path.exists(os.path.join(folder, name)) for name in ("config.toml", "machine.json", "checkpoints")
-    )
+    own = ("config.toml", "machine.json", "checkpoints")
+    return all(os.path.exists(os.path.join(folder, name)) for name in own)
 
 
 def folders_in(base: str) -> list[str]:

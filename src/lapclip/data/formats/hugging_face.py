@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,8 @@ class ArrowTable:
 
     def cell(self, columns: Columns, place: int, length: int) -> Any:
         if columns.image not in self.image_columns:  # selecting a column takes longer than reading a cell
-            self.image_columns[columns.image] = self.dataset.select_columns([columns.image]).with_format(
-                "arrow"
-            )
+            selected = self.dataset.select_columns([columns.image])
+            self.image_columns[columns.image] = selected.with_format("arrow")
         try:
             return self.image_columns[columns.image][place].column(0)[0].as_py()
         except IndexError:
@@ -117,19 +116,17 @@ def open_hugging_face(name: str, options: Options) -> Catalogue:
         for (split, dataset), side in zip(splits.items(), sides_in(splits), strict=True)
     ]
     if options.image_column is None:
-        features = tables[0].dataset.features
-        options = replace(
-            options, image_column=next((key for key in features if type_of(features[key]) == "Image"), None)
-        )
+        features = tables[0].dataset.features.items()
+        image = next((key for key, feature in features if type_of(feature) == "Image"), None)
+        options = replace(options, image_column=image)
     parts, columns = same_columns(tables, name, options, gathering.problems)
     if columns is None:
         raise UserError(f"`{name}` has no rows", hint="choose another dataset")
     for table in tables:  # a file name that several images have names none of them
         if columns.image in table.dataset.column_names:
             for batch in table.batches([columns.image], NUM_ROWS):
-                counts.update(
-                    os.path.basename(path) for path in images_in(batch.column(0), columns.kind)[0] if path
-                )
+                paths, _ = images_in(batch.column(0), columns.kind)
+                counts.update(os.path.basename(path) for path in paths if path)
     folders = Folders(*([options.images] if options.images else []), *roots)
     reader = gather(parts, columns, gathering, partial(find_image, folders))
     counts.clear()  # not needed for reading, and sent to every worker process otherwise
@@ -177,15 +174,13 @@ def relative(path: str, roots: list[str]) -> str:
 
 def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
     """The splits of `hf:...` by name, and the folders that images may be read from."""
-    wanted = name.removeprefix("hf:")
-    if not wanted or "://" in wanted:
-        raise UserError(f"`{name}` names no dataset", hint="write `hf:NAME` or `hf:FOLDER`")
-    path, config = wanted, None
-    if not os.path.isdir(path) and ":" in wanted:
-        path, _, config = wanted.rpartition(":")
+    path, config = name.removeprefix("hf:"), None
+    is_address = not path or "://" in path
+    if not os.path.isdir(path) and ":" in path:
+        path, _, config = path.rpartition(":")
     folder = os.path.abspath(path) if os.path.isdir(path) else None
-    if folder is None and (os.path.exists(path) or path.startswith((".", "/", "~"))):
-        raise UserError(f"`{path}` is not a folder", hint="write `hf:NAME` or `hf:FOLDER`")
+    if is_address or (folder is None and (os.path.exists(path) or path.startswith((".", "/", "~")))):
+        raise UserError(f"`{name}` is neither a dataset nor a folder", hint="write `hf:NAME` or `hf:FOLDER`")
     if folder is not None:
         check_folder(folder, name)
     try:
@@ -228,10 +223,8 @@ def check_folder(folder: str, name: str) -> None:
         return
     files = (file for _, _, files in os.walk(folder) for file in files)
     if not any(file.lower().endswith(SUFFIXES) or is_image_name(file) for file in islice(files, MAX_FILES)):
-        raise UserError(
-            f"`{name}` holds no data that can be read safely: no Parquet, Arrow, CSV, JSON or images",
-            hint=AS_PARQUET,
-        )
+        what = "no data that can be read safely: no Parquet, Arrow, CSV, JSON or images"
+        raise UserError(f"`{name}` holds {what}", hint=AS_PARQUET)
 
 
 def check_saved(folder: str, name: str) -> None:
@@ -246,10 +239,7 @@ def check_saved(folder: str, name: str) -> None:
             for file in read_json(os.path.join(split, "state.json"))["_data_files"]:
                 found = folders.find(os.path.join(split, file["filename"]))
                 if isinstance(found, Problem):
-                    shown = shortened(file["filename"])
-                    raise UserError(
-                        f"`{name}` cannot be read: its file `{shown}` {found.what}", hint=SAVE_AGAIN
-                    )
+                    raise ValueError(f"its file `{file['filename']}` {found.what}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         shown = shortened(str(error))
         raise UserError(f"`{name}` is not as `save_to_disk` leaves it: {shown}", hint=SAVE_AGAIN) from None
@@ -264,20 +254,17 @@ def check_builder(builder: Any, name: str, roots: list[str] | None) -> None:
     """UserError if a dataset is of a kind that is not read, or its own notes point at somebody else's files."""
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in BUILDERS:
-        raise UserError(
-            f"`{name}` is of the kind `{kind}`, which is not read", hint="pass a copy in Parquet, or images"
-        )
+        raise UserError(f"`{name}` is of the kind `{kind}`, which is not read", hint=AS_PARQUET)
     folders = Folders(*(roots or []))
-    for files in (getattr(builder.config, "data_files", None) or {}).values():
-        for file in files:
-            last = str(file).rpartition("::")[2]
-            is_local = "://" not in last
-            is_own = is_local and roots is not None and isinstance(folders.find(last), str)
-            if not is_own and (is_local or roots is not None):
-                raise UserError(
-                    f"`{name}` wants to read `{shortened(last)}`, which lies outside it",
-                    hint="take that file out of `data_files` in its README.md",
-                )
+    for file in chain.from_iterable((getattr(builder.config, "data_files", None) or {}).values()):
+        last = str(file).rpartition("::")[2]
+        is_local = "://" not in last
+        is_own = is_local and roots is not None and isinstance(folders.find(last), str)
+        if not is_own and (is_local or roots is not None):
+            raise UserError(
+                f"`{name}` refers to `{shortened(last)}`, which lies outside it",
+                hint="take that file out of `data_files` in its README.md",
+            )
 
 
 def own_folders(folder: str) -> list[str]:
@@ -317,10 +304,10 @@ def quietly() -> Iterator[None]:
 
 def explained(error: Exception, name: str) -> UserError:
     """An error of `datasets` as a sentence with a way out."""
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and isinstance(cause, Exception) and len(chain) < 10:
-        chain.append(cause)
-    kinds = {kind.__name__ for link in chain for kind in type(link).__mro__}
+    causes = [error]
+    while isinstance(cause := causes[-1].__cause__, Exception) and len(causes) < 10:
+        causes.append(cause)
+    kinds = {kind.__name__ for link in causes for kind in type(link).__mro__}
     text = " ".join(str(error).split())
     # `datasets` has no narrower classes for scripts and for unknown configurations.
     if type(error) is RuntimeError:
@@ -331,5 +318,5 @@ def explained(error: Exception, name: str) -> UserError:
         return UserError(f"`{name}` cannot be fetched: the hub cannot be reached", hint=LOCAL_COPY)
     if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError", "HFValidationError"}:
         return UserError(f"`{name}` is not on the hub, or not open to you", hint=LOCAL_COPY)
-    reason = " ".join(str(chain[-1]).split()) or type(chain[-1]).__name__
+    reason = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
     return UserError(f"`{name}` cannot be read: {shortened(reason, 300)}", hint=LOCAL_COPY)

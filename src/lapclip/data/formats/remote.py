@@ -56,24 +56,18 @@ def expand(pattern: str) -> list[str]:
         is_file = written.lower().startswith("file://")
         part = unquote(written[len("file://") :].removeprefix("localhost")) if is_file else written
         try:
-            names = (
-                [part] if os.path.exists(part) else bracex.expand(part, keep_escapes=True, limit=MAX_SHARDS)
-            )
+            is_literal = os.path.exists(part)
+            names = [part] if is_literal else bracex.expand(part, keep_escapes=True, limit=MAX_SHARDS)
+            for name in names:
+                shards.update(dict.fromkeys(matching(name)))
+                if len(shards) > MAX_SHARDS:
+                    raise bracex.ExpansionLimitException
         except bracex.ExpansionLimitException:
-            raise too_many(pattern) from None
-        for name in names:
-            shards.update(dict.fromkeys(matching(name)))
-            if len(shards) > MAX_SHARDS:
-                raise too_many(pattern)
+            what = f"`{pattern}` means more than {MAX_SHARDS:,} shards"
+            raise UserError(what, hint="check the numbers in its braces") from None
     if not shards:
         raise UserError(f"no shard matches `{pattern}`", hint="give shards that exist, as in `folder/*.tar`")
     return list(shards)
-
-
-def too_many(pattern: str) -> UserError:
-    return UserError(
-        f"`{pattern}` means more than {MAX_SHARDS:,} shards", hint="check the numbers in its braces"
-    )
 
 
 def refuse(part: str, pattern: str) -> None:

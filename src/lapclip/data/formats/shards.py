@@ -14,15 +14,15 @@ from functools import partial
 from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side, clean_caption
-from lapclip.data.files import MAX_BYTES, MISSING, Problem, is_image_name, open_regular
+from lapclip.data.files import MAX_BYTES, MISSING, is_image_name, open_regular
 from lapclip.data.formats.columns import captions_in, side_in
 from lapclip.data.formats.names import sides_in
-from lapclip.data.formats.remote import NoRanges, RemoteFiles, expand, is_url, without_query
+from lapclip.data.formats.remote import COPY_SHARDS, NoRanges, RemoteFiles, expand, is_url, without_query
 from lapclip.data.formats.tar import ReadAt, walk
 from lapclip.errors import UserError
 
 MAX_TEXT_BYTES = 2**20  # of one caption file
-TEXTS = ("txt", "text", "caption", "cap")
+TEXTS = ("txt", "text", "caption", "cap", "json", "cls")
 CAPTION_KEYS = ("caption", "captions", "text", "texts", "sentence", "sentences", "raw")
 LESSER_KEYS = ("description", "title", "alt", "alt_text", "TEXT", "CAPTION", "prompt")  # the first non-empty
 CLASS_KEYS = ("class_name", "label_name", "label", "class")
@@ -112,15 +112,13 @@ def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
             continue
         except NoRanges as error:
             raise UserError(
-                f"the server of `{shard}` does not send parts of files",
-                hint="copy the shards to a folder and give `folder/*.tar`",
+                f"the server of `{shard}` does not send parts of files", hint=COPY_SHARDS
             ) from error
         except (OSError, ValueError) as error:
             if is_url(shard):  # the line or the permission, and with it most likely all other shards
                 raise UserError(str(error), hint="check the address and the connection") from error
-            gathering.problems.add(
-                "unreadable", f"cannot be opened: {getattr(error, 'strerror', None) or error}", title
-            )
+            reason = getattr(error, "strerror", None) or error
+            gathering.problems.add("unreadable", f"cannot be opened: {reason}", title)
             continue
         for pair in pairs:
             path = f"{title}/{pair.image}"
@@ -137,17 +135,16 @@ def is_complete(pair: Pair, path: str, gathering: Gathering) -> bool:
     pair.captions = list(dict.fromkeys(map(clean_caption, pair.captions)))
     if not any(pair.captions):
         pair.captions = [pair.label.replace("_", " ")] if pair.label else []
-    problem: Problem | None = None
     if pair.rank == NO_IMAGE:
-        problem = Problem("incomplete", "has no image")
+        gathering.problems.add("incomplete", "has no image", path)
     elif not any(pair.captions):
         number = "has a class number, but nothing names the class"
-        problem = Problem("incomplete", number if pair.has_class_number else "has no caption")
+        gathering.problems.add("incomplete", number if pair.has_class_number else "has no caption", path)
     elif path in gathering.index:
-        problem = Problem("skipped", "comes twice")
-    if problem:
-        gathering.problems.add(*problem, path)
-    return not problem
+        gathering.problems.add("skipped", "comes twice", path)
+    else:
+        return True
+    return False
 
 
 def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, options: Options) -> Iterable[Pair]:
@@ -170,7 +167,7 @@ def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, option
                 problems.add("skipped", f"has more than {MAX_BYTES >> 20} MB", f"{title}/{name}")
                 continue
             add_image(pair, name, kind, (offset, size), title=title, problems=problems, options=options)
-        elif is_text(kind):
+        elif kind.rpartition(".")[2] in TEXTS:
             pair = pairs.setdefault(key, Pair(key))
             if size > MAX_TEXT_BYTES:
                 what = f"is a text of more than {MAX_TEXT_BYTES >> 20} MB"
@@ -182,10 +179,6 @@ def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, option
                 what = "is not JSON" if kind.endswith("json") else "is not UTF-8 text"
                 problems.add("unreadable", what, f"{title}/{name}")
     return pairs.values()
-
-
-def is_text(kind: str) -> bool:
-    return kind.rpartition(".")[2] in (*TEXTS, "json", "cls")
 
 
 def add_image(

@@ -5,7 +5,7 @@ A `Table` yields rows, and reads the image cell of one row; `gather` turns the r
 
 import os
 from array import array
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
@@ -163,15 +163,14 @@ def gather(
             side = table.side if row.side is None else side_in(row.side) or table.side
             captions = captions_in(row.caption) or [""]
             group = None if row.label is None else " ".join(captions_in(row.label))[:200] or None
+            row_name = table.row_name(label, row.number)
             if row.has_data:
-                name = data_name(
-                    row, part, table.row_name(label, row.number), label, gathering.index, reader.parts
-                )
+                name = data_name(row, part, row_name, label, gathering.index, reader.parts)
                 gathering.add(name, captions, side=side, label=group)
             elif name := image_name(row.image):
                 gathering.add_file(name, find(name), captions, side=side, label=group)
             else:
-                gathering.problems.add("incomplete", "has no image", table.row_name(label, row.number))
+                gathering.problems.add("incomplete", "has no image", row_name)
             if len(reader.parts) < len(gathering.paths):
                 reader.parts.append(part)
                 reader.places.append(row.place)
@@ -245,14 +244,13 @@ def num_found(folders: Folders, names: list[str]) -> int:
 def set_sides(gathering: Gathering, folders: Iterable[Path]) -> None:
     """Sides by the lists beside a table that says nothing itself."""
     names = [os.path.basename(name) for name in gathering.index]
-    known = set(names)
     for folder in folders:
-        if sides := split_lists(folder, known):
-            for number, name in enumerate(names):
-                gathering.sides[number] = gathering.sides[number] or sides.get(name)
+        sides = split_lists(folder, {*names})
+        for number, name in enumerate(names):
+            gathering.sides[number] = gathering.sides[number] or sides.get(name)
 
 
-def split_lists(folder: Path, known: Collection[str] | None = None) -> dict[str, Side]:
+def split_lists(folder: Path, known: set[str]) -> dict[str, Side]:
     """Base names of images and their sides, by the lists in a folder; a list of mostly unknown names is none."""
     own = Folders(folder)
     beside = {
@@ -263,19 +261,17 @@ def split_lists(folder: Path, known: Collection[str] | None = None) -> dict[str,
     sides: dict[str, Side] = {}
     for file, side in LISTS.items():
         names = listed_names(beside[file]) if file in beside else []
-        num_fitting = sum(is_image_name(name) and (known is None or name in known) for name in names)
-        if num_fitting > len(names) / 2:
+        if sum(name in known for name in names) > len(names) / 2:
             for name in names:
                 sides.setdefault(name, side)
     return sides
 
 
 def listed_names(path: Path) -> list[str]:
-    """The base names in a file, one a line; none if it is too large or cannot be read."""
+    """The base names in a file, one a line; none if it cannot be read."""
     try:
         with open_regular(path) as file:
-            data = file.read(MAX_LIST_BYTES + 1)
+            text = file.read(MAX_LIST_BYTES).decode("utf-8-sig", "replace")
     except (OSError, ValueError):
         return []
-    text = data.decode("utf-8-sig", "replace") if len(data) <= MAX_LIST_BYTES else ""
     return [os.path.basename(name) for line in text.splitlines() if (name := line.strip().replace("\\", "/"))]

@@ -80,9 +80,8 @@ def walk(read: ReadAt, length: int) -> Iterator[Member]:
             yield Member(name, body, size, problem_of(kind, name, is_sparse))
         last = name
         offset = body + padded(size)
-    yield Member(
-        "", problem=Problem("skipped", f"has more than {MAX_MEMBERS:,} members; the rest was omitted")
-    )
+    what = f"has more than {MAX_MEMBERS:,} members; the rest was omitted"
+    yield Member("", problem=Problem("skipped", what))
 
 
 def problem_of(kind: bytes, name: str, is_sparse: bool) -> Problem | None:
@@ -95,9 +94,7 @@ def problem_of(kind: bytes, name: str, is_sparse: bool) -> Problem | None:
 
 
 def ending(last: str, problem: Problem) -> Member:
-    return Member(
-        last, problem=problem if last else Problem("unreadable", "is cut off or damaged at its first member")
-    )
+    return Member(last, problem=problem if last else Problem("unreadable", "is cut off at its first member"))
 
 
 def what_it_is(start: bytes) -> Problem:
@@ -108,14 +105,8 @@ def what_it_is(start: bytes) -> Problem:
 
 
 def is_header(header: bytes) -> bool:
-    """Whether the checksum is right; some old programs summed signed bytes."""
-    field = header[148:156]
-    stated = number(field)
-    total = sum(header) - sum(field) + 8 * 32
-    if stated == total:
-        return True
-    others = header[:148] + header[156:]
-    return stated == total - 256 * sum(byte > 127 for byte in others)
+    """Whether the checksum is correct."""
+    return number(header[148:156]) == sum(header) - sum(header[148:156]) + 8 * ord(" ")
 
 
 def number(field: bytes) -> int:

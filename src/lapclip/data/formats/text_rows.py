@@ -39,7 +39,7 @@ Note = Callable[[Kind, str, int], None]  # what is wrong with the row of a numbe
 
 
 class Line(NamedTuple):
-    """One line of a file, without its line end; the text is None if it is too long."""
+    """One line of a file without its end; the text is None if it is too long."""
 
     start: int
     end: int
@@ -101,9 +101,8 @@ class TextTable(FileTable):
             texts = to_text(data, self.encoding)[0].rstrip("\r\n").replace("\r\n", "\n").split("\n")
             lines = [Line(0, 0, text.replace("\r", " "), False) for text in texts]
             cells, _, _ = read_record(lines[0], iter(lines[1:]).__next__, self, self.quoted)
-            return with_one_caption(cells, self, self.names.index(columns.caption))[
-                self.names.index(columns.image)
-            ]
+            cells = with_one_caption(cells, self, self.names.index(columns.caption))
+            return cells[self.names.index(columns.image)]
         except (json.JSONDecodeError, LookupError, TypeError, csv.Error):
             raise ValueError("has changed since the table was opened") from None
 
@@ -114,10 +113,7 @@ def text_lines(file: BinaryIO, table: TextTable) -> Iterator[Line]:
             yield Line(offset, offset, None, False)
         else:
             text, was_repaired = to_text(raw, table.encoding)
-            text = text.rstrip("\r\n")
-            yield Line(
-                offset, offset + len(raw), text.replace("\r", " ") if "\r" in text else text, was_repaired
-            )
+            yield Line(offset, offset + len(raw), text.rstrip("\r\n").replace("\r", " "), was_repaired)
 
 
 def csv_rows(
@@ -129,19 +125,14 @@ def csv_rows(
     def pull() -> Line:
         return pending.popleft() if pending else next(source)
 
-    while True:
-        try:
-            first = pull()
-        except StopIteration:
-            return
+    while first := pending.popleft() if pending else next(source, None):
         number += 1
         if first.text is None:
             note("unreadable", TOO_LONG, number)
             continue
         try:
-            cells, taken, is_closed = read_record(
-                first, pull, table, table.quoted and num_unclosed < MAX_UNCLOSED
-            )
+            quoted = table.quoted and num_unclosed < MAX_UNCLOSED
+            cells, taken, is_closed = read_record(first, pull, table, quoted)
         except csv.Error:
             note("unreadable", f"has a cell of more than {MAX_LINE // 2**20} MB", number)
             continue
@@ -151,7 +142,7 @@ def csv_rows(
             pending.extendleft(reversed(taken[1:]))
             taken = taken[:1]
         if cells and number != table.header:
-            if first.was_repaired or (len(taken) > 1 and any(line.was_repaired for line in taken)):
+            if any(line.was_repaired for line in taken):
                 note("repaired", NOT_UTF_8, number)
             yield number, first.start, taken[-1].end - first.start, with_one_caption(cells, table, caption)
 
