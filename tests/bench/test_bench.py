@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
+from functools import partial
 
 import pytest
-from conftest import command, environment
+from conftest import command, environment, wait_for
 
 from lapclip.autotune.cache import folder_for
 from lapclip.bench import ops, show, sizes, steps
@@ -34,10 +34,7 @@ def in_a_moment(quick, monkeypatch):
 
 @pytest.fixture
 def bench(call):
-    def run(*arguments: str) -> subprocess.CompletedProcess:
-        return call("bench", *arguments)
-
-    return run
+    return partial(call, "bench")
 
 
 def of_json(done: subprocess.CompletedProcess) -> dict:
@@ -103,7 +100,7 @@ def test_people_read_it_in_80_columns_and_get_what_a_page_shows(bench, tmp_path)
     assert sum(any(word.startswith("chosen") for word in line) for line in lines) == 1
     (threads,) = [line for line in lines if line[0] == "threads"]
     assert threads == ["threads", "1", "asked", "for"]
-    assert "trains this way" in " ".join(done.stdout.split()) and "\x1b" not in done.stdout
+    assert "uses the chosen plan" in " ".join(done.stdout.split()) and "\x1b" not in done.stdout
     page = (tmp_path / "bench.html").read_text()
     assert "data:image/png" in page and "chosen" in page and "image: bench.html" in done.stderr
     assert bench(*NANO, "--out", "bench.png").returncode == 0
@@ -113,13 +110,11 @@ def test_people_read_it_in_80_columns_and_get_what_a_page_shows(bench, tmp_path)
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--picture", "bench.gif"], 1, "`bench.gif` does not end in"),
-        (["--picture", "nowhere/bench.png"], 1, "there is no folder `nowhere`"),
+        (["--picture", "nowhere/bench.png"], 1, "cannot write `nowhere/bench.png`"),
         (["--out", "bench.svg"], 1, "`bench.svg` does not end in `.png` or `.html`"),
-        (["--sise", "nano"], 2, "--sise"),
         (["--minutes", "3"], 2, "--minutes"),
         (["--size", "gigantic"], 2, "gigantic"),
-        (["--batch-size", "many"], 2, "many"),
+        (["--ops", "--size", "nano"], 1, "`--ops` does not use `--size`"),
         (["--device", "cuda"], 1, "no device `cuda`"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -143,9 +138,7 @@ def spoil(content: object, name: str) -> None:
     file.write_text(json.dumps(content | {"when": time.time()} if isinstance(content, dict) else content))
 
 
-@pytest.mark.parametrize(
-    "content", [{"rates": 5}, {"rates": {"cpu": 5}}, {"rates": {"cpu": {}}}, [], {"rates": {}}], ids=str
-)
+@pytest.mark.parametrize("content", [{"rates": 5}, {"rates": {"cpu": {}}}, [], {"rates": {}}], ids=str)
 def test_spoilt_rates_are_measured_again(content):
     spoil(content, "rates")
     found = finished(steps.look_over(fresh=False))
@@ -163,7 +156,7 @@ def test_operations_are_shown_by_size_and_remembered(bench):
     assert of_json(bench("--ops", "--json"))["ops"] == found["ops"]
 
 
-@pytest.mark.parametrize("content", [{"ops": 5}, {"ops": [5]}, {"ops": [{"size": 5}]}, {"ops": []}], ids=str)
+@pytest.mark.parametrize("content", [{"ops": 5}, {"ops": [{"size": 5}]}, {"ops": []}], ids=str)
 def test_spoilt_operations_are_measured_again(content, monkeypatch):
     monkeypatch.setattr(ops, "OPS", {"copy": ops.OPS["copy"]})  # one is enough to see that it was measured
     spoil(content, "ops")
@@ -179,14 +172,11 @@ def result(size: str, rate: float, device: str = "cpu", **changed) -> SizeResult
     return SizeResult(size=size, device=device, pairs_per_second=rate, **values)
 
 
-def test_the_prediction_grows_with_the_model():
-    counts = (1e6, 60e6, 150e6, 300e6, 1e9)
-    assert [predicted_speed_up(int(count)) for count in counts] == [0.1, 0.3, 0.8, 1.5, 3.0]
-
-
-def test_speed_up_is_against_the_processor_at_the_same_size():
+def test_speed_up_is_against_the_processor_at_the_same_size_and_predicted_to_grow_with_it():
     results = [result("nano", 100), result("tiny", 10), result("nano", 50, "mps"), result("tiny", 30, "mps")]
     assert [speed_up(results, r) for r in results] == [None, None, 0.5, 3.0]
+    counts = (1e6, 60e6, 150e6, 300e6, 1e9)
+    assert [predicted_speed_up(int(count)) for count in counts] == [0.1, 0.3, 0.8, 1.5, 3.0]
 
 
 def test_an_estimate_is_marked_and_slower_than_what_it_is_made_from():
@@ -197,21 +187,13 @@ def test_an_estimate_is_marked_and_slower_than_what_it_is_made_from():
     assert 0 < guess.pairs_per_second < measured.pairs_per_second / 100
     assert guess.epoch_seconds == pytest.approx(10_000 / guess.pairs_per_second)
     assert guess.memory_bytes > 16 * num_parameters
-    table = show.sizes_table([measured, guess])
-    assert not any("~" in cell for cell in table.rows[0])
-    assert sum(cell.startswith("~") for cell in table.rows[1]) == 3, "rate, memory and epoch"
-    assert "3x" in table.rows[1] and "0.1x" in table.rows[0]
+    first, second = show.sizes_table([measured, guess]).cells
+    assert not any("~" in cell for cell in first) and "0.1x" in first
+    assert sum(cell.startswith("~") for cell in second) == 3 and "3x" in second, "rate, memory and epoch"
 
 
 def test_sizes_are_measured_while_they_fit_and_estimated_beyond(bench):
-    said, study = [], study_sizes([processor()], ("nano", "huge"), fresh=False, max_memory=1.0)
-    while True:
-        try:
-            said.append(next(study))
-        except StopIteration as end:
-            nano, huge = end.value
-            break
-    assert list(dict.fromkeys(said)) == ["`nano` on cpu", "`huge` on cpu"]
+    nano, huge = finished(study_sizes([processor()], ("nano", "huge"), fresh=False, max_memory=1.0))
     assert not nano.is_estimate and huge.is_estimate
     assert nano.epoch_seconds == pytest.approx(sizes.EPOCH_PAIRS / nano.pairs_per_second)
     assert nano.memory_bytes > 10**8 and huge.memory_bytes > 10**10 and huge.num_parameters > 900e6
@@ -227,18 +209,10 @@ def test_sizes_are_measured_while_they_fit_and_estimated_beyond(bench):
 @pytest.mark.parametrize(
     "arguments", [NANO, pytest.param(("--sizes",), marks=pytest.mark.prove)], ids=["steps", "sizes"]
 )
-def test_ctrl_c_ends_it_with_a_sentence(arguments, tmp_path):
-    process = subprocess.Popen(
-        command("bench", *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not list(Path(os.environ["LAPCLIP_CACHE"]).rglob("rates.json")):
-        time.sleep(0.05)
+def test_ctrl_c_ends_it_with_a_sentence(arguments):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command("bench", *arguments), env=environment(), **pipes)
+    wait_for(lambda: list(cache_folder().rglob("rates.json")))
     time.sleep(0.5)  # into the measuring that follows
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the children, too
     printed, said = process.communicate(timeout=60)

@@ -14,7 +14,7 @@ from lapclip.autotune.plans import Candidate, Measured
 from lapclip.bench.ops import OpTiming, overtakes
 from lapclip.bench.sizes import SizeResult
 from lapclip.config import Plan
-from lapclip.errors import UserError, one_line
+from lapclip.errors import MissingPackage, one_line
 from lapclip.machine.device import processor
 from lapclip.units import duration, rate, short_count
 
@@ -40,6 +40,7 @@ LOOK: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 9,
 }
+HOLLOW: dict[str, Any] = {"markerfacecolor": PAPER, "linestyle": "--"}  # what was estimated
 PANELS_IN_A_ROW = 3
 TYPICAL_SIZE = 512  # of the operations that are broken down into parts
 NOTABLE_DRIFT = 0.05
@@ -69,8 +70,7 @@ def drawing() -> Iterator[None]:
                 matplotlib.rcParams.update(LOOK)
                 yield
     except ImportError:
-        hint = "pip install 'lapclip[plot]'"
-        raise UserError("images need matplotlib, which is not installed", hint=hint) from None
+        raise MissingPackage("images need matplotlib, which is not installed", "plot") from None
     finally:
         logger.setLevel(level)
 
@@ -102,26 +102,21 @@ def draw_steps(measured: Measured, chosen: Plan, title: str) -> "Figure":
         figure = new_figure(title, 1.4 + 0.43 * len(rows))
         axes = figure.add_subplot()
         for place, candidate in enumerate(rows):
-            weight = "bold" if candidate.plan == chosen else "normal"
-            reach = speed(candidate) * (candidate.spread or 0.0) if candidate in timed else 0.0
-            start = (speed(candidate) + reach if candidate in timed else 0.0) + longest * 0.012
+            is_chosen, end = candidate.plan == chosen, 0.0
             if candidate in timed:
-                colour = STRONG if candidate.plan == chosen else QUIET
+                reach = speed(candidate) * (candidate.spread or 0.0)
+                end = speed(candidate) + reach
+                colour = STRONG if is_chosen else QUIET
                 axes.barh(place, speed(candidate), height=0.62, color=colour, xerr=reach or None, capsize=4)
-            axes.text(
-                start,
-                place,
-                wrapped(result_of(candidate, chosen), 112),
-                va="center",
-                fontsize=8.5,
-                weight=weight,
-            )
+            weight = "bold" if is_chosen else "normal"
+            said = wrapped(result_of(candidate, chosen), 112)
+            axes.text(end + longest * 0.012, place, said, va="center", fontsize=8.5, weight=weight)
         axes.set_yticks(range(len(rows)), [wrapped(candidate.plan.in_words(), 32) for candidate in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(0, longest * 1.35)  # room for the words after the longest bar
-        drift = abs(measured.drift) >= NOTABLE_DRIFT
         became = f"{abs(measured.drift):.0%} {'slower' if measured.drift > 0 else 'faster'}"
-        note = f"\nsteps became {became} while this was measured" if drift else ""
+        note = f"\nsteps became {became} while this was measured"
+        note = note if abs(measured.drift) >= NOTABLE_DRIFT else ""
         axes.set_xlabel(f"pairs per second; the whisker spans the middle half of the steps{note}")
         return figure
 
@@ -161,8 +156,8 @@ def draw_ops(timings: Sequence[OpTiming]) -> "Figure":
             num_lines = draw_crossovers(axes, micros)
             axes.set_title(label(op), fontweight="bold", pad=7 + 12 * num_lines)
             sizes = sorted({timing.size for timing in timings if timing.op == op})
-            sizes = sizes[:: -(-len(sizes) // 5)]
-            axes.set_xticks(sizes, [str(size) for size in sizes])
+            ticks = sizes[:: -(-len(sizes) // 5)]
+            axes.set_xticks(ticks, list(map(str, ticks)))
             axes.set_xticks([], minor=True)
             axes.set_xlabel("size")
             axes.set_ylabel("microseconds" if number % columns == 0 else "")
@@ -177,9 +172,8 @@ def draw_parts(axes: "Axes", timings: Sequence[OpTiming]) -> None:
     places, left = range(len(timings)), [0.0] * len(timings)
     for number, (name, _, colour, hatch) in enumerate(PARTS):
         shares = [own[number] / (sum(own) or 1.0) for own in parts]
-        axes.barh(
-            places, shares, left=left, height=0.66, color=colour, edgecolor=PAPER, hatch=hatch, label=name
-        )
+        look: dict[str, Any] = {"height": 0.66, "color": colour, "edgecolor": PAPER, "hatch": hatch}
+        axes.barh(places, shares, left=left, label=name, **look)
         left = [start + share for start, share in zip(left, shares, strict=True)]
     for place, (timing, own) in enumerate(zip(timings, parts, strict=True)):
         first = f"{duration(sum(own))}; the first call {duration(max(0.0, timing.first_call_seconds))} more"
@@ -225,18 +219,9 @@ def draw_lines(
     axes.grid(axis="y")
     for number, (device, points) in enumerate(lines.items()):
         colour, mark = STYLES[number % len(STYLES)]
-        measured = [
-            (size, value) for size, value in sorted(points.items()) if (device, size) not in estimated
-        ]
-        guessed = [(size, value) for size, value in sorted(points.items()) if (device, size) in estimated]
-        if guessed:
-            dashed: dict[str, Any] = {
-                "color": colour,
-                "marker": mark,
-                "markerfacecolor": PAPER,
-                "linestyle": "--",
-            }
-            axes.plot(*zip(*measured[-1:], *guessed, strict=True), **dashed)
+        measured = [point for point in sorted(points.items()) if (device, point[0]) not in estimated]
+        if guessed := sorted(points.items() - set(measured)):
+            axes.plot(*zip(*measured[-1:], *guessed, strict=True), color=colour, marker=mark, **HOLLOW)
         if measured:
             axes.plot(*zip(*measured, strict=True), color=colour, marker=mark)
     axes.margins(0.08, 0.12)
@@ -271,14 +256,12 @@ def draw_crossovers(
 def add_legend(figure: "Figure", devices: Sequence[str], *, has_estimates: bool = False) -> None:
     from matplotlib.lines import Line2D
 
-    looks = [STYLES[number % len(STYLES)] for number in range(len(devices))]
-    handles = [
-        Line2D([], [], color=colour, marker=mark, label=label(d))
-        for d, (colour, mark) in zip(devices, looks, strict=True)
-    ]
+    handles = []
+    for number, device in enumerate(devices):
+        colour, mark = STYLES[number % len(STYLES)]
+        handles.append(Line2D([], [], color=colour, marker=mark, label=label(device)))
     if has_estimates:
-        hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": PAPER, "linestyle": "--"}
-        handles.append(Line2D([], [], color=INK, label="estimated, not measured", **hollow))
+        handles.append(Line2D([], [], color=INK, marker="o", label="estimated, not measured", **HOLLOW))
     figure.legend(handles=handles, loc="outside upper right", ncols=len(handles))
 
 

@@ -1,11 +1,9 @@
 """What `lapclip bench` measured, ready to be shown: for programs, as tables, and as an image or a page."""
 
-import base64
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,50 +19,28 @@ from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, spe
 from lapclip.bench.steps import MAX_DRIFT, StepsResult, as_json, bench_steps
 from lapclip.config import Config
 from lapclip.data.open import Data
-from lapclip.errors import UserError, one_line
+from lapclip.errors import UserError, code
 from lapclip.files import write_atomically
 from lapclip.machine.device import Device, default_threads, processor, set_up_process
-from lapclip.machine.hardware import Machine, read_machine
+from lapclip.machine.hardware import read_machine
 from lapclip.units import age, duration, rate, short_count, size
+from lapclip.view.document import Document, Section, Table, columns_of
+from lapclip.view.html import as_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SUFFIXES = (".png", ".html")
-STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; }
-body { max-width: 1200px; margin: 0 auto; padding: 1rem; }
-h1 { font-size: 1.4rem; }
-img { max-width: 100%; }
-.wide { overflow-x: auto; margin: 1.5rem 0; }
-table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: bold; }
-th, td { text-align: left; vertical-align: top; padding: 0.3rem 1rem 0.3rem 0; border-bottom: 1px solid #ddd; }
-.number { text-align: right; }
-"""
-
 
 @dataclass(frozen=True)
-class Table:
-    """Rows as people read them; `numbers` names the columns that are aligned at their right."""
-
-    caption: str
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    numbers: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Section:
-    """One measurement, in every form it is shown in."""
+class Result:
+    """One measurement: for programs, for people, and as a chart."""
 
     json: dict[str, Any]
-    tables: list[Table]
-    remarks: list[str]
+    section: Section
     draw: "Callable[[], Figure]"
 
 
-Work = Generator[str, None, Section]
+Work = Generator[str, None, Result]
 
 
 def steps_section(config: Config, data: Data, command: str, *, compile: bool, fresh: bool) -> Work:
@@ -72,22 +48,16 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
     result = yield from bench_steps(config, data, compile=compile, fresh=fresh)
     rated = f", at about {rate(result.predicted)} pairs/s including its images" if result.predicted else ""
     remarks = [
-        f"`{command}` trains this way{rated}",
+        f"`{command}` uses the chosen plan{rated}",
         measured_ago(result.measured.when),
         *compile_remarks(result.measured),
     ]
     if abs(drift := result.measured.drift) >= MAX_DRIFT:
-        became = f"{abs(drift):.0%} " + (
-            "faster, so it was busy before" if drift < 0 else "slower: busy or hot"
-        )
-        remarks.append(f"the machine became {became}; `--fresh` measures again")
+        became = "faster, so it was busy before" if drift < 0 else "slower: busy or hot"
+        remarks.append(f"the machine became {abs(drift):.0%} {became}; `--fresh` measures again")
     title = f"{config.model.size}, batches of {result.resolved.train.batch_size}"
-    return Section(
-        as_json(result),
-        [steps_table(result), reasons_table(result)],
-        remarks,
-        lambda: draw_steps(result.measured, result.choice.plan, title),
-    )
+    section = Section("Execution plans", points=remarks, tables=[steps_table(result), reasons_table(result)])
+    return Result(as_json(result), section, lambda: draw_steps(result.measured, result.choice.plan, title))
 
 
 def measured_ago(when: float) -> str:
@@ -114,29 +84,24 @@ def compile_remarks(measured: Measured) -> Iterator[str]:
 
 
 def steps_table(result: StepsResult) -> Table:
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for candidate in sorted(result.measured.candidates, key=lambda c: -(c.pairs_per_second or 0)):
         plan = candidate.plan
         spread = f"±{candidate.spread:.0%}" if candidate.spread is not None else ""
         remarks = ["chosen"] * (plan == result.choice.plan) + ["compiled"] * plan.compile
-        remarks += ["memory given back"] * (not plan.keep_memory)
+        remarks += ["memory released"] * (not plan.keep_memory)
         remarks += [remark] if (remark := remark_on(candidate, result.measured)) else []
-        speed = rate(candidate.pairs_per_second)
-        settings = (plan.device, plan.precision, str(plan.threads), str(plan.chunk))
-        rows.append((*settings, speed, spread, "; ".join(remarks)))
+        settings = (plan.device, plan.precision, plan.threads, plan.chunk)
+        rows.append((*settings, candidate.pairs_per_second, spread, "; ".join(remarks)))
     model, batch = f"`{result.resolved.model.size}`", result.resolved.train.batch_size
-    header = ("device", "precision", "threads", "chunk", "pairs/s", "spread", "remark")
     caption = f"{model}, {result.num_parameters:,} parameters, batches of {batch}"
-    return Table(caption, header, rows, frozenset(("threads", "chunk", "pairs/s", "spread")))
+    columns = "device, precision, threads: count, chunk: count, pairs/s: rate, spread: share, remark"
+    return Table(caption, columns_of(columns), rows)
 
 
 def reasons_table(result: StepsResult) -> Table:
-    values = {part: getattr(result.choice.plan, part) for part in result.reasons}
-    rows: list[tuple[str, ...]] = [
-        (part, ("no", "yes")[value] if isinstance(value, bool) else str(value), result.reasons[part])
-        for part, value in values.items()
-    ]
-    return Table("what training will use", ("setting", "value", "why"), rows)
+    rows = [(part, getattr(result.choice.plan, part), reason) for part, reason in result.reasons.items()]
+    return Table("what training will use", columns_of("setting, value, why"), rows)
 
 
 @dataclass(frozen=True)
@@ -164,23 +129,20 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
         store(file, {"ops": [asdict(timing) for timing in timings]})
     found = crossovers(timings)
     remarks = [
-        f"{op}: {device} is "
-        + (
-            "never faster than the CPU, up to the largest size"
-            if n is None
-            else f"faster than the CPU from size {n} on"
-        )
+        f"{op}: {device} is {'never faster than the CPU' if n is None else f'faster than the CPU from size {n} on'}"
         for device, sizes in found.items()
         for op, n in sizes.items()
     ] or ["no accelerator was timed that could overtake the CPU"]
-    remarks.append(
+    remarks += [
         "size n is n x n numbers, or n tokens; the first call is what it takes more than the others; launch is what"
-        " handing over takes, on the CPU the time of the smallest call"
-    )
-    remarks.append(measured_ago(when))
-    rows = [asdict(timing) for timing in timings]
-    return Section(
-        {"ops": rows, "crossovers": found}, [ops_table(timings)], remarks, lambda: draw_ops(timings)
+        " handing over takes, on the CPU the time of the smallest call",
+        measured_ago(when),
+    ]
+    section = Section("Operations", points=remarks, tables=[ops_table(timings)])
+    return Result(
+        {"ops": [asdict(timing) for timing in timings], "crossovers": found},
+        section,
+        lambda: draw_ops(timings),
     )
 
 
@@ -190,13 +152,13 @@ def with_processor(devices: list[Device]) -> list[Device]:
 
 
 def ops_table(timings: Sequence[OpTiming]) -> Table:
-    header = ("op", "size", "device", "a call", "allocate", "first call", "launch", "compute", "sync")
-    names = (
-        "seconds",
-        *(f"{part}_seconds" for part in ("allocate", "first_call", "launch", "compute", "synchronise")),
-    )
-    rows = [(t.op, str(t.size), t.device, *(duration(getattr(t, name)) for name in names)) for t in timings]
-    return Table("operations, timed in blocks", header, rows, frozenset(("size", *header[3:])))
+    parts = {"a call": "", "allocate": "allocate_", "first call": "first_call_", "launch": "launch_",
+             "compute": "compute_", "sync": "synchronise_"}  # fmt: skip
+    columns = columns_of("op, size: count, device, " + ", ".join(f"{name}: seconds" for name in parts))
+    rows = [
+        (t.op, t.size, t.device, *(getattr(t, f"{part}seconds") for part in parts.values())) for t in timings
+    ]
+    return Table("operations, timed in blocks", columns, rows)
 
 
 def sizes_section(config: Config, *, fresh: bool) -> Work:
@@ -216,114 +178,68 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
         for r in results
     ]
     columns = "speed-up of an accelerator over the CPU: predicted in the documents, and measured"
-    return Section({"sizes": rows}, [sizes_table(results)], [columns, remark], lambda: draw_sizes(results))
+    section = Section("Sizes", points=[columns, remark], tables=[sizes_table(results)])
+    return Result({"sizes": rows}, section, lambda: draw_sizes(results))
 
 
 def sizes_table(results: Sequence[SizeResult]) -> Table:
-    rows: list[tuple[str, ...]] = []
+    rows = []
     for r in results:
         about = "~" if r.is_estimate else ""
         measured = speed_up(results, r)
-        numbers = f"{r.pairs_per_second:,.{0 if r.pairs_per_second >= 100 else 2}f}", size(r.memory_bytes)
-        speed, memory, epoch = (about + text for text in (*numbers, duration(r.epoch_seconds)))
-        ratios = f"{predicted_speed_up(r.num_parameters):g}x", f"{measured:.2f}x" if measured else "-"
-        shape = (r.size, short_count(r.num_parameters), r.device, str(r.batch_size))
-        rows.append((*shape, speed, memory, epoch, *ratios))
-    header = ("size", "params", "device", "batch", "pairs/s", "memory", "epoch", "predicted", "measured")
+        speed = f"{r.pairs_per_second:,.{0 if r.pairs_per_second >= 100 else 2}f}"
+        estimates = (about + text for text in (speed, size(r.memory_bytes), duration(r.epoch_seconds)))
+        ratios = f"{predicted_speed_up(r.num_parameters):g}x", f"{measured:.2f}x" if measured else None
+        rows.append((r.size, short_count(r.num_parameters), r.device, r.batch_size, *estimates, *ratios))
     caption = f"sizes, looking at whole images; an epoch is {EPOCH_PAIRS:,} pairs; ~ is an estimate"
-    return Table(caption, header, rows, frozenset(header) - {"size", "device"})
+    columns = (
+        "size, params: count, device, batch: count, pairs/s: rate, memory: bytes, epoch: seconds, predicted: number,"
+        " measured: number"
+    )
+    return Table(caption, columns_of(columns), rows)
 
 
 def check_out(path: Path) -> None:
     """Refuses, before anything is measured, a file that could not be written afterwards."""
-    if path.suffix.lower() not in SUFFIXES:
+    if path.suffix.lower() not in (".png", ".html"):
+        hint = f"name it `{path.with_suffix('.html') if path.name else 'bench.html'}`"
+        raise UserError(f"{code(path)} does not end in `.png` or `.html`", hint=hint)
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(
-            f"`{path}` does not end in {' or '.join(f'`{suffix}`' for suffix in SUFFIXES)}",
-            hint=f"name it `{path.with_suffix('.html') if path.name else 'bench.html'}`",
+            f"cannot write {code(path)}: it is a folder, or in no folder you may write to",
+            hint="name a file in a folder that exists",
         )
-    if path.is_dir():
-        raise UserError(f"`{path}` is a folder", hint="name a file that does not exist yet")
-    if not path.parent.is_dir():
-        message = f"there is no folder `{path.parent}` to write `{path.name}` to"
-        raise UserError(message, hint="make the folder first")
-    if not os.access(path.parent, os.W_OK):
-        raise UserError(f"cannot write `{path}`: permission denied", hint="choose a folder you may write to")
     with drawing():
         pass
 
 
-def write_out(path: Path, sections: Sequence[Section], *, title: str = "lapclip bench") -> None:
-    """Writes the charts, and in a page the tables too, in the format of the path's suffix."""
+def write_out(path: Path, results: Sequence[Result], facts: list[str]) -> None:
+    """Writes the charts, or a page that has the tables and facts of the machine too, by the path's suffix."""
     check_out(path)
-    images = [render(section.draw()) for section in sections]
+    charts = [render(result.draw()) for result in results]
     if path.suffix.lower() == ".png":
-        write_atomically(path, as_png(stacked(images)))
-    else:
-        tables = [table for section in sections for table in section.tables]
-        write_atomically(path, as_page(title, images, [*tables, facts(read_machine())]))
+        write_atomically(path, stacked([Image.open(BytesIO(chart)) for chart in charts]))
+        return
+    sections = [replace(r.section, images=[chart]) for r, chart in zip(results, charts, strict=True)]
+    about = "What this machine is, and how fast it trains."
+    summary = Section("Summary", points=facts)
+    write_atomically(path, as_html(Document("This machine", "lapclip bench", about, [summary, *sections])))
 
 
-def render(figure: "Figure") -> Image.Image:
+def render(figure: "Figure") -> bytes:
     file = BytesIO()
     with drawing():
         figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-    return Image.open(file).convert("RGB")
+    return file.getvalue()
 
 
-def stacked(images: Sequence[Image.Image]) -> Image.Image:
-    """Images below one another, as wide as the widest."""
+def stacked(images: Sequence[Image.Image]) -> bytes:
+    """A PNG of images below one another, as wide as the widest."""
     sheet = Image.new("RGB", (max(i.width for i in images), sum(i.height for i in images)), PAPER)
     top = 0
     for image in images:
         sheet.paste(image, (0, top))
         top += image.height
-    return sheet
-
-
-def as_png(image: Image.Image) -> bytes:
     file = BytesIO()
-    image.save(file, format="PNG")
+    sheet.save(file, format="PNG")
     return file.getvalue()
-
-
-def as_page(title: str, images: Sequence[Image.Image], tables: Sequence[Table]) -> str:
-    """One page of HTML: no script, and nothing that a browser would have to fetch."""
-    pngs = (base64.b64encode(as_png(image)).decode() for image in images)
-    charts = [
-        f'<p><img alt="chart of the tables below" src="data:image/png;base64,{png}"></p>' for png in pngs
-    ]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{shown(title)}</title><style>{STYLE}</style>"
-    )
-    body = [f"<h1>{shown(title)}</h1>", *charts, *map(as_html, tables)]
-    return "\n".join(
-        ['<!DOCTYPE html>\n<html lang="en">', f"<head>{head}</head><body>", *body, "</body></html>\n"]
-    )
-
-
-def as_html(table: Table) -> str:
-    kinds = [' class="number"' if name in table.numbers else "" for name in table.header]
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        inner = (f"<{tag}{kind}>{shown(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
-        return f"<tr>{''.join(inner)}</tr>"
-
-    rows = "\n".join(row(cells, "td") for cells in table.rows)
-    caption = f"<caption>{shown(table.caption)}</caption><thead>{row(table.header, 'th')}</thead>"
-    return f'<div class="wide"><table>{caption}\n<tbody>{rows}</tbody></table></div>'
-
-
-def facts(machine: Machine) -> Table:
-    rows = [
-        ("chip", machine.chip),
-        ("cores used", str(machine.num_cores)),
-        ("memory", f"{size(machine.memory_bytes)}, {size(machine.available_bytes)} of it free"),
-        ("system", machine.system),
-        ("Python", machine.python),
-    ]
-    return Table("The machine", ("fact", "value"), rows)
-
-
-def shown(text: str) -> str:
-    return escape(one_line(text))

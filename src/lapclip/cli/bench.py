@@ -15,19 +15,11 @@ from lapclip.config import SETTINGS, load_config
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
-    from lapclip.bench.show import Table
+    from lapclip.view.document import Table
 
 STEP = (
-    "size",
-    "image_size",
-    "patch_size",
-    "text_length",
-    "recompute",
-    "batch_size",
-    "chunk",
-    "loss",
-    "keep_patches",
-)
+    "size", "image_size", "patch_size", "text_length", "recompute", "batch_size", "chunk", "loss", "keep_patches",
+)  # fmt: skip
 PLAN = ("device", "precision", "threads", "compile", "keep_memory", "max_memory")
 SWITCHES = ("recompute", "keep_memory")
 ALWAYS = ("device", "max_memory")  # what `--ops` and `--sizes` use too
@@ -83,26 +75,22 @@ def bench(
             command = as_command(flags)
             works = [steps_section(config, data, command, compile=compile, fresh=fresh)]
         overview = follow(look_over(fresh=fresh), requests, "measuring")
-        sections = [follow(work, requests, "measuring") for work in works]
-    tables = [table for section in sections for table in section.tables]
+        results = [follow(work, requests, "measuring") for work in works]
+    facts = in_words(overview)
     if out is not None:
-        write_out(out, sections)
+        write_out(out, results, facts)
     if json:
-        measured = {name: value for section in sections for name, value in section.json.items()}
+        rates = {**overview.rates["cpu"], "rates": overview.rates}
+        measured = {name: value for result in results for name, value in result.json.items()}
         seconds = time.perf_counter() - started
-        print_json(
-            {"machine": overview.machine, **overview.rates["cpu"], "rates": overview.rates}
-            | measured
-            | {"seconds": seconds}
-        )
+        print_json({"machine": overview.machine, **rates, **measured, "seconds": seconds})
         return 0
     screen = Console()
-    remarks = [remark for section in sections for remark in section.remarks]
-    for line in in_words(overview):
-        screen.print(line, highlight=False, markup=False)
-    for table in tables:
+    screen.print(*facts, sep="\n", highlight=False, markup=False)
+    for table in (table for result in results for table in result.section.tables):
         screen.print()
         screen.print(on_screen(table), highlight=False)
+    remarks = [remark for result in results for remark in result.section.points]
     screen.print("", *remarks, sep="\n", highlight=False, markup=False)
     if out is not None:
         people.print(f"image: {out}", highlight=False, soft_wrap=True)
@@ -124,8 +112,8 @@ def as_command(flags: dict[str, Any]) -> str:
 
 def on_screen(table: "Table") -> RichTable:
     shown = RichTable(title=Text(table.caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name in table.header:
-        shown.add_column(Text(name), justify="right" if name in table.numbers else "left")
-    for row in table.rows:
+    for name, is_number in zip(table.header, table.is_number, strict=True):
+        shown.add_column(Text(name), justify="right" if is_number else "left")
+    for row in table.cells:
         shown.add_row(*map(Text, row))
     return shown

@@ -231,6 +231,7 @@ class Section:
     heat_maps: list[HeatMap] = field(default_factory=list)
     ranges: list[Ranges] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
+    images: list[bytes] = field(default_factory=list)  # charts of its tables, as PNG
     text: str = ""  # shown as it is
 
     @property

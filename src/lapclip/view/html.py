@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from lapclip.errors import UserError, code, one_line
 from lapclip.files import write_atomically
-from lapclip.view.document import Document, Found
+from lapclip.view.document import Document
 
 PAGE = Path(__file__).parent.parent / "page"
 SIGN = Markup('<meta name="generator" content="lapclip report">')  # by which our own files are recognised
@@ -66,8 +66,8 @@ def words(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(one_line(text)))))  # noqa: S704  # escaped
 
 
-def as_data(found: Found) -> Markup:
-    return Markup(f"data:{found.media_type};base64,{base64.b64encode(found.content).decode()}")  # noqa: S704
+def as_data(content: bytes, media_type: str = "image/png") -> Markup:
+    return Markup(f"data:{media_type};base64,{base64.b64encode(content).decode()}")  # noqa: S704
 
 
 def as_lines(text: str) -> Markup:
