@@ -12,12 +12,11 @@ from conftest import command, environment, wait_for
 
 from lapclip.autotune.cache import folder_for
 from lapclip.bench import ops, show, sizes, steps
-from lapclip.bench.sizes import SizeResult, estimate, predicted_speed_up, speed_up, study_sizes
+from lapclip.bench.sizes import SizeResult, measure_or_estimate, predicted_speed_up, speed_up, study_sizes
 from lapclip.config import load_config
 from lapclip.files import cache_folder
 from lapclip.machine.device import DEVICES, present_devices, processor
 from lapclip.machine.hardware import read_machine
-from lapclip.model.clip import count_parameters, shape_of
 from lapclip.units import finished
 
 pytestmark = pytest.mark.slow
@@ -100,7 +99,7 @@ def test_people_read_it_in_80_columns_and_get_what_a_page_shows(bench, tmp_path)
     assert sum(any(word.startswith("chosen") for word in line) for line in lines) == 1
     (threads,) = [line for line in lines if line[0] == "threads"]
     assert threads == ["threads", "1", "asked", "for"]
-    assert "uses the chosen plan" in " ".join(done.stdout.split()) and "\x1b" not in done.stdout
+    assert "uses this plan" in " ".join(done.stdout.split()) and "\x1b" not in done.stdout
     page = (tmp_path / "bench.html").read_text()
     assert "data:image/png" in page and "chosen" in page and "image: bench.html" in done.stderr
     assert bench(*NANO, "--out", "bench.png").returncode == 0
@@ -180,13 +179,11 @@ def test_speed_up_is_against_the_processor_at_the_same_size_and_predicted_to_gro
 
 
 def test_an_estimate_is_marked_and_slower_than_what_it_is_made_from():
-    size = shape_of(load_config(flags={"size": "huge"}).model)
-    num_parameters = count_parameters(size, vocab_size=4096, has_bias=False)
-    guess = estimate("huge", num_parameters, "cpu", measured := result("nano", 500.0))
+    guess = finished(measure_or_estimate("huge", "cpu", 0.0, measured := result("nano", 500.0)))
     assert guess.is_estimate and guess.spread is None and guess.chunk == 1
     assert 0 < guess.pairs_per_second < measured.pairs_per_second / 100
     assert guess.epoch_seconds == pytest.approx(10_000 / guess.pairs_per_second)
-    assert guess.memory_bytes > 16 * num_parameters
+    assert guess.memory_bytes > 16 * guess.num_parameters > 16 * 900e6
     first, second = show.sizes_table([measured, guess]).cells
     assert not any("~" in cell for cell in first) and "0.1x" in first
     assert sum(cell.startswith("~") for cell in second) == 3 and "3x" in second, "rate, memory and epoch"
@@ -196,7 +193,7 @@ def test_sizes_are_measured_while_they_fit_and_estimated_beyond(bench):
     nano, huge = finished(study_sizes([processor()], ("nano", "huge"), fresh=False, max_memory=1.0))
     assert not nano.is_estimate and huge.is_estimate
     assert nano.epoch_seconds == pytest.approx(sizes.EPOCH_PAIRS / nano.pairs_per_second)
-    assert nano.memory_bytes > 10**8 and huge.memory_bytes > 10**10 and huge.num_parameters > 900e6
+    assert nano.memory_bytes > 10**8
     assert len(list(cache_folder().rglob("size.json"))) == 1, "an estimate is not kept as if it were measured"
     (row,) = of_json(bench("--sizes", "--max-memory", "1", "--json"))["sizes"]
     assert row["pairs_per_second"] == nano.pairs_per_second, "remembered"

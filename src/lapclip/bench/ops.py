@@ -21,11 +21,11 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import psutil
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from lapclip.machine.device import Device
@@ -46,11 +46,9 @@ ROUND_SECONDS = 0.15  # a size of an operation on a device, unless three blocks 
 MAX_BLOCKS = 7
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """Calls in a row on a device that was idle before, and is again after."""
 
-    num_calls: int
     seconds: float  # of one call: its share of the whole block
     launch_seconds: float  # of one call, until it was handed over; over the first calls
 
@@ -67,7 +65,7 @@ def time_block(call: Callable[[], object], device: Device, num_calls: int) -> Bl
         call()
     device.synchronize()
     ended = time.perf_counter()
-    return Block(num_calls, (ended - started) / num_calls, (launched - started) / num_launches)
+    return Block((ended - started) / num_calls, (launched - started) / num_launches)
 
 
 def calls_in_block(call: Callable[[], object], device: Device) -> int:
@@ -81,8 +79,8 @@ def calls_in_block(call: Callable[[], object], device: Device) -> int:
         if elapsed_seconds >= BLOCK_SECONDS / 2 or num_calls >= MAX_CALLS:
             return num_calls
         # Waiting at the end has a price of its own, so that one call says little about many: grow by degrees.
-        wanted = math.ceil(num_calls * BLOCK_SECONDS / max(elapsed_seconds, 1e-9))
-        num_calls = min(max(wanted, num_calls + 1), 8 * num_calls, MAX_CALLS)
+        enough = math.ceil(num_calls * BLOCK_SECONDS / max(elapsed_seconds, 1e-9))
+        num_calls = min(max(enough, num_calls + 1), 8 * num_calls, MAX_CALLS)
 
 
 def best_seconds(call: Callable[[], object], device: Device, *, budget_seconds: float) -> float:
@@ -102,30 +100,24 @@ def gemm_gflops(
     share = budget_seconds / len(sizes)
     best = 0.0
     for size in sizes:
-        seconds = product_seconds(device, size, budget_seconds=share)
+        left, right, product = (torch.rand(size, size, device=device.torch) for _ in range(3))
+        seconds = best_seconds(partial(torch.mm, left, right, out=product), device, budget_seconds=share)
         best = max(best, 2 * size**3 / seconds / 1e9)
+        del left, right, product
         if seconds * 8 > share:  # twice the size is eight times the work
             break
     device.release_memory()
     return best
 
 
-def product_seconds(device: Device, size: int, *, budget_seconds: float) -> float:
-    left, right, product = (torch.rand(size, size, device=device.torch) for _ in range(3))
-    return best_seconds(lambda: torch.mm(left, right, out=product), device, budget_seconds=budget_seconds)
-
-
 def bandwidth_gbs(device: Device, *, max_bytes: int = COPY_BYTES, budget_seconds: float = 1.0) -> float:
     """Billions of bytes read and written a second while copying far more than the caches hold."""
     num_numbers = min(max_bytes, int(free_bytes(device) * COPY_SHARE)) // 8  # two copies of four bytes
-    seconds = copy_seconds(device, num_numbers, budget_seconds=budget_seconds)
+    source, target = (torch.ones(num_numbers, device=device.torch) for _ in range(2))
+    seconds = best_seconds(partial(target.copy_, source), device, budget_seconds=budget_seconds)
+    del source, target
     device.release_memory()
     return 8 * num_numbers / seconds / 1e9
-
-
-def copy_seconds(device: Device, num_numbers: int, *, budget_seconds: float) -> float:
-    source, target = (torch.ones(num_numbers, device=device.torch) for _ in range(2))
-    return best_seconds(lambda: target.copy_(source), device, budget_seconds=budget_seconds)
 
 
 def free_bytes(device: Device) -> int:
@@ -179,21 +171,16 @@ def square(size: int) -> tuple[int, ...]:
     return (size, size)
 
 
-def tokens(size: int) -> tuple[int, ...]:
-    return (1, HEADS, size, HEAD_WIDTH)
-
-
-def layer_norm(rows: Tensor) -> Tensor:
-    return F.layer_norm(rows, rows.shape[-1:])
-
-
 OPS = {
     "product": Op(torch.mm, 2, square, lambda size: 3 * size**2, power=3),
     # Where nothing is fused, the scores of all tokens are held, before and after the softmax.
     "attention": Op(
-        F.scaled_dot_product_attention, 3, tokens, lambda size: HEADS * (4 * size * HEAD_WIDTH + 2 * size**2)
+        F.scaled_dot_product_attention,
+        3,
+        lambda size: (1, HEADS, size, HEAD_WIDTH),
+        lambda size: HEADS * (4 * size * HEAD_WIDTH + 2 * size**2),
     ),
-    "layer norm": Op(layer_norm, 1, square, lambda size: 2 * size**2),
+    "layer norm": Op(lambda rows: F.layer_norm(rows, rows.shape[-1:]), 1, square, lambda size: 2 * size**2),
     "copy": Op(torch.clone, 1, square, lambda size: 2 * size**2),
 }
 
@@ -254,13 +241,7 @@ def time_size(
 def idle_seconds(device: Device) -> float:
     """What waiting for a device costs that has nothing to do."""
     torch.zeros(1, device=device.torch)  # the first use of a device sets it up
-    device.synchronize()
-    seconds = []
-    for _ in range(NUM_BLOCKS):
-        started = time.perf_counter()
-        device.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
+    return statistics.median(time_block(lambda: None, device, 1).seconds for _ in range(NUM_BLOCKS))
 
 
 def fixed_seconds(op: Op, device: Device) -> float:
@@ -271,8 +252,7 @@ def fixed_seconds(op: Op, device: Device) -> float:
 
 def fits(op: Op, size: int, device: Device, num_devices: int) -> bool:
     """Whether it needs at most a quarter of what is free; devices may share one memory, and hold theirs at once."""
-    num_bytes = 4 * op.num_held(size)
-    return num_bytes * num_devices <= free_bytes(device) * OPS_SHARE
+    return 4 * op.num_held(size) * num_devices <= free_bytes(device) * OPS_SHARE
 
 
 def ends(op: Op, size: int, last: OpTiming | None) -> bool:
@@ -290,9 +270,7 @@ def prepare(op: Op, size: int, device: Device) -> Prepared:
     for tensor in inputs:
         tensor.uniform_(-1, 1)
 
-    def call() -> object:
-        return op.run(*inputs)
-
+    call = partial(op.run, *inputs)
     first = time_block(call, device, 1)
     return Prepared(device, call, calls_in_block(call, device), allocate_seconds, first.seconds)
 

@@ -48,7 +48,7 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
     result = yield from bench_steps(config, data, compile=compile, fresh=fresh)
     rated = f", at about {rate(result.predicted)} pairs/s including its images" if result.predicted else ""
     remarks = [
-        f"`{command}` uses the chosen plan{rated}",
+        f"`{command}` uses this plan{rated}",
         measured_ago(result.measured.when),
         *compile_remarks(result.measured),
     ]

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from lapclip.autotune.cache import folder_for, load, store
-from lapclip.autotune.measure import Rigs, Work, num_in_block, step_bytes
+from lapclip.autotune.measure import Rigs, num_in_block, step_bytes
 from lapclip.autotune.parity import first_line
 from lapclip.autotune.plans import spread_of
 from lapclip.autotune.resolve import CHARACTER_SIZES, SHARE_OF_MEMORY
@@ -25,7 +25,7 @@ from lapclip.config import Plan, load_config
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.data.workers import STOPPING, start_worker
 from lapclip.errors import UserError
-from lapclip.machine.device import Device, default_threads, device_named, ran_out_of_memory, set_up_process
+from lapclip.machine.device import Device, default_threads, processor, ran_out_of_memory, set_up_process
 from lapclip.machine.hardware import limit_openmp_spinning, read_machine
 from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
 from lapclip.train.prepare import draft_of
@@ -76,10 +76,11 @@ def study_sizes(
             yield f"`{name}` on {device.name}"
             about = {"size": name, "device": device.name, "max_memory": max_memory}
             file = folder_for(machine, about) / "size.json"
-            known = None if fresh else load(file, SizeResult)
-            found = known or (yield from measure_or_estimate(name, device.name, room, last))
-            if known is None and not found.is_estimate:
-                store(file, asdict(found))
+            found = None if fresh else load(file, SizeResult)
+            if found is None:
+                found = yield from measure_or_estimate(name, device.name, room, last)
+                if not found.is_estimate:
+                    store(file, asdict(found))
             results.append(found)
             last = found if not found.is_estimate else last
     return results
@@ -89,17 +90,32 @@ def measure_or_estimate(
     name: str, device: str, room: float, smaller: SizeResult | None
 ) -> Generator[str, None, SizeResult]:
     """Measures one size, in a new process; estimates it when it does not fit."""
-    size = shape_of(load_config(flags={"size": name}).model)
+    shape = shape_of(load_config(flags={"size": name}).model)
     vocab_size = NUM_CHARACTERS if name in CHARACTER_SIZES else VOCABULARY
-    num_parameters = count_parameters(size, vocab_size=vocab_size, has_bias=False)
-    if step_bytes(size, num_parameters, 1, False) <= room or smaller is None:
-        rate = smaller.flops_per_second if smaller else None
-        found = yield from in_a_process(name, device, room, rate)
+    num_parameters = count_parameters(shape, vocab_size=vocab_size, has_bias=False)
+    memory_bytes = step_bytes(shape, num_parameters, 1, False)
+    if memory_bytes <= room or smaller is None:
+        found = yield from in_a_process(name, device, room, smaller.flops_per_second if smaller else None)
         if found is not None:
             return found
     if smaller is None:
         raise UserError(f"`{name}` does not fit into memory here", hint="close other programs and try again")
-    return estimate(name, num_parameters, device, smaller)
+    # At the rate of the largest size that was measured. With one pair a chunk the towers run forward twice: four
+    # passes' worth of products instead of three.
+    flops = 4 * flops_per_pair(shape, num_tokens=shape.text_length)
+    pairs_per_second = smaller.flops_per_second / flops
+    return SizeResult(
+        size=name,
+        num_parameters=num_parameters,
+        device=device,
+        batch_size=smaller.batch_size,
+        chunk=1,
+        pairs_per_second=pairs_per_second,
+        spread=None,
+        memory_bytes=memory_bytes,
+        epoch_seconds=EPOCH_PAIRS / pairs_per_second,
+        is_estimate=True,
+    )
 
 
 def in_a_process(
@@ -143,31 +159,6 @@ def send_size(answer: Connection, *asked: Any) -> None:
     answer.send_bytes(json.dumps(answered).encode())
 
 
-def estimate(name: str, num_parameters: int, device: str, smaller: SizeResult) -> SizeResult:
-    """At the rate of the largest size that was measured, with one pair at a time in memory."""
-    size = shape_of(load_config(flags={"size": name}).model)
-    # With one pair a chunk the towers run forward twice: four passes' worth of products instead of three.
-    pairs_per_second = smaller.flops_per_second / (4 * flops_of_pair(name, None))
-    return SizeResult(
-        size=name,
-        num_parameters=num_parameters,
-        device=device,
-        batch_size=smaller.batch_size,
-        chunk=1,
-        pairs_per_second=pairs_per_second,
-        spread=None,
-        memory_bytes=step_bytes(size, num_parameters, 1, False),
-        epoch_seconds=EPOCH_PAIRS / pairs_per_second,
-        is_estimate=True,
-    )
-
-
-def flops_of_pair(name: str, work: Work | None) -> int:
-    """Of one pass over a whole image."""
-    size = shape_of(load_config(flags={"size": name}).model)
-    return flops_per_pair(size, num_tokens=size.text_length if work is None else work.num_tokens)
-
-
 def measure_size(name: str, device: str, room: float, rate: float | None) -> SizeResult:
     """Times the step of one size here, with as many pairs as a step of tolerable length has."""
     config = load_config(
@@ -176,7 +167,9 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
     _, draft = draft_of(config)
     work = draft.work
     plan = Plan(device, "fp32", default_threads(), draft.resolve()[0].train.chunk or 1)
-    flops = flops_of_pair(name, work)
+    flops = flops_per_pair(
+        shape_of(config.model), num_tokens=work.num_tokens
+    )  # of one pass over a whole image
     if rate is not None:
         limit = max(4, int(MAX_STEP_SECONDS * rate / (3 * flops)))
         work = replace(work, train=replace(work.train, batch_size=min(work.batch_size, limit)))
@@ -184,9 +177,8 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
     set_up_process(plan.threads)
     rigs = Rigs(work)
     if not plan.is_plain and (problem := rigs.problem(plan)):
-        raise UserError(
-            f"`{device}` cannot be trusted with `{name}`: {problem}", hint="measure the CPU: `--device cpu`"
-        )
+        hint = "measure the CPU only: `--device cpu`"
+        raise UserError(f"`{device}` cannot be trusted with `{name}`: {problem}", hint=hint)
     rig = rigs.rig(plan)
     rig.step(plan)
     num_steps = num_in_block(alone := rig.step(plan))
@@ -212,8 +204,7 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
 
 def speed_up(results: Sequence[SizeResult], result: SizeResult) -> float | None:
     """How much faster than the processor, at the same size."""
-    same = (r for r in results if r.size == result.size and not device_named(r.device).is_accelerator)
-    processor = next(same, None)
-    if processor is None or processor.device == result.device:
-        return None
-    return result.pairs_per_second / processor.pairs_per_second
+    cpu = processor().name
+    same = (r.pairs_per_second for r in results if (r.size, r.device) == (result.size, cpu))
+    reference = next(same, None)
+    return result.pairs_per_second / reference if reference and result.device != cpu else None

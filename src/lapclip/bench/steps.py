@@ -1,7 +1,7 @@
 """The machine's facts and rates, and the real training step with every execution plan it allows: which is fastest."""
 
 from collections.abc import Generator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, TypedDict
 
 import msgspec
@@ -108,18 +108,11 @@ class Rates(TypedDict):
 
 
 @dataclass(frozen=True)
-class KnownRates:
-    """What the cache keeps."""
-
-    rates: dict[str, Rates]
-
-
-@dataclass(frozen=True)
 class Overview:
-    """The machine itself: its facts, and how fast each device multiplies and copies."""
+    """The machine itself: how fast each device multiplies and copies, which the cache keeps, and its facts."""
 
-    machine: dict[str, Any]
     rates: dict[str, Rates]  # by device
+    machine: dict[str, Any] = field(default_factory=dict)
 
 
 def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
@@ -131,17 +124,14 @@ def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
         "devices": [{"name": device.name, "about": device.about()} for device in devices],
     }
     file = folder_for(machine, {"rates": [device.name for device in devices]}) / "rates.json"
-    known = None if fresh else load(file, KnownRates)
+    known = None if fresh else load(file, Overview)
     rates = known.rates if known and known.rates.keys() == {device.name for device in devices} else {}
     if not rates:
         for device in devices:
             yield f"multiplying and copying on {device.name}"
-            rates[device.name] = {
-                "gemm_gflops": gemm_gflops(device),
-                "bandwidth_gbs": bandwidth_gbs(device),
-            }
+            rates[device.name] = {"gemm_gflops": gemm_gflops(device), "bandwidth_gbs": bandwidth_gbs(device)}
         store(file, {"rates": rates})
-    return Overview(facts, rates)
+    return Overview(rates, facts)
 
 
 def in_words(overview: Overview) -> list[str]:

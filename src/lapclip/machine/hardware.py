@@ -83,8 +83,7 @@ def read_sysctl() -> dict[str, str]:
     """What macOS says about its hardware, in one call; empty elsewhere."""
     if sys.platform != "darwin":
         return {}
-    text = run_command(["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw"])
-    return parse_sysctl(text)
+    return parse_sysctl(run_command(["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw"]))
 
 
 def parse_sysctl(text: str) -> dict[str, str]:
@@ -120,9 +119,8 @@ def cores_from_sysctl(sysctl: dict[str, str]) -> Cores:
         # The name without a level describes the slowest kind of core.
         if num_bytes := numbers.get(f"hw.perflevel0.{name}") or numbers.get(f"hw.{name}"):
             caches[level] = num_bytes
-    return (
-        Cores(levels[0], sum(levels[1:]), caches) if levels[0] and any(levels[1:]) else Cores(caches=caches)
-    )
+    has_kinds = levels[0] and any(levels[1:])
+    return Cores(levels[0], sum(levels[1:]), caches) if has_kinds else Cores(caches=caches)
 
 
 def cores_from_kernel(folder: Path = KERNEL_FOLDER) -> Cores:

@@ -26,21 +26,11 @@ from lapclip.units import parse_percent
 ROOT = Path("/")
 # What reading a sensor may raise: missing or odd files, programs that print something unexpected.
 UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    psutil.Error,
-    ExpatError,
-)
+    OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, psutil.Error, ExpatError,
+)  # fmt: skip
 BATTERY_CHECK_SECONDS = 20.0  # between two looks at the battery, while training
 MAX_WATTS = 1000.0  # more is no laptop
-MIN_SECONDS, MAX_SECONDS = (
-    0.1,
-    300.0,
-)  # between two readings of an energy counter, which may wrap around twice
+MIN_SECONDS, MAX_SECONDS = 0.1, 300.0  # between readings of an energy counter, which may wrap around twice
 STOP_SECONDS = 5.0  # then a program that was asked to stop is killed
 
 BATTERY, WHOLE = "whole machine, from the battery", "whole machine"
@@ -135,9 +125,8 @@ class PackagePower:
             return {}
         spent = 0
         for zone, counter in self.microjoules.items():
-            spent += (counter - before[zone]) % int(
-                read_text(zone / "max_energy_range_uj")
-            )  # it wraps around
+            wraps_at = int(read_text(zone / "max_energy_range_uj"))
+            spent += (counter - before[zone]) % wraps_at
         return power(spent / 1e6 / elapsed, PACKAGE)
 
 
@@ -177,7 +166,13 @@ def parse_macmon(text: str) -> dict[str, Any]:
 @contextmanager
 def keep_awake() -> Iterator[None]:
     """On macOS the machine does not sleep when nobody is typing; elsewhere nothing is done."""
-    process = start_caffeinate() if sys.platform == "darwin" else None
+    program = shutil.which("caffeinate") if sys.platform == "darwin" else None
+    process = None
+    with suppress(OSError):
+        # It watches this process, so it ends even if this is killed; in a session of its own, Ctrl-C does not reach it.
+        command = [program, "-i", "-w", str(os.getpid())] if program else []
+        quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        process = subprocess.Popen(command, start_new_session=True, **quiet) if command else None  # noqa: S603
     try:
         yield
     finally:
@@ -188,19 +183,3 @@ def keep_awake() -> Iterator[None]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def start_caffeinate() -> subprocess.Popen[bytes] | None:
-    program = shutil.which("caffeinate")
-    if program is None:
-        return None
-    with suppress(OSError):
-        # It watches this process, so it ends even if this is killed; in a session of its own, Ctrl-C does not reach it.
-        return subprocess.Popen(  # noqa: S603 found in the user's own PATH
-            [program, "-i", "-w", str(os.getpid())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    return None

@@ -29,9 +29,7 @@ from lapclip.machine.power import (
     read_battery,
 )
 
-PAUSE_SECONDS = (
-    10.0  # between two questions to what answers slowly: other programs, the battery, thermometers
-)
+PAUSE_SECONDS = 10.0  # between two readings of what answers slowly: other programs, the battery, thermometers
 OLD_SECONDS = 300.0  # an answer older than this says nothing about now; a step may take minutes
 NVIDIA = "0x10de"  # its PCI number
 
@@ -108,9 +106,8 @@ def core_times() -> list[CoreTime]:
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
     times = []
     for core in (core for number, core in enumerate(cores) if number in usable):
-        total = (
-            sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0)
-        )  # both are in user and nice too
+        # Time of guests is in user and nice too.
+        total = sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0)
         times.append(CoreTime(total - core.idle - getattr(core, "iowait", 0), total))
     return times
 
