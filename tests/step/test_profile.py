@@ -1,17 +1,13 @@
 """A step that is looked at closely computes the same, and what is seen adds up."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from tiny import BATCH, new_model
 from torch import nn
 
-from lapclip.config import ModelConfig, Plan, TrainConfig
-from lapclip.data.batches import load_batches
-from lapclip.data.synthetic import SceneSource
-from lapclip.data.tokenizer import train_tokenizer
+from lapclip.config import Plan, TrainConfig
 from lapclip.machine.device import processor
-from lapclip.model.clip import CLIP, build_model
+from lapclip.model.clip import CLIP
 from lapclip.runs.events import KINDS_OF_MEMORY, PARTS
 from lapclip.step.loss import softmax_loss
 from lapclip.step.optim import build_optimizer
@@ -21,19 +17,11 @@ from lapclip.step.step import Update, move
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 B = 8
-SOURCE = SceneSource(num_pairs=B)
-TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(B)], 300)
-INPUTS = move(
-    next(load_batches(SOURCE, TOKENIZER, batch_size=B, image_size=16, text_length=32, seed=0, first_step=0, workers=0)),
-    processor(),
-    None,
-)  # fmt: skip
+INPUTS = move(BATCH, processor(), None)
 
 
 def step(profiler=None, *, chunk=B, **shape) -> tuple[CLIP, torch.optim.Optimizer]:
-    model = build_model(
-        ModelConfig(size="nano", image_size=16, **shape), vocab_size=TOKENIZER.vocab_size, has_bias=False
-    )
+    model = new_model(**shape)
     optimizer = build_optimizer(model, TrainConfig(lr=1e-3))
     update = Update(model, optimizer, softmax_loss, clip_norm=1.0, plan=Plan("cpu", "fp32", 1, chunk))
     update.run(INPUTS, **({"profiler": profiler} if profiler else {}))
@@ -48,23 +36,17 @@ def test_looking_changes_no_bit_of_the_weights(chunk):
         assert torch.equal(one, other), name
 
 
-def test_every_part_of_the_step_takes_time():
-    profiler = StepProfiler(processor(), can_count=False)
+def test_every_part_of_the_step_takes_time_and_memory_by_kind_is_what_adamw_needs():
+    profiler = StepProfiler(processor(), can_count=True)
     profiler.lap("data")
-    step(profiler)
+    model, optimizer = step(profiler)
     assert list(profiler.parts) == list(PARTS)
     assert all(profiler.parts[part] > 0 for part in ("data", "forward", "backward", "optimizer"))
-
-
-def test_memory_by_kind_is_what_adamw_needs():
-    profiler = StepProfiler(processor(), can_count=True)
-    model, optimizer = step(profiler)
     memory = profiler.memory(model, optimizer, INPUTS.tensors)
     assert list(memory) == list(KINDS_OF_MEMORY)
     assert memory["parameters"] == memory["gradients"] == 4 * model.num_parameters
     assert memory["optimizer"] >= 8 * model.num_parameters
-    assert memory["data"] > INPUTS.images.nbytes
-    assert memory["activations"] > 0
+    assert memory["data"] > INPUTS.images.nbytes and memory["activations"] > 0
 
 
 def test_activations_grow_with_the_pairs_in_memory_at_once():
@@ -100,9 +82,7 @@ def test_a_storage_that_many_tensors_share_counts_once():
 
 def test_norms_by_layer_are_the_whole_gradient_in_order():
     profiler = StepProfiler(processor(), can_count=False)
-    model = build_model(
-        ModelConfig(size="nano", image_size=16), vocab_size=TOKENIZER.vocab_size, has_bias=True
-    )
+    model = new_model("sigmoid")
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     norms = gradient_norms(model)
@@ -117,8 +97,7 @@ def test_norms_by_layer_are_the_whole_gradient_in_order():
 
 
 def test_a_twelfth_block_comes_after_the_second():
-    size = replace(ModelConfig(size="small"), image_size=16)
-    model = build_model(size, vocab_size=40, has_bias=False)
+    model = new_model(size="small")
     names = list(dict.fromkeys(layer_of(name) for name, _ in model.named_parameters()))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

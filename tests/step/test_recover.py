@@ -1,10 +1,9 @@
 """A step that runs out of memory, or overflows, is repeated until it fits: same weights, same gradients."""
 
 import json
-import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,99 +13,50 @@ import pytest
 import torch
 from conftest import environment
 from fakes import Peculiar, Small
+from tiny import ONE_PAIR, SOURCE, TOKENIZER, assert_alike, attempt, new_model
 
-from lapclip.config import Plan, load_config
-from lapclip.data.batches import load_batches
-from lapclip.data.synthetic import SceneSource
-from lapclip.data.tokenizer import train_tokenizer
+from lapclip.config import Plan
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
-from lapclip.machine.device import DEVICES, device_named, processor
-from lapclip.model.clip import CLIP, build_model
+from lapclip.machine.device import processor
+from lapclip.model.clip import CLIP
 from lapclip.runs.events import Step
-from lapclip.step.loss import LOSSES, NEEDS_BIAS
-from lapclip.step.optim import build_optimizer
-from lapclip.step.step import SCALE_GROWTH_STEPS, Numbers, Update, move
+from lapclip.step.step import SCALE_GROWTH_STEPS
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
 from lapclip.weights import checkpoint
 from lapclip.weights.checkpoint import Progress
 
 B = 8
-SOURCE = SceneSource(num_pairs=B)
-TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(B)], 300)
-CONFIG = load_config(flags={"size": "nano", "image_size": 16, "lr": 1e-3})
-BATCH = next(
-    load_batches(
-        SOURCE, TOKENIZER, batch_size=B, image_size=16, text_length=32, seed=0, first_step=0, workers=0
-    )
-)
-ONE_PAIR = 32 * 4 * 128 * 4  # bytes: the perceptron's wide side for one caption
-
+HERE = Plan("cpu", "fp32", 1, B)
+THERE = replace(HERE, device="mps")
+FP16 = replace(HERE, precision="fp16")
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
-def new_model(loss="softmax") -> CLIP:
-    return build_model(CONFIG.model, vocab_size=TOKENIZER.vocab_size, has_bias=loss in NEEDS_BIAS)
-
-
-@dataclass
-class Attempt:
-    """One step of a new model, and all it left behind."""
-
-    model: CLIP
-    numbers: Numbers
-    plan: Plan
-    now: Progress
-
-    @property
-    def gradients(self) -> dict[str, torch.Tensor]:
-        return {name: parameter.grad for name, parameter in self.model.named_parameters()}
-
-
-@pytest.fixture
-def step_in(monkeypatch) -> Callable[..., Attempt]:
-    def step(plan: Plan, *, device=None, loss="softmax", now=None, model=None) -> Attempt:
-        if device is not None:
-            monkeypatch.setitem(DEVICES, plan.device, device)
-        device = device_named(plan.device)
-        model, now = device.place(model or new_model(loss)), now or Progress()
-        optimizer = build_optimizer(model, CONFIG.train)
-        inputs = move(BATCH, device, None)
-        update = Update(model, optimizer, LOSSES[loss], clip_norm=1e9, plan=plan)
-        return Attempt(model, update.run_or_recover(inputs, now), update.plan, now)
-
-    return step
-
-
-def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], tolerance: float) -> None:
-    """Each by its own length."""
-    far = {name: float((one[name] - other[name]).norm() / other[name].norm()) for name in other}
-    assert {name: error for name, error in far.items() if not error <= tolerance} == {}
+@pytest.fixture(scope="module")
+def right(one_thread):
+    return attempt(HERE)
 
 
 # Memory.
 
 
-@pytest.mark.parametrize(("fits", "chunk"), [(8, 8), (5, 4), (3, 2), (1, 1)])
-def test_the_chunk_is_halved_until_it_fits_and_the_gradients_stay(step_in, fits, chunk):
+@pytest.mark.parametrize(
+    ("first", "fits", "num_refusals", "chunk"), [(8, 5, 1, 4), (8, 1, 3, 1), (7, 4, 1, 4)]
+)
+def test_the_chunk_is_halved_until_it_fits_and_the_gradients_stay(right, first, fits, num_refusals, chunk):
     device = Small(limit_bytes=fits * ONE_PAIR)
-    found = step_in(Plan("mps", "fp32", 1, B), device=device)
-    assert found.plan == Plan("mps", "fp32", 1, chunk) and device.num_refusals == math.log2(B / chunk)
-    right = step_in(Plan("cpu", "fp32", 1, B))
+    found = attempt(replace(THERE, chunk=first), device)
+    assert found.plan == replace(THERE, chunk=chunk) and device.num_refusals == num_refusals
     assert found.numbers.loss == pytest.approx(right.numbers.loss, abs=1e-5)
     assert_alike(found.gradients, right.gradients, 1e-4)
 
 
-def test_an_odd_chunk_is_halved_upwards(step_in):
-    found = step_in(Plan("mps", "fp32", 1, 7), device=Small(limit_bytes=4 * ONE_PAIR))
-    assert found.plan.chunk == 4
-
-
-def test_no_room_for_one_pair_is_a_sentence(step_in):
+def test_no_room_for_one_pair_is_a_sentence():
     with pytest.raises(UserError, match="no memory for even one pair at a time") as caught:
-        step_in(Plan("mps", "fp32", 1, B), device=Small(limit_bytes=ONE_PAIR // 2))
+        attempt(THERE, Small(limit_bytes=ONE_PAIR // 2))
     assert "--size" in caught.value.hint
 
 
@@ -133,19 +83,17 @@ class RunsOutOnce(Peculiar):
 
 # In chunks of four: all are embedded in the first pass, then come images, captions, images, captions.
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 4])
-@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), MemoryError()], ids=repr)
-def test_running_out_in_the_middle_of_a_chunk_leaves_no_gradient_behind(step_in, at, error):
-    found = step_in(Plan("mps", "fp32", 1, 4), device=RunsOutOnce(at=at, error=error))
+def test_running_out_in_the_middle_of_a_chunk_leaves_no_gradient_behind(right, at):
+    error = RuntimeError("CUDA out of memory") if at % 2 else MemoryError()
+    found = attempt(replace(THERE, chunk=4), RunsOutOnce(at=at, error=error))
     assert found.plan.chunk == 2
-    right = step_in(Plan("cpu", "fp32", 1, B))
     assert found.numbers.grad_norm == pytest.approx(right.numbers.grad_norm, rel=1e-5)
     assert_alike(found.gradients, right.gradients, 1e-4)
 
 
-def test_other_errors_are_not_hidden(step_in):
-    device = RunsOutOnce(error=RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+def test_other_errors_are_not_hidden():
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        step_in(Plan("mps", "fp32", 1, 4), device=device)
+        attempt(THERE, RunsOutOnce(error=RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
 
 
 class Cramped(CLIP):
@@ -245,59 +193,58 @@ def test_a_processor_that_really_runs_out_goes_on_to_the_same_losses():
 # The loss scale of fp16.
 
 
-def test_fp16_gradients_are_near_those_of_fp32_whatever_the_scale(step_in):
-    right = step_in(Plan("cpu", "fp32", 1, B))
+def test_fp16_gradients_are_near_those_of_fp32_whatever_the_scale(right):
     for scale in (1.0, 2.0**16):
-        found = step_in(Plan("cpu", "fp16", 1, B), now=Progress(loss_scale=scale))
+        found = attempt(FP16, now=Progress(loss_scale=scale))
         assert found.now.loss_scale == scale
         assert found.numbers.grad_norm == pytest.approx(right.numbers.grad_norm, rel=0.01)
         assert_alike(found.gradients, right.gradients, 0.03)
 
 
-def test_an_overflow_halves_the_scale_and_repeats_the_step(step_in):
+def test_an_overflow_halves_the_scale_and_repeats_the_step():
     """The sigmoid loss begins with long gradients: times 2**24 they are beyond fp16."""
-    found = step_in(Plan("cpu", "fp16", 1, 3), loss="sigmoid", now=Progress(step=5, loss_scale=2.0**20))
-    assert 1 < found.now.loss_scale < 2.0**20 and found.now.last_overflow_step == 5
+    now = Progress(step=5, loss_scale=2.0**20)
+    found = attempt(replace(FP16, chunk=3), loss="sigmoid", now=now)
+    assert 1 < now.loss_scale < 2.0**20 and now.last_overflow_step == 5
     assert found.numbers.are_finite and found.plan.chunk == 3
-    right = step_in(Plan("cpu", "fp32", 1, B), loss="sigmoid")
-    assert_alike(found.gradients, right.gradients, 0.03)
+    assert_alike(found.gradients, attempt(HERE, loss="sigmoid").gradients, 0.03)
     assert all(tensor.isfinite().all() for tensor in found.model.state_dict().values())
 
 
-def test_the_scale_grows_again_after_a_long_time_without_an_overflow(step_in):
-    plan = Plan("cpu", "fp16", 1, B)
-    early = step_in(plan, now=Progress(step=SCALE_GROWTH_STEPS - 1, loss_scale=8.0))
-    late = step_in(plan, now=Progress(step=SCALE_GROWTH_STEPS, loss_scale=8.0))
-    assert early.now.loss_scale == 8.0 and late.now.loss_scale == 16.0
-    assert late.now.last_overflow_step == SCALE_GROWTH_STEPS, "and the next time is as long again"
+def test_the_scale_grows_again_after_a_long_time_without_an_overflow():
+    early, late = (Progress(step=SCALE_GROWTH_STEPS - before, loss_scale=8.0) for before in (1, 0))
+    attempt(FP16, now=early)
+    attempt(FP16, now=late)
+    assert early.loss_scale == 8.0 and late.loss_scale == 16.0
+    assert late.last_overflow_step == SCALE_GROWTH_STEPS, "the next time is as long again"
 
 
-def test_numbers_that_no_scale_makes_finite_are_handed_on_and_change_no_weight(step_in):
+def test_numbers_that_no_scale_makes_finite_are_handed_on_and_change_no_weight():
     model = new_model()
     with torch.no_grad():
         model.project_image.weight[0, 0] = float("nan")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = step_in(Plan("cpu", "fp16", 1, B), model=model, now=Progress(loss_scale=4.0))
+    found = attempt(FP16, model=model, now=Progress(loss_scale=4.0))
     assert not found.numbers.are_finite and found.now.loss_scale == 1.0
     same = [torch.equal(tensor, before[name]) for name, tensor in found.model.state_dict().items()]
-    assert same.count(False) == 1, "the one that was no number before"
+    assert same.count(False) == 1, "the one that was not finite before"
 
 
-@pytest.mark.slow
 def test_the_scale_is_in_the_checkpoint_and_a_resumed_run_equals_one_that_never_stopped(with_train):
     config = with_train(steps=4, loss="sigmoid", eval_every="4")
     config = replace(config, device=replace(config.device, device="cpu", precision="fp16"))
-    straight = prepare(config, "straight")
-    losses = [e.loss for e in train(straight.load_config(), straight) if isinstance(e, Step)]
-    stopped = prepare(config, "stopped")
-    found = []
-    for event in train(stopped.load_config(), stopped):
-        found += [event.loss] if isinstance(event, Step) else []
-        if len(found) == 2:
-            break
+
+    def losses(run, stop=None):
+        for event in train(run.load_config(), run):
+            if isinstance(event, Step):
+                yield event.loss
+                if event.step == stop:
+                    break
+
+    straight, stopped = prepare(config, "straight"), prepare(config, "stopped")
+    found = list(losses(stopped, stop=2))
     scale = checkpoint.load_progress(checkpoint.latest(stopped.checkpoints)).loss_scale
     assert scale < Progress().loss_scale, "the sigmoid loss overflows at first"
-    found += [e.loss for e in train(stopped.load_config(), stopped) if isinstance(e, Step)]
-    assert found == losses
+    assert found + list(losses(stopped)) == list(losses(straight))
     one, other = (checkpoint.load_progress(checkpoint.latest(r.checkpoints)) for r in (straight, stopped))
     assert one.loss_scale == other.loss_scale <= scale and one.last_overflow_step == other.last_overflow_step
