@@ -7,7 +7,7 @@ from pathlib import Path
 
 import fakes
 import pytest
-from test_resolve import resolved
+from test_resolve import DATA, LAPTOP, resolved
 
 from lapclip.autotune import measure as race
 from lapclip.autotune import quick as tryout
@@ -15,19 +15,16 @@ from lapclip.autotune.cache import folder_for, remember
 from lapclip.autotune.measure import step_bytes
 from lapclip.autotune.plans import Candidate, Measured
 from lapclip.autotune.quick import plans_for
-from lapclip.autotune.resolve import Choices, DataSummary, resolve_workers
+from lapclip.autotune.resolve import Choices, resolve_workers
 from lapclip.config import Config, Plan
 from lapclip.errors import UserError
 from lapclip.files import cache_folder
 from lapclip.machine.device import DEVICES
-from lapclip.machine.hardware import Machine
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run
 from lapclip.train.prepare import draft_of, open_here, prepare, preparing
 from lapclip.units import finished
 
-LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
-DATA = DataSummary(num_train=1000, num_validation=512)
 NUM_PARAMETERS = 76_736_001  # of `small`
 LONG = 3000  # steps: long enough for a twentieth of them to be worth measuring
 
@@ -56,21 +53,17 @@ def test_a_long_run_is_measured_within_a_twentieth_of_it_and_gives_reasons(with_
     config = with_train(minutes=1.0)
     started = time.perf_counter()
     work = preparing(config, None, finished(open_here(config)))
-    said = [next(work)]
-    run = finished_into(said, work)
+    said, run = [], None
+    while run is None:
+        try:
+            said.append(next(work))
+        except StopIteration as end:
+            run = end.value
     assert time.perf_counter() - started < 30, "three seconds are allowed, and some for getting ready"
     assert "measuring which execution plan is fastest here" in said and len(said) > 3
     reasons = reasons_of(run)
     assert "chunks of 4" in reasons["chunk"] and "fast" in reasons["chunk"]
     assert reasons["threads"] == "asked for" and len(remembered()) == 1
-
-
-def finished_into(said: list[str], work) -> Run:
-    while True:
-        try:
-            said.append(next(work))
-        except StopIteration as end:
-            return end.value
 
 
 def test_the_second_run_takes_what_was_measured_and_says_how_old_it_is(with_train, quick):
@@ -85,11 +78,8 @@ def test_the_second_run_takes_what_was_measured_and_says_how_old_it_is(with_trai
     assert "measured 2 hours ago" in reasons_of(second)["device"]
     assert second.load_config() == third.load_config() == first.load_config()
     assert reasons_of(second) == reasons_of(third)
-
-
-def test_what_was_measured_serves_a_run_too_short_to_measure(with_train, quick):
-    known = reasons_of(prepare(with_train(steps=LONG)))
-    assert reasons_of(prepare(with_train(steps=7)))["chunk"] == known["chunk"]
+    short = prepare(with_train(steps=7))
+    assert reasons_of(short)["chunk"] == reasons_of(first)["chunk"], "also for a run too short to measure"
 
 
 def test_where_everything_was_asked_for_nothing_is_measured(with_train):
@@ -132,10 +122,7 @@ def test_what_was_asked_for_stays_though_something_faster_is_known(other, with_t
     config = with_memory_of(replace(config, device=replace(asked, **undecided)), other)
     config = prepare(config).load_config()
     assert (config.device.device, config.device.threads, config.train.chunk) == ("cpu", 1, 8)
-    if other.keep_memory:
-        assert config.device.precision == "fp32"
-    else:
-        assert config.device.keep_memory is True
+    assert config.device.precision == "fp32" if other.keep_memory else config.device.keep_memory is True
 
 
 def test_a_limit_of_memory_holds_though_a_larger_chunk_was_measured_before(with_train):
@@ -188,9 +175,6 @@ def test_too_little_memory_is_refused_in_a_sentence():
         resolved_within(1)
     assert "allow more: `--max-memory 1.8`" in refusal.value.hint
     resolved_within(1.8)
-
-
-def test_a_chunk_that_was_asked_for_is_refused_where_it_does_not_fit_and_kept_where_it_does():
     with pytest.raises(UserError, match=r"chunks of 64 need about .* GB with `small`") as refusal:
         resolved_within(2, chunk=64)
     assert "`--chunk`" in refusal.value.hint
@@ -201,15 +185,10 @@ def test_a_chunk_that_was_asked_for_is_refused_where_it_does_not_fit_and_kept_wh
 # Workers.
 
 
-@pytest.mark.parametrize(
-    ("fetch_seconds", "workers"), [(0.0001, 0), (0.01, 1), (0.1, 1), (0.3, 3), (10.0, 4)], ids=str
-)
+@pytest.mark.parametrize(("fetch_seconds", "workers"), [(0.0001, 0), (0.1, 1), (0.3, 3), (10.0, 4)], ids=str)
 def test_workers_follow_drawing_time_against_step_time(fetch_seconds, workers):
     found = resolve_workers(replace(DATA, fetch_seconds=fetch_seconds), LAPTOP, 8, step_seconds=0.81)
     assert found.value == workers and f"{fetch_seconds * 8 / 0.81:.0%} of a step" in found.reason
-
-
-def test_nothing_is_drawn_ahead_where_images_are_only_copied_and_once_where_they_are_far_away():
     drawn = replace(DATA, fetch_seconds=10.0)
     assert resolve_workers(replace(drawn, only_copies=True), LAPTOP, 8, step_seconds=1).value == 0
     assert resolve_workers(replace(drawn, is_remote=True), LAPTOP, 8, step_seconds=1).value == 1

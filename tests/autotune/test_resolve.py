@@ -39,6 +39,7 @@ def test_nothing_but_the_other_budgets_is_left_open(size):
                 assert getattr(getattr(config, section.name), field.name) is not None, field.name
     assert all(choice.reason for choice in choices.values())
     assert {"batch_size", "chunk", "lr", "threads", "workers", "minutes"} <= choices.keys()
+    assert config.data.tokenizer == ("characters" if size == "small" else "bpe")
 
 
 HOW_TO_READ = ("format", "images", "image_column", "caption_column")  # None: look at the source
@@ -62,11 +63,6 @@ def test_a_run_of_the_first_version_knows_what_was_asked_for_by_its_reason():
     assert old["chunk"] == choices["chunk"] and old["lr"].origin == "default"
 
 
-def test_the_documents_sizes_take_their_33_characters():
-    assert resolved({"size": "small"})[0].data.tokenizer == "characters"
-    assert resolved({"size": "tiny"})[0].data.tokenizer == "bpe"
-
-
 def test_the_chunk_fits_into_what_is_free():
     plenty, why = resolved(
         {"size": "small", "batch_size": 64}, machine=replace(LAPTOP, available_bytes=200 * 10**9)
@@ -87,13 +83,10 @@ def test_the_guess_of_activations_is_near_what_autograd_keeps():
     assert 0.333e9 / 4 < activation_bytes(SIZES["small"], recompute=False) < 1.4 * 0.333e9 / 4
 
 
-def test_a_small_pool_is_said():
-    config, choices = resolved(data=DataSummary(216, 24))
-    assert config.data.num_validation == 24 and "synthetic" in choices["num_validation"].reason
-
-
-def test_a_batch_no_larger_than_the_data():
-    assert resolved(data=DataSummary(50, 24))[0].train.batch_size == 50
+def test_batch_and_validation_set_are_no_larger_than_the_data():
+    config, choices = resolved(data=DataSummary(50, 24))
+    assert config.train.batch_size == 50 and config.data.num_validation == 24
+    assert "synthetic" in choices["num_validation"].reason
     with pytest.raises(UserError, match="cannot be filled"):
         resolved({"batch_size": 51}, data=DataSummary(50, 24))
 
@@ -104,9 +97,7 @@ def test_budgets_in_steps_and_in_time():
     timed = Budget.of(load_config(flags={"minutes": 2.0}).train, 1000, 10)
     assert timed == Budget(seconds=120) and timed.share_done(step=10**6, seconds=90.0) == 0.75
     assert resolved({"minutes": 5.0})[0].train.eval_every == "30s"
-    assert resolved({"minutes": 0.5})[0].train.eval_every == "15s", (
-        "a short run does not consist of evaluations"
-    )
+    assert resolved({"minutes": 0.5})[0].train.eval_every == "15s", "not more often in a short run"
     assert resolved({"steps": 5})[0].train.eval_every == "1"
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 
@@ -53,25 +54,24 @@ def without_a_thread(config, data: Data, count: int) -> list[Batch]:
     ]
 
 
-def assert_same(found: list[Batch], wanted: list[Batch]) -> None:
-    assert len(found) == len(wanted)
-    for one, other in zip(found, wanted, strict=True):
+def assert_same(found: list[Batch], expected: list[Batch]) -> None:
+    for one, other in zip(found, expected, strict=True):
         for name in ARRAYS:
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
 
 
 def test_batches_are_the_same_with_the_thread_and_without_and_after_a_resume(config):
-    data = opened(config)
+    data, before = opened(config), set(threading.enumerate())
     assert data.training.only_copies, "then a thread prepares them"
-    wanted = without_a_thread(config, data, 6)
-    assert_same(list(islice(fed(config, data), 6)), wanted)
-    assert_same(list(islice(fed(config, data, first_step=4), 2)), wanted[4:])
-    assert len({batch.images.tobytes() for batch in wanted}) == 6, "each step augments its images differently"
-
-
-def test_images_come_at_the_size_of_the_model(config):
-    batch = next(fed(config, opened(config)))
-    assert batch.images.shape == (8, 3, 16, 16) and batch.images.dtype == np.uint8
+    expected = without_a_thread(config, data, 6)
+    for first in (0, 4):
+        with closing(fed(config, data, first_step=first)) as coming:
+            assert_same(list(islice(coming, 6 - first)), expected[first:])
+    assert len({batch.images.tobytes() for batch in expected}) == 6, (
+        "each step augments its images differently"
+    )
+    assert expected[0].images.shape == (8, 3, 16, 16) and expected[0].images.dtype == np.uint8
+    assert set(threading.enumerate()) == before, "closing ends the thread"
 
 
 def test_the_next_batch_is_made_while_this_one_is_used():
@@ -90,30 +90,8 @@ def test_the_next_batch_is_made_while_this_one_is_used():
     coming.close()
 
 
-def test_only_one_batch_is_made_ahead():
-    made = []
-
-    def batches() -> Iterator[int]:
-        for number in range(100):
-            made.append(number)
-            yield number
-
-    coming = ahead(batches())
-    for number in range(5):
-        assert next(coming) == number and len(made) <= number + 2, "memory holds this one and the next"
-    coming.close()
-
-
-def test_closing_ends_the_thread(config):
-    before = set(threading.enumerate())
-    coming = fed(config, opened(config))
-    next(coming)
-    assert set(threading.enumerate()) > before
-    coming.close()
-    assert set(threading.enumerate()) == before
-
-
 def test_closing_waits_for_a_batch_that_is_being_made_and_takes_no_more():
+    """Memory holds this batch and the next, no more."""
     is_asked, may_go_on, made = threading.Event(), threading.Event(), []
 
     def batches() -> Iterator[int]:
@@ -177,13 +155,9 @@ def pictures(num: int = 16, size: int = 24) -> torch.Tensor:
     return torch.from_numpy(random.integers(0, 255, (num, 3, size, size), dtype=np.uint8))
 
 
-def test_nothing_asked_for_changes_nothing():
-    images = pictures()
-    assert augment(images, 24, step=3, seed=0, **NOTHING) is images
-
-
 def test_seed_and_step_decide_everything():
     images = pictures()
+    assert augment(images, 24, step=3, seed=0, **NOTHING) is images
     settings = {"crop": 0.5, "flip": True, "colour": 0.3}
     one, again = (augment(images, 16, step=3, seed=0, **settings) for _ in range(2))
     assert torch.equal(one, again) and one.shape == (16, 3, 16, 16) and one.dtype == torch.uint8
@@ -207,12 +181,6 @@ def test_a_crop_shows_a_part_of_the_image_and_nothing_beside_it():
     assert 0.4 < float(width.min()) < 0.65 and float(width.max()) <= 1.02
     left = shown[:, 0, 0, 0]
     assert float(left.min()) < 10 and float(left.max()) > 60, "from everywhere"
-
-
-def test_whole_images_are_merely_made_smaller():
-    smooth = torch.linspace(0, 255, 72).to(torch.uint8)[None, None, None].expand(2, 3, 72, 72).contiguous()
-    shown = augment(smooth, 64, step=0, seed=0, **NOTHING).float()
-    assert torch.allclose(shown[0, 0, 0], torch.linspace(0, 255, 64), atol=3)
 
 
 def test_colour_changes_grey_images_in_brightness_only():
