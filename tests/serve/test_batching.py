@@ -80,24 +80,18 @@ def test_what_gathers_while_a_batch_is_computed_is_the_next_batch():
     assert [len(batch) for batch in model.batches] == [1, 10]
 
 
-def test_without_batching_each_request_is_a_batch():
-    async def work(embedding, model):
-        await ask_all(embedding, [[f"text {n}", "more"] for n in range(10)])
-
-    assert [len(batch) for batch in run(work, is_batching=False).batches] == [2] * 10
-
-
-@pytest.mark.parametrize("sizes", [[1] * 300, [256, 1, 1], [63, 2, 64, 65], [200] * 3])
-def test_rows_are_those_of_the_request_whatever_came_with_it(sizes):
+@pytest.mark.parametrize("is_batching", [True, False])
+def test_rows_are_those_of_the_request_whatever_came_with_it(is_batching):
+    sizes = [1] * 100 + [256, 1, 63, 2, 64, 65, 200, 200]
     requests = [[f"{n} {m} {'x' * (m % 7)}" for m in range(size)] for n, size in enumerate(sizes)]
 
     async def work(embedding, model):
         for request, rows in zip(requests, await ask_all(embedding, requests), strict=True):
             np.testing.assert_array_equal(rows, [row(text) for text in request])
 
-    model = run(work)
-    assert max(map(len, model.batches)) <= MAX_BATCH
-    assert sum(map(len, model.batches)) == sum(sizes)
+    batches = run(work, is_batching=is_batching).batches
+    assert max(map(len, batches)) <= MAX_BATCH and sum(map(len, batches)) == sum(sizes)
+    assert is_batching == (len(batches) < 100), "else each request is a batch"
 
 
 def test_equal_texts_are_embedded_once():

@@ -107,10 +107,9 @@ def hand_over(seen: Visit, file: Path, how: str) -> None:
 
 
 def texts(seen: Visit, selector: str) -> list[str]:
-    """Of all such parts at one moment: a locator finds them first and reads them later, when another answer may have come."""
-    return seen.page.evaluate(
-        "(which) => [...document.querySelectorAll(which)].map((one) => one.textContent)", selector
-    )
+    """Of all such parts at one moment: a locator would read them one after the other."""
+    script = "(which) => [...document.querySelectorAll(which)].map((one) => one.textContent)"
+    return seen.page.evaluate(script, selector)
 
 
 def names(seen: Visit) -> list[str]:
@@ -163,7 +162,7 @@ def test_an_answer_that_comes_too_late_is_dropped(visit):
     assert seen.page.evaluate(SHOWN) == expected
 
 
-def test_an_image_from_outside_finds_itself(visit, folder):
+def test_an_image_from_outside_finds_itself_and_what_is_none_is_refused_in_words(visit, folder):
     seen = visit()
     seen.page.locator("#about:not(:empty)").wait_for()
     for file, how in (("07.jpg", "drop"), ("08.jpg", "paste"), ("09.jpg", "choose")):
@@ -181,10 +180,6 @@ def test_an_image_from_outside_finds_itself(visit, folder):
     seen.wait("document.querySelector('.tile .name')?.textContent === '09.jpg'")
     seen.page.go_back()
     seen.wait("document.querySelector('.tile .name')?.textContent === '08.jpg'")
-
-
-def test_what_is_no_image_is_said_in_words(visit, folder):
-    seen = visit()
     (folder / "words.jpg").write_text("no image")
     hand_over(seen, folder / "words.jpg", "drop")
     seen.page.locator("#problem strong").wait_for()
@@ -200,9 +195,8 @@ def test_everything_goes_by_keys(visit):
     keys.press("/")
     keys.press("ArrowDown")
     assert seen.page.evaluate(FOCUSED) == shown[0]
-    keys.press("ArrowRight")
-    keys.press("ArrowRight")
-    keys.press("ArrowLeft")
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft"):
+        keys.press(key)
     assert seen.page.evaluate(FOCUSED) == shown[1]
     keys.press("ArrowDown")
     below = seen.page.evaluate(FOCUSED)
@@ -245,10 +239,8 @@ def test_terms_are_added_subtracted_turned_and_removed(visit):
     words = seen.page.locator("#words")
     words.press_sequentially("red-haired dog - cat + tree")
     seen.wait("location.search === '?q=red-haired+dog+%2B+tree+-+cat'")
-    assert seen.page.locator(".term").all_inner_texts() == [
-        "+\nred-haired dog\n\u00d7",
-        "\u2212\ncat\n\u00d7",
-    ]
+    terms = seen.page.locator(".term").all_inner_texts()
+    assert terms == ["+\nred-haired dog\n\u00d7", "\u2212\ncat\n\u00d7"]
     before = wait_for_results(seen)
     seen.page.get_by_label("without cat").click()
     seen.wait("location.search === '?q=red-haired+dog+%2B+cat+%2B+tree'")
@@ -362,10 +354,8 @@ def test_dark_and_light_differ_and_both_can_be_read(visit):
     for scheme in ("light", "dark"):
         seen.page.emulate_media(color_scheme=scheme)
         papers.add(seen.page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        read = seen.page.evaluate(
-            contrast,
-            ["#count", "#words", ".term b", ".term .remove", "#sign", "#more", "#similar", "#labels-note"],
-        )
+        parts = ["#count", "#words", ".term b", ".term .remove", "#sign", "#more", "#similar", "#labels-note"]
+        read = seen.page.evaluate(contrast, parts)
         assert min(read) >= 4.5, (scheme, read)
     assert len(papers) == 2
 

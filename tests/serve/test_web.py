@@ -268,13 +268,6 @@ def test_a_linked_folder_of_snapshots_is_refused_but_a_linked_run_is_not(server,
     assert server.ask(f"/snapshots/{live.name}/{image}").status == 404
 
 
-def test_the_runs_are_listed_with_how_they_stand(server):
-    told = server.told("/runs")
-    first = next(run for run in told["runs"] if run["name"] == "first")
-    assert first == {"name": "first", "words": "crashed, step 5, recall@1 20.0%"}
-    assert told["shown"] in [run["name"] for run in told["runs"]]
-
-
 def test_a_stream_begins_with_everything_and_goes_on_with_what_is_new(server, live):
     with Stream(server, live.name) as stream:
         kind, told = stream.next()
@@ -328,18 +321,13 @@ def test_a_file_that_was_replaced_is_told_again(server, live):
         assert (kind, told["steps"]) == ("history", {})
 
 
-def test_what_a_killed_process_lost_is_taken_back(server, live):
+def test_what_a_killed_process_lost_is_taken_back_and_no_number_is_sent_that_json_lacks(server, live):
     with Stream(server, live.name) as stream:
         stream.next()
         append(live, started(step=2), step(3, loss=1.0))
         kind, told = stream.next()
         assert kind == "history"
         assert (told["steps"]["step"], told["steps"]["loss"]) == ([1, 2, 3], [2.0, 2.0, 1.0])
-
-
-def test_numbers_that_json_has_no_word_for_are_never_sent(server, live):
-    with Stream(server, live.name) as stream:
-        stream.next()
         norms = {"a": float("nan"), "b": 1.0}
         append(live, step(4, loss=float("inf")), inspected(4, grad_norms=norms), step(5))
         told = stream.next()[1]
@@ -348,13 +336,12 @@ def test_numbers_that_json_has_no_word_for_are_never_sent(server, live):
 
 def test_a_process_that_dies_without_a_word_is_noticed(server, live):
     program = (
-        "import sys, time; from pathlib import Path; from lapclip.runs.run import Run; from test_web import started, append\n"
+        "import sys, time; from pathlib import Path; from lapclip.runs.run import Run; from test_web import *\n"
         "run = Run(Path(sys.argv[1]))\n"
         "with run.owned(): append(run, started(time=time.time())); print('ready', flush=True); time.sleep(60)"
     )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, str(live.path)], stdout=subprocess.PIPE, cwd=Path(__file__).parent
-    )
+    command = [sys.executable, "-c", program, str(live.path)]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent)
     try:
         assert holder.stdout.readline() == b"ready\n"
         with Stream(server, live.name) as stream:
@@ -398,9 +385,9 @@ def test_the_run_that_was_asked_for_is_shown_also_by_its_path(folder, tmp_path):
     server = Server(folder, str(elsewhere.path))
     try:
         told = server.told("/runs")
-        assert told["shown"] == "elsewhere" and {"elsewhere", "first"} <= {
-            run["name"] for run in told["runs"]
-        }
+        words = {run["name"]: run["words"] for run in told["runs"]}
+        assert told["shown"] == "elsewhere" and {"elsewhere", "first"} <= words.keys()
+        assert words["first"] == "crashed, step 5, recall@1 20.0%"
         with Stream(server, "elsewhere") as stream:
             assert f"--resume {elsewhere.path}" in stream.next()[1]["now"]["sentence"]
     finally:

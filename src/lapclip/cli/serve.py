@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import secrets
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
@@ -63,8 +64,6 @@ def serve(
     token = checked_token(token or os.environ.get("LAPCLIP_TOKEN") or None)
     is_own_token = token is None and not is_here
     if is_own_token:
-        import secrets
-
         token = secrets.token_urlsafe(24)
     limits = Limits(rate=rate if rate is not None else None if is_here else RATE_ELSEWHERE)
     with listen(port, host) as listening:  # before the model is loaded, which takes seconds
@@ -115,10 +114,8 @@ def require_web() -> None:
 
 def checked_token(token: str | None) -> str | None:
     if token is not None and not re.fullmatch(TOKEN, token):
-        raise UserError(
-            "a token has 16 to 256 letters, digits or `._~-`, and this one does not",
-            hint="omit it, and one is generated",
-        )
+        message = "a token has 16 to 256 letters, digits or `._~-`, and this one does not"
+        raise UserError(message, hint="omit it, and one is generated")
     return token
 
 

@@ -46,17 +46,14 @@ def find(path: str, folders: Sequence[str]) -> str:
 def image_of(path: str, folders: Sequence[str], max_side: int = IMAGE_SIDE) -> bytes:
     """A JPEG of a file of the index, no side longer than that; Missing when it no longer exists."""
     try:
-        return as_jpeg(read_whole(read_inside(path, folders), max_side))
+        found = find(path, folders)
+        with open_regular(found) as file:
+            opened = os.fstat(file.fileno())
+            # Looked up again once it is open, so that no link slips in between.
+            is_same = find(path, folders) == found and os.path.samestat(opened, os.lstat(found))
+            if not is_same or opened.st_size > MAX_BYTES:
+                raise Missing
+            data = file.read(MAX_BYTES)
+        return as_jpeg(read_whole(data, max_side))
     except (OSError, ValueError, Unreadable):
         raise Missing from None
-
-
-def read_inside(path: str, folders: Sequence[str]) -> bytes:
-    """The bytes of a file of the index; once it is open it is looked up again, so that no link slips in between."""
-    found = find(path, folders)
-    with open_regular(found) as file:
-        opened = os.fstat(file.fileno())
-        is_same = find(path, folders) == found and os.path.samestat(opened, os.lstat(found))
-        if not is_same or opened.st_size > MAX_BYTES:
-            raise Missing
-        return file.read(MAX_BYTES)

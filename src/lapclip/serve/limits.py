@@ -96,7 +96,12 @@ class Body:
         now = time.monotonic()
         if self.deadline is None:
             self.deadline = now + self.limit.limits.body_seconds
-            self.check_head()
+            if {b"content-length", b"transfer-encoding"} <= self.headers.keys():
+                # A proxy may believe the other one, and take the rest of the body for another request.
+                raise Refused(400, "two headers give the length of the body", "omit `content-length`")
+            # h11 has checked that it is a number of at most twenty digits.
+            if int(self.headers.get(b"content-length", 0)) > self.max_bytes:
+                raise self.too_large()
         try:
             async with asyncio.timeout(min(self.limit.limits.silent_seconds, self.deadline - now)):
                 message = await self.receive_next()
@@ -111,14 +116,6 @@ class Body:
         if self.limit.num_bytes > self.limit.limits.held_bytes:
             raise busy()
         return message
-
-    def check_head(self) -> None:
-        if {b"content-length", b"transfer-encoding"} <= self.headers.keys():
-            # A proxy may believe the other one, and take the rest of the body for another request.
-            raise Refused(400, "two headers give the length of the body", "omit `content-length`")
-        # h11 has checked that it is a number of at most twenty digits.
-        if int(self.headers.get(b"content-length", 0)) > self.max_bytes:
-            raise self.too_large()
 
     def too_large(self) -> Refused:
         return Refused(413, f"the body is larger than {self.max_bytes >> 20} MB", "send a smaller one")

@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,9 @@ class Watching:
         """Called for every image, so other runs are only listed when there is none of that name."""
         if self.shown is not None and name == self.shown.name:
             return self.shown
-        if is_here(name):
-            return Run(RUNS / name)
+        with suppress(OSError, ValueError):  # too long for a name, or none
+            if name == Path(name).name and not name.startswith(".") and is_run(RUNS / name):
+                return Run(RUNS / name)
         known = suggest(name, self.known())
         raise UserError(f"there is no run `{name}`{known}", hint="`/runs` lists what there is")
 
@@ -121,14 +123,6 @@ class Watching:
             idle = [name for name, kept in self.watched.items() if not kept.num_streams]
             for name in idle[: max(0, len(idle) - MAX_IDLE_RUNS)]:  # the others are for pages that come back
                 del self.watched[name]
-
-
-def is_here(name: str) -> bool:
-    """Whether there is a run of that plain name in `runs/` here, as `all_runs` would list it."""
-    try:
-        return name == Path(name).name and not name.startswith(".") and is_run(RUNS / name)
-    except (OSError, ValueError):  # too long for a name, or none
-        return False
 
 
 def row_of(run: Run) -> dict[str, str]:
