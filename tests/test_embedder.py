@@ -158,7 +158,7 @@ def test_pixels_are_what_images_come_to_and_nothing_gives_no_rows(model, files, 
 
 def test_similarity_is_the_cosine_and_takes_rows_too(model, files, rows):
     words = ["red", "a dog"]
-    cosines = model.similarity(files, words)
+    cosines = model.similarity(pictures=files, texts=words)  # the name of the argument in earlier versions
     np.testing.assert_allclose(cosines, rows @ model.texts(words).T, atol=1e-5)
     np.testing.assert_allclose(model.similarity(rows, model.texts(words)), cosines, atol=1e-5)
     tensor = torch.tensor(rows, requires_grad=True)

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -33,13 +33,25 @@ from lapclip.weights.checkpoint import MODEL, best, load_weights
 from lapclip.weights.reading import Pretrained
 
 ImageInput = str | Path | Image.Image | np.ndarray | Tensor
+Images = Sequence[ImageInput] | np.ndarray | Tensor
 Rows = np.ndarray  # float32 [n, E], embedded already
+Method = TypeVar("Method", bound=Callable[..., np.ndarray])
 T = TypeVar("T")
 Some = TypeVar("Some", np.ndarray, list[str])
 
 # Prompts for a label; the mean over several is more robust than any one.
 TEMPLATES = ("a photo of a {}", "a photo of the {}", "a picture of a {}", "a {}", "{}")
 MIN_FOR_BAR = {"images": 300, "texts": 3000}  # more take long enough for a progress bar
+
+
+def accepts_pictures(method: Method) -> Method:
+    """Earlier versions called the first argument `pictures`."""
+
+    @wraps(method)
+    def call(self: "Embedder", *given: Any, **named: Any) -> np.ndarray:
+        return method(self, *([named.pop("pictures")] if "pictures" in named else []), *given, **named)
+
+    return cast("Method", call)
 
 
 class Embedder:
@@ -90,9 +102,8 @@ class Embedder:
             state.update(tensor.detach().cpu().contiguous().numpy())
         return state.hexdigest()[:16]
 
-    def images(
-        self, images: Sequence[ImageInput] | np.ndarray | Tensor, *, progress: bool | None = None
-    ) -> Rows:
+    @accepts_pictures
+    def images(self, images: Images, *, progress: bool | None = None) -> Rows:
         """Float32 unit rows, one per image: paths, PIL images, arrays or tensors of any size, or a batch of them.
 
         Many files are decoded in threads while the model works. `progress` shows or hides a progress bar; by default
@@ -121,9 +132,8 @@ class Embedder:
             )
         return self.embed(pixels, self.embed_pixels)
 
-    def similarity(
-        self, images: Sequence[ImageInput] | np.ndarray | Tensor, texts: Sequence[str] | Rows
-    ) -> np.ndarray:
+    @accepts_pictures
+    def similarity(self, images: Images, texts: Sequence[str] | Rows) -> np.ndarray:
         """Cosines [images, texts]; either may be rows that are embedded already."""
         if isinstance(images, Tensor) and images.ndim == 2 and images.is_floating_point():
             images = images.detach().float().cpu().numpy()
@@ -137,11 +147,9 @@ class Embedder:
         prompts = label_prompts(labels, templates)
         return mean_of_prompts(self.texts(prompts), len(labels))
 
+    @accepts_pictures
     def classify(
-        self,
-        images: Sequence[ImageInput] | np.ndarray | Tensor,
-        labels: Sequence[str],
-        templates: Sequence[str] = TEMPLATES,
+        self, images: Images, labels: Sequence[str], templates: Sequence[str] = TEMPLATES
     ) -> np.ndarray:
         """Probabilities [images, labels], each row summing to one: which of these labels fits an image best."""
         label_LE = self.label_rows(labels, templates)
@@ -168,21 +176,13 @@ class Embedder:
 
     def save(self, folder: str | Path) -> Path:
         """Writes a model folder that `load` reads, whole or not at all; the weights are hard-linked if possible."""
-        own.write_model_folder(
-            Path(folder),
-            self.name,
-            self.model,
-            self.tokenizer,
-            fingerprint=self.fingerprint,
-            weights=self.weights,
-        )
+        parts = (self.name, self.model, self.tokenizer, self.fingerprint, self.weights)
+        own.write_model_folder(Path(folder), *parts)
         return Path(folder)
 
     def is_rows(self, given: object) -> bool:
         """Whether these are embeddings; an array [H, W] is not a list of images."""
-        if not (
-            isinstance(given, np.ndarray) and given.ndim == 2 and np.issubdtype(given.dtype, np.floating)
-        ):
+        if not isinstance(given, np.ndarray) or given.ndim != 2 or given.dtype.kind != "f":
             return False
         if given.shape[1] != self.width:
             raise UserError(
@@ -286,10 +286,8 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
     try:
         found = find_model(Path(path))
     except OSError as error:  # a name that is too long, a folder without permission
-        why = (error.strerror or str(error)).lower()
-        raise UserError(
-            f"cannot open `{shortened(str(path))}`: {why}", hint="name a folder that you may read"
-        ) from None
+        what = f"`{shortened(str(path))}`: {(error.strerror or str(error)).lower()}"
+        raise UserError(f"cannot open {what}", hint="name a folder that you may read") from None
     model = place.place(found.model).eval()
     return Embedder(model, found.tokenizer, place, name=found.name, weights=found.weights, has_bar=True)
 
@@ -317,10 +315,8 @@ def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
     # As late as possible: a running training removes old ones.
     checkpoint = checkpoint or best(run.checkpoints)
     if checkpoint is None:
-        raise UserError(
-            f"run `{run.name}` has no checkpoint yet",
-            hint=f"continue it: `lapclip train --resume {run.reference}`",
-        )
+        hint = f"continue it: `lapclip train --resume {run.reference}`"
+        raise UserError(f"run `{run.name}` has no checkpoint yet", hint=hint)
     load_weights(checkpoint, model)
     return Pretrained(name, model, tokenizer, weights=checkpoint / MODEL)
 
@@ -328,9 +324,8 @@ def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
 def nothing_there(path: Path) -> UserError:
     """Names what could be loaded instead: the runs here, and models beside the path."""
     if path.is_file():
-        return UserError(
-            f"`{path}` is a file, and a model is a folder", hint=f"name its folder: `{path.parent}`"
-        )
+        hint = f"name its folder: `{path.parent}`"
+        return UserError(f"`{path}` is a file, and a model is a folder", hint=hint)
     markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, MODEL)
     found = {
         child.name if folder == RUNS else str(child): child.stat().st_mtime

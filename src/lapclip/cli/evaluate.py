@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 from rich import box
@@ -138,7 +138,10 @@ def measure(options: Options, config: Config | None) -> "tuple[dict[str, Any], S
         if num_images is None and options.source is None and options.pool_size is None and config is not None:
             num_images = config.data.num_validation
         available = measured.source.num_different
-        refuse_pool(options.pool_size, available if num_images is None else min(num_images, available))
+        available = available if num_images is None else min(num_images, available)
+        if options.pool_size is not None and options.pool_size > available:  # embedding may take minutes
+            what = f"`--pool-size {options.pool_size}` is more than the {available:,} images of the source"
+            raise UserError(what, hint=f"use at most {available:,}")
         work = evaluate_model(
             embedder,
             measured,
@@ -157,31 +160,17 @@ def check_numbers(num_validation: int | None, pool_size: int | None, mistakes: i
     if num_validation is not None and (problem := SETTINGS["num_validation"].problem(num_validation)):
         raise UserError(f"`--num-validation` {problem}", hint="training uses 512")
     if pool_size is not None and pool_size < 2:
-        raise UserError(
-            f"`--pool-size` is {pool_size}, which leaves nothing to search", hint="published tables use 1000"
-        )
+        raise UserError(f"`--pool-size` is {pool_size}", hint="use 2 or more; published tables use 1000")
     if mistakes is not None and not 0 <= mistakes <= MAX_MISTAKES:
         raise UserError(f"`--mistakes` is {mistakes}", hint=f"use 0 to {MAX_MISTAKES}")
 
 
 def refuse_without_source(run: str) -> None:
     if not (Path(run).expanduser() / "model.safetensors").is_file():
-        raise UserError(
-            f"`{run}` holds no model", hint=f"name the model first: `lapclip eval RUN {shlex.quote(run)}`"
-        )
-    raise UserError(
-        f"`{run}` is a model without a source of its own",
-        hint=f"name a source: `lapclip eval {shlex.quote(run)} SOURCE`",
-    )
-
-
-def refuse_pool(pool_size: int | None, num_images: int) -> None:
-    """Before anything is embedded, which may take minutes."""
-    if pool_size is not None and pool_size > num_images:
-        raise UserError(
-            f"`--pool-size {pool_size}` is more than the {num_images:,} images of the source",
-            hint=f"use at most {num_images:,}",
-        )
+        hint = f"name the model first: `lapclip eval RUN {shlex.quote(run)}`"
+        raise UserError(f"`{run}` holds no model", hint=hint)
+    hint = f"name a source: `lapclip eval {shlex.quote(run)} SOURCE`"
+    raise UserError(f"`{run}` is a model without a source of its own", hint=hint)
 
 
 def config_of(name: str) -> tuple[Config | None, Path | None]:
@@ -205,10 +194,8 @@ def page_path(named: Sequence[Path], folder: Path | None) -> Path:
     """Where the page is written; an error here comes before anything is measured."""
     path = named[0].expanduser() if named else (folder or Path()) / "evaluation.html"
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UserError(
-            f"`--html {path}` does not end in `.html`",
-            hint="name the page `evaluation.html`, for example; a source goes before `--html`",
-        )
+        hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
+        raise UserError(f"`--html {path}` does not end in `.html`", hint=hint)
     from lapclip.view.html import refuse_foreign
 
     try:
@@ -221,20 +208,14 @@ def page_path(named: Sequence[Path], folder: Path | None) -> Path:
 def sheet_path(named: Path) -> Path:
     path = named.expanduser()
     if path.suffix.lower() != ".png":
-        raise UserError(
-            f"`--sheet` is `{path}`", hint="the sheet is a PNG: name it `mistakes.png`, for example"
-        )
+        raise UserError(f"`--sheet` is `{path}`", hint="the sheet is a PNG, such as `mistakes.png`")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UserError(f"`--sheet {path}` cannot be a file", hint="name a file in an existing folder")
     return path
 
 
 def open_measured(
-    config: Config | None,
-    other: Config | None,
-    options: Options,
-    image_size: int,
-    requests: Sequence[int],
+    config: Config | None, other: Config | None, options: Options, image_size: int, requests: Sequence[int]
 ) -> "tuple[EvaluationSet, dict[str, Any]]":
     """What to measure on, and its name; of a source that a model was trained on only the validation set."""
     from lapclip.data.open import open_source
@@ -308,20 +289,14 @@ def table_of(title: str, **headings: bool) -> Table:
     """A table with these columns; numeric ones are right-aligned."""
     table = Table(title=Text(title, style="italic"), title_justify="left", box=box.SIMPLE)
     for heading, is_number in headings.items():
-        table.add_column(
-            heading.replace("_", " "),
-            justify="right" if is_number else "left",
-            no_wrap=is_number,
-            overflow="fold",
-        )
+        justify: Literal["right", "left"] = "right" if is_number else "left"
+        table.add_column(heading.replace("_", " "), justify=justify, no_wrap=is_number, overflow="fold")
     return table
 
 
 def classes_table(classes: Sequence[Mapping[str, Any]]) -> Table:
     worst = sorted(classes, key=lambda c: (c["top1"], str(c["label"])))[:NUM_CLASSES]
-    title = (
-        "by class" if len(classes) <= NUM_CLASSES else f"the {NUM_CLASSES} classes with the lowest accuracy"
-    )
+    title = "by class" if len(classes) <= NUM_CLASSES else f"the {NUM_CLASSES} least accurate classes"
     columns = {"class": False, "images": True, "correct": True, "most_confused_with": False, "times": True}
     table = table_of(title, **columns)
     for c in worst:
@@ -337,13 +312,8 @@ def differences_table(result: Mapping[str, Any]) -> Table:
     columns = {"": False, "points": True, "95%_interval": True, "p": True, "significant": False}
     table = table_of("the difference", **columns)
     for name, test in tests_of(result):
-        table.add_row(
-            name,
-            f"{100 * test['difference']:+.1f}",
-            points_between(test, signed=True),
-            f"{test['p_value']:.2g}",
-            "yes" if is_told(test) else "no",
-        )
+        points, interval = f"{100 * test['difference']:+.1f}", points_between(test, signed=True)
+        table.add_row(name, points, interval, f"{test['p_value']:.2g}", "yes" if is_told(test) else "no")
     return table
 
 
@@ -352,10 +322,8 @@ def mistake_lines(mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = ["the worst mistakes: the rank of the correct image, its name, what ranks first"]
     for mistake in mistakes:
         first = mistake["found"][0]["picture"] if mistake["found"] else "another"
-        lines += [
-            f"{mistake['rank']:>8,}. {shortened(mistake['caption'], 65)}",
-            f"{'':10}{end_of(mistake['picture'])}; first: {end_of(first)}",
-        ]
+        lines.append(f"{mistake['rank']:>8,}. {shortened(mistake['caption'], 65)}")
+        lines.append(f"{'':10}{end_of(mistake['picture'])}; first: {end_of(first)}")
     return lines
 
 

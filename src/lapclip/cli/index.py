@@ -49,10 +49,8 @@ def index(
     """
     if list or remove is not None:
         if folders or model or forget or fresh or (list and remove):
-            raise UserError(
-                f"`--{'list' if list else 'remove'}` goes with no folder and no other flag",
-                hint="omit the others, except `--json`",
-            )
+            flag = "--list" if list else "--remove"
+            raise UserError(f"`{flag}` goes with no folder and no other flag", hint="omit the others")
         return show_all(json) if list else remove_index(str(remove), json)
     if forget is not None:
         forgotten = forget_folder(forget, model)
@@ -139,16 +137,11 @@ def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:
 
 
 def say_summary(summary: "Summary") -> None:
-    parts = [
-        f"{count:,} {what}"
-        for count, what in (
-            (summary.num_embedded, "embedded"),
-            (summary.num_copied, "known by content"),
-            (summary.num_moved, "moved"),
-            (summary.num_removed, "removed"),
-        )
-        if count
-    ]
+    counts = {
+        "embedded": summary.num_embedded, "known by content": summary.num_copied, "moved": summary.num_moved,
+        "removed": summary.num_removed,
+    }  # fmt: skip
+    parts = [f"{count:,} {what}" for what, count in counts.items() if count]
     say(
         f"{plural(summary.num_indexed, 'image')} of {plural(len(summary.folders), 'folder')} in the index: "
         f"{', '.join(parts) or 'nothing new'}; {duration(summary.seconds)}"
@@ -184,10 +177,8 @@ def forget_folder(folder: str, model: str | None) -> dict[str, Any]:
     having = [info for info in known if path in info.folders]
     if not having:
         names = ", ".join(f"`{name}`" for info in known[:1] for name in info.folders) or "none"
-        raise UserError(
-            f"`{folder}` is not a folder of the index; it has {names}",
-            hint="name one of these after `--forget`",
-        )
+        what = f"`{folder}` is not a folder of the index; it has {names}"
+        raise UserError(what, hint="name one of these after `--forget`")
     num_removed = max([forget(info, path) for info in having])
     say(f"removed {plural(num_removed, 'image')} of `{path}`")
     return {"num_removed": num_removed, "folder": path, "model": having[0].model}
@@ -209,18 +200,8 @@ def show_all(json: bool) -> int:
         except UserError as problem:
             say(f"{problem.message}; {problem.hint}")
         num_bytes = folder_bytes(info)
-        records.append(
-            {
-                "name": info.name,
-                "model": info.model,
-                "path": str(info.path),
-                "folders": info.folders,
-                "num_pictures": num_images,
-                "is_complete": info.is_complete,
-                "bytes": num_bytes,
-                "updated": info.updated,
-            }
-        )
+        facts = {key: getattr(info, key) for key in ("name", "model", "folders", "is_complete", "updated")}
+        records.append({**facts, "path": str(info.path), "num_pictures": num_images, "bytes": num_bytes})
         shown = "damaged" if num_images is None else f"{num_images:,}"
         when = age(time.time() - info.updated) + ("" if info.is_complete else ", unfinished")
         row = (info.name, shown, "\n".join(info.folders), size(num_bytes), when)

@@ -97,9 +97,7 @@ def search(
     output = Output("json" if json else "paths" if paths or null else "table", null, thumbnails)
     if duplicates:
         if query or like or unlike or sheet:
-            raise UserError(
-                "`--duplicates` compares images with each other and takes no query", hint="omit the query"
-            )
+            raise UserError("`--duplicates` takes no query", hint="omit the query: images are compared")
         return ignore_closed_pipe(lambda: show_duplicates(model, min_score, folder, top, output))
     likes, unlikes = like or [], unlike or []
     terms = read_terms(query, likes, unlikes)
@@ -135,9 +133,7 @@ def check_options(
     if min_score is not None and not -1 <= min_score <= 1:
         raise UserError(f"`--min-score` is {min_score}", hint="a score lies between -1 and 1")
     if sheet is not None and sheet.suffix.lower() != ".png":
-        raise UserError(
-            f"`--sheet` is `{sheet}`", hint="the sheet is a PNG: name it `found.png`, for example"
-        )
+        raise UserError(f"`--sheet` is `{sheet}`", hint="the sheet is a PNG, such as `found.png`")
     if paths and json:
         raise UserError("`--paths` and `--json` do not go together", hint="choose one of them")
 
@@ -163,11 +159,8 @@ def image_bytes(name: str) -> bytes:
         read_whole(data, 32)
     except (OSError, ValueError, Unreadable) as error:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
-        is_missing = isinstance(error, FileNotFoundError)
-        raise UserError(
-            f"`{shortened(name)}` cannot be used as an image: {why.lower()}",
-            hint="check its path" if is_missing else "name an image file, such as a JPEG",
-        ) from None
+        what = f"`{shortened(name)}` cannot be used as an image: {why.lower()}"
+        raise UserError(what, hint="name an image file, such as a JPEG") from None
     return data
 
 
@@ -214,16 +207,9 @@ def ignore_closed_pipe(show: Callable[[], Any]) -> int:
 def show_results(question: str, seconds: float, results: "Results", index: "Index", output: Output) -> None:
     matches = results.matches
     if output.form == "json":
-        print_json(
-            {
-                "query": question,
-                "milliseconds": seconds * 1000,
-                "results": [match.record() for match in matches],
-                "num_pictures": index.num_images,
-                "num_gone": results.num_gone,
-                "model": index.model,
-            }
-        )
+        facts = {"query": question, "milliseconds": seconds * 1000}
+        about = {"num_pictures": index.num_images, "num_gone": results.num_gone, "model": index.model}
+        print_json({**facts, "results": [match.record() for match in matches], **about})
     elif output.form == "paths":
         write_paths([[match.entry.path for match in matches]], output.null)
     else:
@@ -313,10 +299,8 @@ def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
     between = b"" if null else end
     for path in (path for group in groups for path in group):
         if not null and "\n" in path:
-            raise UserError(
-                f"the name of `{shortened(path)}` contains a line break",
-                hint="add `-0`: then paths end in NUL",
-            )
+            what = f"the name of `{shortened(path)}` contains a line break"
+            raise UserError(what, hint="add `-0`: then paths end in NUL")
     sys.stdout.flush()
     out = sys.stdout.buffer
     out.write(between.join(b"".join(os.fsencode(path) + end for path in group) for group in groups))
@@ -365,10 +349,8 @@ def show_duplicates(
     groups = follow(duplicates(index, score, within))[:top]
     seconds = time.perf_counter() - started
     if output.form == "json":
-        records = [
-            [{"id": one.entry.id, "path": one.entry.path, "score": one.score} for one in group]
-            for group in groups
-        ]
+        keys = ("id", "path", "score")
+        records = [[{key: one.record()[key] for key in keys} for one in group] for group in groups]
         facts = {"min_score": score, "milliseconds": seconds * 1000}
         print_json({**facts, "groups": records, "num_pictures": index.num_images, "model": index.model})
         return

@@ -231,9 +231,8 @@ def index_errors(path: Path) -> Iterator[None]:
         if is_forbidden or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
             raise cannot_store(path, OSError(errno.EACCES, str(error))) from None
         if code == sqlite3.SQLITE_BUSY:
-            raise UserError(
-                f"another program is using `{path / FILES}`", hint="wait until it is done, then try again"
-            ) from None
+            hint = "wait until it is done, then try again"
+            raise UserError(f"another program is using `{path / FILES}`", hint=hint) from None
         raise damaged(path, str(error)) from None
     except OSError as error:
         raise cannot_store(path, error) from None
@@ -251,12 +250,10 @@ def damaged(path: Path, why: str) -> UserError:
 
 def cannot_store(path: Path, error: OSError) -> UserError:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return UserError(
-        f"cannot write the index in `{path}`: {(error.strerror or str(error)).lower()}",
-        hint="free some disk space; what is indexed already is kept"
-        if is_full
-        else "set LAPCLIP_CACHE to a folder you may write to",
-    )
+    why = (error.strerror or str(error)).lower()
+    hint = "free some disk space; what is indexed already is kept"
+    hint = hint if is_full else "set LAPCLIP_CACHE to a folder you may write to"
+    return UserError(f"cannot write the index in `{path}`: {why}", hint=hint)
 
 
 def indexes_folder() -> Path:

@@ -57,15 +57,11 @@ class Match:
 
     def record(self) -> dict[str, Any]:
         """A result as `search --json` and the HTTP API return it."""
+        entry = self.entry
         return {
-            "id": self.entry.id,
-            "path": self.entry.path,
-            "name": os.path.basename(self.entry.path),
-            "score": self.score,
-            "width": self.entry.width,
-            "height": self.entry.height,
-            "copies": [copy.path for copy in self.copies],
-        }
+            "id": entry.id, "path": entry.path, "name": os.path.basename(entry.path), "score": self.score,
+            "width": entry.width, "height": entry.height, "copies": [copy.path for copy in self.copies],
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,11 +77,8 @@ def parse_query(text: str) -> list[Term]:
     """The terms of `beach - people + sunset`; a sign with nothing after it is ignored."""
     first, *rest = SIGN.split(text)
     pieces = [("+", first), *zip(rest[::2], rest[1::2], strict=True)]
-    return [
-        Term(1 if sign == "+" else -1, words=" ".join(words.split()))
-        for sign, words in pieces
-        if words.strip()
-    ]
+    signs = {"+": 1, "-": -1}
+    return [Term(signs[sign], words=" ".join(words.split())) for sign, words in pieces if words.strip()]
 
 
 def describe_query(terms: Iterable[Term], likes: Iterable[str] = (), unlikes: Iterable[str] = ()) -> str:
@@ -135,27 +128,21 @@ class Searcher:
         if not terms:
             raise UserError("the query is empty", hint="say what to look for, as `red bicycle`")
         texts, images = iter(text_rows), iter(image_rows)
-        rows_TE = np.stack(
-            [
-                next(texts)
-                if term.words
-                else next(images)
-                if term.image
-                else self.index.vectors[self.entry(term.entry or 0).row]
-                for term in terms
-            ]
-        )
+
+        def row_of(term: Term) -> np.ndarray:
+            if term.words or term.image:
+                return next(texts if term.words else images)
+            return np.asarray(self.index.vectors[self.entry(term.entry or 0).row])
+
+        rows_TE = np.stack([row_of(term) for term in terms])
         total_E = np.array([term.sign for term in terms], dtype=np.float64) @ rows_TE.astype(np.float64)
         length = float(np.linalg.norm(total_E))
         if not np.isfinite(length):
-            raise UserError(
-                "the model returns embeddings that are not finite",
-                hint="index with another run: `lapclip index --model RUN`",
-            )
+            hint = "index with another run: `lapclip index --model RUN`"
+            raise UserError("the model returns embeddings that are not finite", hint=hint)
         if length < 1e-4:
-            raise UserError(
-                "the terms of the query cancel out", hint="omit what is both added and subtracted"
-            )
+            hint = "omit what is both added and subtracted"
+            raise UserError("the terms of the query cancel out", hint=hint)
         return (total_E / length).astype(np.float32)
 
     def entry(self, id: int) -> Entry:
@@ -236,10 +223,8 @@ def decode_query_image(data: bytes, image_size: int) -> np.ndarray:
 def refuse_unknown(index: Index, folder: str) -> None:
     """Refuses a folder that has no image in the index."""
     if not index.has_under(os.path.expanduser(folder)):
-        raise NotIndexed(
-            f"no image under `{shortened(folder)}` is indexed",
-            hint=f"index it: `lapclip index {shlex.quote(shortened(folder))}`",
-        )
+        hint = f"index it: `lapclip index {shlex.quote(shortened(folder))}`"
+        raise NotIndexed(f"no image under `{shortened(folder)}` is indexed", hint=hint)
 
 
 def duplicates(

@@ -184,7 +184,8 @@ def read_batches(writer: Writer, embedder: "Embedder", threads: int) -> Generato
         pixels = [read.pixels for read in reads if read.pixels is not None]
         rows = iter(embedder.pixels(np.stack(pixels)) if pixels else ())
         return [
-            read if read.pixels is None else replace(read, pixels=None, row_E=next(rows)) for read in reads
+            replace(read, pixels=None, row_E=next(rows)) if read.pixels is not None else read
+            for read in reads
         ]
 
     paths = writer.todo()
@@ -212,11 +213,9 @@ def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile:
         return ReadFile(stamp, why=str(problem), is_permanent=problem.extra is None)
     except FileNotFoundError:
         return ReadFile(stamp, why="is gone", is_gone=True)
-    except OSError as error:
-        why = f"cannot be read: {(error.strerror or str(error)).lower()}"
-        return ReadFile(stamp, why=why, is_permanent=False)
-    except ValueError as error:
-        return ReadFile(stamp, why=str(error), is_permanent=False)
+    except (OSError, ValueError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        return ReadFile(stamp, why=f"cannot be read: {why.lower()}", is_permanent=False)
 
 
 def store_batch(writer: Writer, reads: Sequence[ReadFile], summary: Summary) -> None:
@@ -242,10 +241,7 @@ def store_unreadable(writer: Writer, read: ReadFile, summary: Summary) -> None:
     del summary.unreadable[NUM_NAMED:]
     if read.is_permanent:
         writer.put(read.stamp, None, read.why)
-    elif writer.known_row(read.stamp.path) in (
-        None,
-        (None,),
-    ):  # one that was read before may be readable again
+    elif writer.known_row(read.stamp.path) in (None, (None,)):  # one that was read before stays
         writer.put(replace(read.stamp, mtime_ns=TRY_AGAIN), None, read.why)
 
 

@@ -76,9 +76,7 @@ class Writer:
         self.last_commit = time.monotonic()
 
     def create(self) -> None:
-        self.remove_vectors(
-            keep=None
-        )  # of a lost database; removed, not truncated: a reader may have them open
+        self.remove_vectors(keep=None)  # of a lost database; not truncated: a reader may have them open
         self.db.execute("BEGIN IMMEDIATE")
         self.run_all(SCHEMA)
         facts = {"version": VERSION, "width": self.width, "vectors": VECTORS, "updated": time.time()}
@@ -148,9 +146,8 @@ class Writer:
 
     def count_under(self, folder: str) -> int:
         """Files known under a folder."""
-        return int(
-            self.ask("SELECT count(*) FROM file WHERE path >= ? AND path < ?", *path_range(folder))[0][0]
-        )
+        query = "SELECT count(*) FROM file WHERE path >= ? AND path < ?"
+        return int(self.ask(query, *path_range(folder))[0][0])
 
     def row_of(self, content: bytes) -> int | None:
         """The row of a content that was embedded before, even if no file has it any more."""

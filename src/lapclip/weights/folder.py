@@ -72,7 +72,7 @@ def load_model_folder(folder: Path) -> Pretrained:
 
 
 def write_model_folder(
-    folder: Path, name: str, model: CLIP, tokenizer: Tokenizer, *, fingerprint: str, weights: Path | None
+    folder: Path, name: str, model: CLIP, tokenizer: Tokenizer, fingerprint: str, weights: Path | None
 ) -> None:
     """Writes beside, then renames; the same model is left as it is, and anything else is never overwritten."""
     if not folder.name or "\0" in folder.name:
@@ -93,19 +93,16 @@ def write_model_folder(
             shutil.rmtree(beside, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UserError(
-            f"cannot write `{folder}`: {why.lower()}",
-            hint="free some disk space, or choose a folder you may write to",
-        ) from None
+        hint = "free some disk space, or choose a folder you may write to"
+        raise UserError(f"cannot write `{folder}`: {why.lower()}", hint=hint) from None
 
 
 def refuse_other_content(folder: Path, fingerprint: str) -> None:
     if not (folder / DESCRIPTION).is_file():
         raise UserError(f"`{folder}` exists already and is not a model folder", hint="choose another folder")
     if read_json(folder / DESCRIPTION).get("fingerprint") != fingerprint:
-        raise UserError(
-            f"`{folder}` holds another model already", hint="choose another folder, or remove that one"
-        )
+        hint = "choose another folder, or remove that one"
+        raise UserError(f"`{folder}` holds another model already", hint=hint)
 
 
 def write_weights(file: Path, model: CLIP, source: Path | None) -> None:

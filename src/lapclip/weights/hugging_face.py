@@ -82,10 +82,8 @@ def require_files(folder: Path) -> None:
                 hint="if you trust it, convert it once: "
                 "`CLIPModel.from_pretrained(folder).save_pretrained(folder)` with transformers",
             )
-        raise UserError(
-            f"`{folder}` has a `{DESCRIPTION}` but no `{WEIGHTS}`",
-            hint="download the whole folder, with the weights in one file",
-        )
+        hint = "download the whole folder, with the weights in one file"
+        raise UserError(f"`{folder}` has a `{DESCRIPTION}` but no `{WEIGHTS}`", hint=hint)
     if TOKENIZER not in there:
         raise UserError(
             f"`{folder}` has no `{TOKENIZER}`",
@@ -108,20 +106,14 @@ def check_parts(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> N
             what = f"{its['intermediate_size']} wide inside, not 4 x {its['hidden_size']}"
             raise refused(folder, f"the {tower} tower's MLPs are {shortened(what)}")
         if its["layer_norm_eps"] != 1e-5:
-            raise refused(
-                folder, f"the {tower} tower's layer norms use eps {its['layer_norm_eps']!s:.20}, not 1e-05"
-            )
+            eps = shortened(str(its["layer_norm_eps"]), 20)
+            raise refused(folder, f"the {tower} tower's layer norms use eps {eps}, not 1e-05")
         if its["hidden_act"] not in list(ACTIVATIONS):
-            known = " or ".join(f"`{name}`" for name in ACTIVATIONS)
-            raise refused(
-                folder,
-                f"the {tower} tower's activation is `{shortened(str(its['hidden_act']))}`, not {known}",
-            )
+            what = f"`{shortened(str(its['hidden_act']))}`, not one of {', '.join(ACTIVATIONS)}"
+            raise refused(folder, f"the {tower} tower's activation is {what}")
     if text["hidden_act"] != vision["hidden_act"]:
-        raise refused(
-            folder,
-            f"its towers have different activations: `{text['hidden_act']}` and `{vision['hidden_act']}`",
-        )
+        both = f"`{text['hidden_act']}` and `{vision['hidden_act']}`"
+        raise refused(folder, f"its towers have different activations: {both}")
     if vision["num_channels"] != 3:
         raise refused(folder, f"its images have {shortened(str(vision['num_channels']))} channels, not 3")
 
@@ -135,10 +127,8 @@ def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any) -> Tokenizer:
     # transformers pools a text at this token; if it is 2, as in old files, at the highest id of the row.
     is_read_at_end = end == tokenizer.highest_id if end_read_at == 2 else end == end_read_at
     if not is_read_at_end:
-        raise refused(
-            folder,
-            f"texts are pooled at token {shortened(str(end_read_at), 20)}, but `{TOKENIZER}` ends them with {end}",
-        )
+        pooled = f"pooled at token {shortened(str(end_read_at), 20)}"
+        raise refused(folder, f"texts are {pooled}, but `{TOKENIZER}` ends them with {end}")
     return Tokenizer(tokenizer.pipeline, start=start, end=end, pad=end)
 
 
@@ -160,10 +150,8 @@ def their_names(size: Size) -> dict[str, Sequence[str]]:
         names[f"text.transformer.norm.{kind}"] = [f"text_model.final_layer_norm.{kind}"]
         for tower, theirs, shape in (("image", "vision", size.image), ("text", "text", size.text)):
             for number in range(shape.depth):
-                block, layer = (
-                    f"{tower}.transformer.blocks.{number}",
-                    f"{theirs}_model.encoder.layers.{number}",
-                )
+                block = f"{tower}.transformer.blocks.{number}"
+                layer = f"{theirs}_model.encoder.layers.{number}"
                 names[f"{block}.attention.qkv.{kind}"] = [f"{layer}.self_attn.{x}_proj.{kind}" for x in "qkv"]
                 names[f"{block}.attention.out.{kind}"] = [f"{layer}.self_attn.out_proj.{kind}"]
                 names[f"{block}.mlp.up.{kind}"] = [f"{layer}.mlp.fc1.{kind}"]
@@ -186,9 +174,8 @@ def their_pixels(folder: Path) -> tuple[Sequence[float], Sequence[float], float]
     try:
         mean, std = [float(m) for m in mean], [float(s) for s in std]
         factor = 255 * float(factor) if about.get("do_rescale", True) else 255.0
-        is_usable = (
-            len(mean) == len(std) == 3 and all(map(math.isfinite, [*mean, *std, factor])) and min(std) > 0
-        )
+        is_usable = len(mean) == len(std) == 3 and min(std) > 0
+        is_usable = is_usable and all(map(math.isfinite, [*mean, *std, factor]))
     except (TypeError, ValueError, OverflowError):
         is_usable = False
     if not is_usable:

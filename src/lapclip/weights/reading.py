@@ -56,10 +56,12 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError("is not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(
-            f"cannot read `{path}`: {shortened(why)}", hint="copy the folder again, whole"
-        ) from None
+        raise not_readable(path, why) from None
     return content
+
+
+def not_readable(path: Path, why: str) -> UserError:
+    return UserError(f"cannot read `{path}`: {shortened(why)}", hint="copy the folder again, whole")
 
 
 def refused(folder: Path, why: str) -> UserError:
@@ -78,16 +80,12 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
     }  # fmt: skip
     for said, (name, value) in numbers.items():
         if type(value) is not int or not 1 <= value <= MAX[name]:
-            raise refused(
-                folder, f"{said} is {shortened(repr(value), 40)}, not a number from 1 to {MAX[name]:,}"
-            )
+            raise refused(folder, f"{said} is {shortened(repr(value), 40)}, not from 1 to {MAX[name]:,}")
     for shape in (size.image, size.text):
         if shape.width % shape.heads:
             raise refused(folder, f"a width of {shape.width} is not a multiple of {shape.heads} heads")
     if size.image_size % size.patch_size:
-        raise refused(
-            folder, f"images of {size.image_size} pixels cannot be cut into patches of {size.patch_size}"
-        )
+        raise refused(folder, f"{size.image_size} pixels cannot be cut into patches of {size.patch_size}")
     if (num_patches := (size.image_size // size.patch_size) ** 2) > MAX_PATCHES:
         raise refused(folder, f"{num_patches:,} patches per image are more than {MAX_PATCHES:,}")
     if size.text_length < 3:
@@ -105,9 +103,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that
-        raise refused(
-            folder, f"its `{TOKENIZER}` cannot encode every text: {shortened(str(error))}"
-        ) from None
+        why = shortened(str(error))
+        raise refused(folder, f"its `{TOKENIZER}` cannot encode every text: {why}") from None
     return tokenizer
 
 
@@ -119,18 +116,12 @@ def growth(normalizer: dict[str, Any]) -> int:
 
 def check_ids(folder: Path, tokenizer: Tokenizer, ids: Iterable[Any], vocab_size: int) -> None:
     if not all(type(id) is int and 0 <= id < vocab_size for id in [*ids, tokenizer.highest_id]):
-        raise refused(
-            folder,
-            f"its `{TOKENIZER}` has ids up to {tokenizer.highest_id:,}, the model only {vocab_size:,} tokens",
-        )
+        highest = f"ids up to {tokenizer.highest_id:,}, the model only {vocab_size:,} tokens"
+        raise refused(folder, f"its `{TOKENIZER}` has {highest}")
 
 
 def read_model(
-    folder: Path,
-    size: Size,
-    vocab_size: int,
-    has_bias: bool,
-    recipe: dict[str, Sequence[str]] | None = None,
+    folder: Path, size: Size, vocab_size: int, has_bias: bool, recipe: dict[str, Sequence[str]] | None = None
 ) -> CLIP:
     """The model with its weights in fp32; `recipe` says which tensors of the file are concatenated to one of ours."""
     file = folder / WEIGHTS
@@ -143,16 +134,13 @@ def read_model(
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             for name, part in slices.items():
                 if part.get_dtype() not in FLOATS:
-                    raise refused(
-                        folder, f"`{shortened(name)}` holds {part.get_dtype()}, not floating-point numbers"
-                    )
+                    raise refused(folder, f"`{shortened(name)}` holds {part.get_dtype()}, not floats")
             # The file limits the model, whatever its description says.
             num_stored = sum(map(math.prod, shapes.values()))
             expected = count_parameters(size, vocab_size=vocab_size, has_bias=has_bias)
             if expected > num_stored:
-                raise refused(
-                    folder, f"it describes {expected:,} parameters, and `{WEIGHTS}` holds {num_stored:,}"
-                )
+                what = f"{expected:,} parameters, and `{WEIGHTS}` holds {num_stored:,}"
+                raise refused(folder, f"it describes {what}")
             refuse_too_large(folder, 4 * expected)
             with torch.random.fork_rng(devices=[]):
                 model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
@@ -170,9 +158,7 @@ def read_model(
                     joined = torch.cat([torch.atleast_1d(stored.get_tensor(part)) for part in parts])
                     ours[name].copy_(joined.reshape(ours[name].shape))
     except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(
-            f"cannot read `{file}`: {shortened(str(error))}", hint="copy the folder again, whole"
-        ) from None
+        raise not_readable(file, str(error)) from None
     if not all(bool(torch.isfinite(tensor).all()) for tensor in [*ours.values(), model.scale()]):
         raise refused(folder, f"`{WEIGHTS}` holds numbers that are not finite")
     return model
