@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from conftest import SMALL, picture_folder
-from test_train import assert_equal_to_the_bit, of, trained
+from test_train import assert_equal_to_the_bit, of, stop_after, trained
 
 from lapclip.config import load_config
 from lapclip.data.pack import packs_folder
@@ -34,9 +34,7 @@ def test_a_resumed_run_equals_one_that_never_stopped_however_images_come(tmp_pat
     config = config_for(source, **more)
     straight, _ = trained(config, "straight")
     run = prepare(config, "broken")
-    for event in train(run.load_config(), run):
-        if isinstance(event, Step) and event.step == 3:
-            break
+    stop_after(3, run)
     shutil.rmtree(packs_folder())  # somebody cleaned up; it is made again
     events = list(train(run.load_config(), run))
     assert [step.step for step in of(Step, events)] == [4, 5, 6, 7, 8]
@@ -47,26 +45,19 @@ def test_a_resumed_run_equals_one_that_never_stopped_however_images_come(tmp_pat
 def test_a_source_that_changed_is_said_when_a_run_goes_on(tmp_path):
     folder = picture_folder(tmp_path / "photos", 40)
     run = prepare(config_for(folder), "run")
-    for event in train(run.load_config(), run):
-        if isinstance(event, Step) and event.step == 3:
-            break
+    stop_after(3, run)
     picture_folder(folder, 3, first=90)
     events = list(train(run.load_config(), run))
     assert [w for w in of(Warned, events) if "the source has changed" in w.message]
     assert of(Step, events)[-1].step == 8
 
 
-def test_a_run_finds_its_source_from_another_folder(tmp_path, monkeypatch):
-    picture_folder(tmp_path / "photos", 40)
-    run = prepare(config_for("photos"), "run")
-    assert run.name == "run" and run.load_config().data.source == str(tmp_path / "photos")
+def test_a_run_is_named_after_its_source_and_finds_it_from_another_folder(tmp_path, monkeypatch):
+    picture_folder(tmp_path / "my photos", 40)
+    run = prepare(config_for("my photos"))
+    assert run.name == "my-photos-nano-1" and run.load_config().data.source == str(tmp_path / "my photos")
     config = run.load_config()
     run.path = run.path.absolute()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert of(Step, list(train(config, run)))[-1].step == 8
-
-
-def test_a_run_is_named_after_its_source(tmp_path):
-    picture_folder(tmp_path / "my photos", 12)
-    assert prepare(config_for("my photos")).name == "my-photos-nano-1"

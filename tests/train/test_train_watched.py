@@ -1,4 +1,4 @@
-"""What a run tells while it trains: closeups, snapshots, pauses; and time that is not training is not counted."""
+"""What a run tells while it trains: profiles, snapshots, pauses; and time that is not training is not counted."""
 
 import json
 import signal
@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import SMALL, as_flags, command, environment
+from conftest import SMALL, as_flags, command, environment, wait_for
 from PIL import Image
-from test_train import of, trained, trained_elsewhere
+from test_train import of, steps_written, trained, trained_elsewhere
 
 from lapclip.evaluate.pool import Pool
 from lapclip.machine.power import Battery
@@ -26,60 +26,31 @@ from lapclip.train.snapshot import MAX_KEPT, take_snapshot
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture
-def looked_at_closely(monkeypatch):
+def test_a_profile_accounts_for_the_whole_step_and_changes_nothing(with_train, monkeypatch):
+    config = with_train(chunk=3, eval_every="6")
+    config = replace(config, device=replace(config.device, max_memory=3.5))
+    monkeypatch.setattr(profile, "SECONDS_BETWEEN", 1e9)
+    plain = of(Step, trained(config, "plain")[1])
     monkeypatch.setattr(profile, "SECONDS_BETWEEN", 0.0)
-
-
-def test_a_closeup_accounts_for_the_whole_step(with_train, looked_at_closely):
-    _, events = trained(with_train(eval_every="6"))
-    steps, closeups = of(Step, events), of(Inspected, events)
-    assert [c.step for c in closeups] == [s.step for s in steps]
-    for step, closeup in zip(steps, closeups, strict=True):
-        assert list(closeup.parts) == list(PARTS)
+    _, events = trained(config)
+    steps, profiles = of(Step, events), of(Inspected, events)
+    assert [step.loss for step in steps] == [step.loss for step in plain]
+    assert [profiled.step for profiled in profiles] == [step.step for step in steps]
+    for step, profiled in zip(steps, profiles, strict=True):
+        assert list(profiled.parts) == list(PARTS)
         whole = step.num_pairs_seen / step.step / step.pairs_per_second
-        assert 0.3 * whole < sum(closeup.parts.values()) <= 1.02 * whole, "but for the looking itself"
-        assert closeup.parts["data"] == pytest.approx(step.data_seconds, abs=1e-3)
-        total = sum(norm**2 for norm in closeup.grad_norms.values()) ** 0.5
+        assert 0.3 * whole < sum(profiled.parts.values()) <= 1.02 * whole, "but for profiling itself"
+        assert profiled.parts["data"] == pytest.approx(step.data_seconds, abs=1e-3)
+        total = sum(norm**2 for norm in profiled.grad_norms.values()) ** 0.5
         assert total == pytest.approx(step.grad_norm, rel=1e-3)
-        assert (
-            0
-            < closeup.memory["activations"]
-            < closeup.memory_used
-            <= closeup.memory_peak
-            < closeup.memory_limit
-        )
+        assert 0 < profiled.memory["activations"] < profiled.memory_used <= profiled.memory_peak
+        assert profiled.memory_limit == 3_500_000_000
 
 
-def test_a_run_with_a_memory_limit_is_held_against_it(with_train, looked_at_closely):
-    config = with_train(steps=2, eval_every="2")
-    _, events = trained(replace(config, device=replace(config.device, max_memory=3.5)))
-    assert {c.memory_limit for c in of(Inspected, events)} == {3_500_000_000}
-
-
-def test_closeups_do_not_change_what_is_learned(with_train, monkeypatch):
-    losses = []
-    for seconds in (0.0, 1e9):
-        monkeypatch.setattr(profile, "SECONDS_BETWEEN", seconds)
-        _, events = trained(with_train(chunk=3, steps=4, eval_every="4"), f"run-{seconds:g}")
-        losses.append([step.loss for step in of(Step, events)])
-    assert losses[0] == losses[1]
-
-
-@pytest.fixture(scope="module")
-def evaluated_often(tmp_path_factory):
-    return trained_elsewhere(tmp_path_factory.mktemp("often"), steps=4, eval_every="1")
-
-
-def test_the_loss_over_the_pool_is_like_that_of_training(evaluated_often):
-    found = of(Evaluated, evaluated_often[1])
-    assert len(found) == 4
-    for evaluated in found:
+def test_evaluations_have_a_loss_and_snapshots_with_the_same_captions_all_through_the_run(tmp_path):
+    run, events = trained_elsewhere(tmp_path, steps=4, eval_every="1")
+    for evaluated in of(Evaluated, events):
         assert 0.5 * np.log(8) < evaluated.loss < 2 * np.log(8), "a batch of eight, at the beginning"
-
-
-def test_snapshots_show_the_same_captions_all_through_the_run(evaluated_often):
-    run, events = evaluated_often
     snapshots = [json.loads((run.path / e.snapshot).read_text()) for e in of(Evaluated, events)]
     assert [s["step"] for s in snapshots] == [1, 2, 3, 4]
     assert len({tuple(q["text"] for q in s["queries"]) for s in snapshots}) == 1
@@ -182,9 +153,8 @@ def test_without_a_battery_nothing_waits(with_train, battery):
 
 
 def test_a_stop_among_the_last_words_is_still_a_run_that_used_its_budget(with_train):
-    run = prepare(
-        with_train(steps=12, warmup=0.9, eval_every="12"), "run"
-    )  # which ends with a high rate, and says so
+    config = with_train(steps=12, warmup=0.9, eval_every="12")  # ends with a high rate, which is warned about
+    run = prepare(config, "run")
     events = train(run.load_config(), run)
     for event in events:
         if isinstance(event, Warned) and event.kind == "lr-still-high":
@@ -210,23 +180,15 @@ def clock(monkeypatch):
     return step
 
 
-def test_a_step_that_slept_counts_as_a_usual_one(clock):
+def test_a_step_that_slept_counts_as_a_usual_one_and_steps_that_stay_slow_are_counted(clock):
     assert [clock(0.5, 0.5) for _ in range(3)] == [0.5, 0.5, 0.5]
     assert clock(3600, 0.5) == 0.5
     assert clock(0.5, 0.5) == 0.5
     assert clock(60, 0.5) == 0.5, "and again, later"
-
-
-def test_steps_that_stay_slow_are_counted(clock):
-    """On a full memory, or a slow line: nobody sleeps twice in a row."""
-    clock(0.5, 0.5)
+    assert clock(30.5, 0.5, data=30) == 30.5, "waiting for data is not sleep"
+    assert clock(0.5, 0.5) == 0.5
     counted = [clock(8, 0.5) for _ in range(10)]
-    assert counted[0] == 0.5 and counted[1:] == [8.0] * 9
-
-
-def test_waiting_for_data_is_not_sleep(clock):
-    clock(0.5, 0.5)
-    assert clock(30.5, 0.5, data=30) == 30.5
+    assert counted[0] == 0.5 and counted[1:] == [8.0] * 9, "nobody sleeps twice in a row"
 
 
 def test_what_is_compiling_or_swapping_has_not_slept():
@@ -237,20 +199,11 @@ def test_what_is_compiling_or_swapping_has_not_slept():
 
 
 @pytest.mark.prove
-def test_minutes_are_training_time_also_when_the_process_is_put_to_sleep(tmp_path):
+def test_minutes_are_training_time_also_when_the_process_is_put_to_sleep():
     settings = {**SMALL, "minutes": 0.05, "run": "slept", "eval_every": "1000", "num_validation": 16}
     del settings["steps"]
-    process = subprocess.Popen(
-        command("train", *as_flags(settings)),
-        env=environment(),
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    events = tmp_path / "runs" / "slept" / "events.jsonl"
-    deadline = time.monotonic() + 60
-    while not (events.exists() and '"Step"' in events.read_text()):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
+    process = subprocess.Popen(command("train", *as_flags(settings)), env=environment(), stderr=-3, stdout=-3)
+    wait_for(lambda: steps_written("slept"))
     process.send_signal(signal.SIGSTOP)
     time.sleep(6)
     process.send_signal(signal.SIGCONT)
