@@ -73,9 +73,8 @@ class Work:
 
     def new_model(self, device: Device, *, compile: bool = False) -> CLIP:
         """The model on a device, its weights as at the start of a run."""
-        model = device.place(
-            build_model(self.model, vocab_size=self.vocab_size, has_bias=self.has_bias, seed=self.train.seed)
-        )
+        settings = {"vocab_size": self.vocab_size, "seed": self.train.seed}
+        model = device.place(build_model(self.model, has_bias=self.has_bias, **settings))
         if compile:
             model.compile_towers()
         return model
@@ -92,13 +91,9 @@ class Work:
             image_ids=np.arange(num_pairs),
             caption_ids=np.arange(num_pairs),
         )
-        keep_BK = choose_patches(
-            0,
-            seed=self.train.seed,
-            batch_size=num_pairs,
-            num_patches=(size.image_size // size.patch_size) ** 2,
-            share=self.train.keep_patches,
-        )
+        draw = {"seed": self.train.seed, "batch_size": num_pairs}
+        num_patches = (size.image_size // size.patch_size) ** 2
+        keep_BK = choose_patches(0, num_patches=num_patches, share=self.train.keep_patches, **draw)
         return Probe(batch, keep_BK, LOSSES[self.train.loss], size.text_length)
 
 
@@ -154,13 +149,6 @@ class Rigs:
         self.made.pop((plan.device, plan.compile), None)
         device_named(plan.device).release_memory()
 
-    def clear(self) -> None:
-        devices = [rig.device for rig in self.made.values()]
-        self.made.clear()
-        for device in devices:
-            device.release_memory()
-        release_memory()
-
 
 def measure(
     work: Work, plans: Sequence[Plan], *, seconds: float, min_rounds: int = 3, patience: float = 1.0
@@ -179,7 +167,9 @@ def measure(
     block_seconds = min(BLOCK_SECONDS, seconds / ((min_rounds + 2) * len(plans)))
     times, failed = yield from race(rigs, accepted, min_rounds, block_seconds, until=started + seconds)
     tried |= failed
-    rigs.clear()
+    for plan in plans:
+        rigs.drop(plan)
+    release_memory()
     best = min(times.values(), key=statistics.median, default=[])
     for plan, own in times.items():
         tried[plan] = rated(tried[plan], own, best, work.batch_size)

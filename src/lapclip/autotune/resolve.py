@@ -107,9 +107,8 @@ class Draft:
     def resolve(self, measured: Measured | None = None) -> tuple[Config, Choices]:
         """The complete config, and the choice of each setting that was undecided."""
         chosen, choices = resolve_plan(self, measured)
-        num_flops = 3 * flops_per_pair(
-            shape_of(self.work.model), num_tokens=shape_of(self.work.model).text_length
-        )
+        size = shape_of(self.work.model)
+        num_flops = 3 * flops_per_pair(size, num_tokens=size.text_length)
         step_seconds = self.work.batch_size / (chosen.pairs_per_second or TYPICAL_FLOPS / num_flops)
         workers = resolve_workers(self.data, self.machine, self.work.batch_size, step_seconds)
         choices |= self.choices | {"workers": asked_or(self.config, "workers", workers)}
@@ -148,9 +147,8 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
         choices["num_validation"] = Choice(data.num_validation, reason)
     config = with_values(config, {name: choice.value for name, choice in choices.items()})
     size = shape_of(config.model)
-    config = with_values(
-        config, {name: getattr(size, name) for name in ("image_size", "patch_size", "text_length")}
-    )
+    shape = {name: getattr(size, name) for name in ("image_size", "patch_size", "text_length")}
+    config = with_values(config, shape)
     hidden = LOOKS if data.is_drawn else ()
     return config, {n: c for n, c in choices.items() if n not in hidden or c.origin == "asked"}
 
@@ -220,10 +218,11 @@ def resolve_chunk(config: Config, work: Work, limit: int) -> Choice:
     least = min(config.train.chunk or 1, work.batch_size)
     needed = step_bytes(size, num_parameters, least, recompute)
     if config.device.max_memory is not None and needed > limit:
+        enough = math.ceil(needed / 1e8) / 10
         raise UserError(
             f"chunks of {least} need about {needed / 1e9:.1f} GB with `{config.model.size}`,"
             f" and `--max-memory` allows {limit / 1e9:.1f}",
-            hint=f"allow more: `--max-memory {math.ceil(needed / 1e8) / 10:g}`"
+            hint=f"allow more: `--max-memory {enough:g}`"
             if least == 1
             else "choose a smaller `--chunk`, or omit it",
         )
@@ -296,9 +295,8 @@ def recorded(choices: Choices) -> dict[str, dict[str, str]]:
 def recorded_choices(config: Config, machine: Mapping[str, Any]) -> Choices:
     """The choices of a run. One written by version 0.1 has no origins; what was asked for is known by its reason."""
     origins = machine.get("origins", {})
-    return {
-        name: Choice(
-            value_of(config, name), reason, origins.get(name, "asked" if reason == ASKED else "default")
-        )
-        for name, reason in machine.get("reasons", {}).items()
-    }
+    choices = {}
+    for name, reason in machine.get("reasons", {}).items():
+        origin = origins.get(name, "asked" if reason == ASKED else "default")
+        choices[name] = Choice(value_of(config, name), reason, origin)
+    return choices

@@ -19,7 +19,7 @@ from lapclip.config import Config
 from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable
 from lapclip.data.open import Data
-from lapclip.data.tokenizer import Tokenizer, load_tokenizer
+from lapclip.data.tokenizer import load_tokenizer
 from lapclip.diagnose.diagnosis import Diagnosis
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
@@ -81,25 +81,28 @@ class Loop:
     config: Config
     run: Run
     data: Data
-    tokenizer: Tokenizer
     update: Update  # the model, its optimizer and execution plan
     embedder: Embedder
-    budget: Budget
     now: Progress  # what a checkpoint keeps of it
     batches: Generator[Batch]
     diagnosis: Diagnosis
     inspector: Inspector
-    saved_step: int
-    saved_seconds: float
     clock: Clock = field(default_factory=Clock)
     faults: dict[str, None] = field(default_factory=dict)  # unreadable images, in order
     pool: Pool | None = None  # the validation set as embedded last
     last_battery_check: float = 0.0
     is_over: bool = False
 
+    def __post_init__(self) -> None:
+        cfg = self.config.train
+        assert cfg.batch_size, "resolved"
+        self.budget = Budget.of(cfg, self.data.training.num_pairs, cfg.batch_size)
+        self.saved_step, self.saved_seconds = self.now.step, self.now.seconds
+
     def train(self) -> Iterator[Event]:
         cfg, now, model = self.config.train, self.now, self.update.model
         assert cfg.batch_size and cfg.lr and cfg.keep_patches and cfg.eval_every, "resolved"
+        draw = {"seed": cfg.seed, "batch_size": cfg.batch_size}
         device = device_named(self.update.plan.device)
         length = fixed_length(device, self.update.plan.compile, model.size.text_length)
         while (share := self.budget.share_done(now.step, now.seconds)) < 1:
@@ -115,13 +118,8 @@ class Loop:
             profiler.lap("data")
             for fault in new_faults if len(self.faults) <= messages.MAX_FAULTS_NAMED else ():
                 yield self.report(messages.replaced(now.step, fault))
-            keep_BK = choose_patches(
-                now.step,
-                seed=cfg.seed,
-                batch_size=cfg.batch_size,
-                num_patches=model.image.num_patches,
-                share=cfg.keep_patches if share < cfg.whole_from else 1.0,
-            )
+            kept = cfg.keep_patches if share < cfg.whole_from else 1.0
+            keep_BK = choose_patches(now.step, num_patches=model.image.num_patches, share=kept, **draw)
             lr = cfg.lr * schedule(self.budget.middle(share, now.step), cfg.warmup)
             set_lr(self.update.optimizer, lr)
             profiler.lap("other")
@@ -203,10 +201,7 @@ class Loop:
             self.keep_plan(device=distrust, precision="as the device", compile="as the device")
             yield self.report(messages.distrusted(now.step, distrust))
         has_changed = run.load_machine().get("data") not in (None, data.fingerprint)
-        text_length = self.update.model.size.text_length
-        for warning in messages.before_training(
-            data, self.tokenizer, text_length, now.step, cfg, has_changed
-        ):
+        for warning in messages.before_training(data, self.embedder, now.step, cfg, has_changed):
             yield self.report(warning)
         if has_changed:
             now.best_step = now.best_recall = now.highest = None  # measured on other images
@@ -324,8 +319,7 @@ class Loop:
         self.run.write_config(self.config)
         machine = self.run.load_machine()
         changed = {name: Choice(getattr(self.update.plan, name), why) for name, why in reasons.items()}
-        choices = recorded_choices(self.config, machine) | changed
-        self.run.write_machine(machine | recorded(choices))
+        self.run.write_machine(machine | recorded(recorded_choices(self.config, machine) | changed))
 
     def tell(self, event: Event) -> Iterator[Event]:
         """Reports an event, then whatever it shows to be wrong."""
@@ -362,29 +356,9 @@ def set_up(config: Config, run: Run, data: Data) -> tuple[Loop, str | None]:
     diagnosis = Diagnosis(config, run.reference)
     for event in run.events() if newest else ():
         diagnosis.look(event)  # of what was said before nothing is said again
-    batches = feed(
-        data.training,
-        tokenizer,
-        model.size,
-        config.data,
-        batch_size=cfg.batch_size,
-        seed=cfg.seed,
-        first_step=now.step,
-        workers=config.data.workers or 0,
-    )
-    loop = Loop(
-        config=config,
-        run=run,
-        data=data,
-        tokenizer=tokenizer,
-        update=Update(model, optimizer, LOSSES[cfg.loss], cfg.clip_norm, plan),
-        embedder=Embedder(model, tokenizer, device_named(plan.device), chunk=min(64, cfg.chunk)),
-        budget=Budget.of(cfg, data.training.num_pairs, cfg.batch_size),
-        now=now,
-        batches=batches,
-        diagnosis=diagnosis,
-        inspector=Inspector(max_memory=config.device.max_memory, recompute=config.model.recompute),
-        saved_step=now.step,
-        saved_seconds=now.seconds,
-    )
-    return loop, distrust
+    draw = {"seed": cfg.seed, "batch_size": cfg.batch_size, "workers": config.data.workers or 0}
+    batches = feed(data.training, tokenizer, model.size, config.data, first_step=now.step, **draw)
+    update = Update(model, optimizer, LOSSES[cfg.loss], cfg.clip_norm, plan)
+    embedder = Embedder(model, tokenizer, device_named(plan.device), chunk=min(64, cfg.chunk))
+    inspector = Inspector(max_memory=config.device.max_memory, recompute=config.model.recompute)
+    return Loop(config, run, data, update, embedder, now, batches, diagnosis, inspector), distrust

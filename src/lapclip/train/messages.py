@@ -8,8 +8,7 @@ from torch import nn
 
 from lapclip.config import Plan, TrainConfig
 from lapclip.data.open import Data, first_unreadable
-from lapclip.data.source import Source
-from lapclip.data.tokenizer import Tokenizer
+from lapclip.embedder import Embedder
 from lapclip.errors import UserError
 from lapclip.machine.power import read_battery
 from lapclip.runs.events import Warned
@@ -24,32 +23,22 @@ SLEEP_SECONDS, SLEEP_FACTOR, SLEEP_BUSY = 5.0, 10, 0.2
 
 
 def before_training(
-    data: Data, tokenizer: Tokenizer, text_length: int, step: int, cfg: TrainConfig, has_changed: bool
+    data: Data, embedder: Embedder, step: int, cfg: TrainConfig, has_changed: bool
 ) -> Iterator[Warned]:
     """What should be known before training starts, mostly about the data."""
     if cfg.pause_below is not None and read_battery() is None:
-        yield Warned(
-            step,
-            message=f"no battery can be read here, so training never pauses for one below {cfg.pause_below}",
-            hint="omit `--pause-below` on this machine",
-            kind="no-battery",
-        )
+        message = f"no battery can be read here, so training never pauses for one below {cfg.pause_below}"
+        yield Warned(step, message, "omit `--pause-below` on this machine", kind="no-battery")
     if step and has_changed:
-        yield Warned(
-            step,
-            message="the source has changed since the run started",
-            hint="training continues with what is there now; for a fresh start, begin a new run",
-        )
+        hint = "training continues with what is there now; for a fresh start, begin a new run"
+        yield Warned(step, "the source has changed since the run started", hint)
     for part in data.parts:
         if part.files is None:
             continue
         catalogue, pack = part.files.catalogue, part.files.pack
         if part.files.is_streamed:
-            yield Warned(
-                step,
-                message=f"`{part.name}` is not packed: its images are decoded again in every epoch",
-                hint="`lapclip data pack` says how much room a pack needs",
-            )
+            message = f"`{part.name}` is not packed: its images are decoded again in every epoch"
+            yield Warned(step, message, "`lapclip data pack` says how much room a pack needs")
         hint = f"`lapclip data check --json {part.name}` names them all"
         for what, count in catalogue.problems.counts.most_common(3):
             more = f", and so {count - 1:,} more" if count > 1 else ""
@@ -57,21 +46,12 @@ def before_training(
         if pack.unreadable:
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
             yield Warned(step, f"{num:,} of {len(catalogue.names):,} images are omitted: {first}", hint)
-    if warning := truncated(data.training, tokenizer, text_length, step):
-        yield warning
-
-
-def truncated(source: Source, tokenizer: Tokenizer, text_length: int, step: int) -> Warned | None:
-    """A warning when many captions are truncated."""
-    lengths = tokenizer.lengths(sample_captions(source, 1000))
-    share = float((lengths > text_length).mean())
-    if share < MIN_SHARE_TRUNCATED:
-        return None
-    return Warned(
-        step,
-        message=f"{share:.0%} of the captions are longer than {text_length} tokens and are truncated",
-        hint=f"`--text-length {int(lengths.max())}` would keep them whole, at some cost in time",
-    )
+    lengths = embedder.tokenizer.lengths(sample_captions(data.training, 1000))
+    text_length = embedder.model.size.text_length
+    if (share := float((lengths > text_length).mean())) >= MIN_SHARE_TRUNCATED:
+        message = f"{share:.0%} of the captions are longer than {text_length} tokens and are truncated"
+        hint = f"`--text-length {int(lengths.max())}` would keep them whole, at some cost in time"
+        yield Warned(step, message, hint)
 
 
 def is_finite(model: nn.Module) -> bool:
@@ -105,21 +85,17 @@ def distrusted(step: int, problem: str) -> Warned:
 
 
 def out_of_memory(step: int, plan: Plan) -> Warned:
-    return Warned(
-        step,
-        message=f"memory ran out: from here on chunks of {plan.chunk} pairs, with the same gradients",
-        hint=f"close other programs, or start with `--chunk {plan.chunk}`",
-        kind="memory-ran-out",
-    )
+    message = f"memory ran out: from here on chunks of {plan.chunk} pairs, with the same gradients"
+    hint = f"close other programs, or start with `--chunk {plan.chunk}`"
+    return Warned(step, message, hint, kind="memory-ran-out")
 
 
 def slept(step: int, seconds: float) -> Warned:
-    return Warned(
-        step,
-        message=f"training stood still for {seconds:.0f} s: the machine or the process slept; this is not counted",
-        hint="nothing is lost; keep the lid open or the power plugged in to train without a break",
-        kind="slept",
+    message = (
+        f"training stood still for {seconds:.0f} s: the machine or the process slept; this is not counted"
     )
+    hint = "nothing is lost; keep the lid open or the power plugged in to train without a break"
+    return Warned(step, message, hint, kind="slept")
 
 
 def no_snapshot(step: int, problem: Exception) -> Warned:

@@ -54,26 +54,23 @@ def open_here(config: Config) -> Generator[Progress, None, Data]:
     return data
 
 
-def refuse_if_broken(part: Part, most: float) -> None:
+def refuse_if_broken(part: Part, tolerated: float) -> None:
     if part.files is None:
         return
     catalogue, broken = part.files.catalogue, part.files.pack.unreadable
     missing = catalogue.problems.of_kind("missing", "outside")
     num_missing = sum(catalogue.problems.counts[what] for what in missing)
-    if num_missing > most * (len(catalogue.names) + num_missing):
+    if num_missing > tolerated * (len(catalogue.names) + num_missing):
         name = catalogue.problems.names[missing[0]][0]
         raise UserError(
             f"{num_missing:,} images that `{part.name}` names cannot be found: `{name}` {missing[0]}",
             hint="pass the folder of the images: `--images FOLDER`; or tolerate it: `--max-unreadable 1`",
         )
-    if not broken:
-        return
-    num_pictures = len(catalogue.names)
-    if (share := len(broken) / num_pictures) > most:
+    if (share := len(broken) / max(1, len(catalogue.names))) > tolerated:
         first = list(broken.items())[:3]
         named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in first)
         raise UserError(
-            f"{len(broken):,} of {num_pictures:,} images cannot be used: {named}",
+            f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
             hint=f"repair or remove them, or tolerate them: `--max-unreadable {share + 0.01:.2f}`",
         )
 
@@ -114,9 +111,8 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
     choices = recorded_choices(before, machine)
     has_budget = any(budget in flags for budget in BUDGETS)
     follow = {"eval_every"} if has_budget else set()
-    follow |= (
-        {*PLAN} if "device" in flags else {"chunk"} if flags.keys() & {"max_memory", "recompute"} else set()
-    )
+    if flags.keys() & {"device", "max_memory", "recompute"}:
+        follow |= {*PLAN} if "device" in flags else {"chunk"}
     asked = {name for name, choice in choices.items() if choice.origin == "asked"}
     config = load_config(run.path / "config.toml", flags)
     config = with_values(config, dict.fromkeys(follow - flags.keys() - asked))
@@ -175,13 +171,13 @@ def summarise(
 ) -> DataSummary:
     """The facts that choices depend on, from a sample of the captions and their lengths in tokens."""
     is_drawn = all(part.files is None for part in data.parts)
-    is_remote = any("://" in part.name for part in data.parts)
+    is_remote, size = any("://" in part.name for part in data.parts), shape_of(config.model)
     facts = facts_of_captions(
         captions,
         lengths,
         num_train=data.training.num_pairs,
         num_validation=data.validation.num_pairs,
-        text_length=shape_of(config.model).text_length,
+        text_length=size.text_length,
         tokenizer="characters" if tokenizer.vocab_size == NUM_CHARACTERS else "bpe",
     )
     return DataSummary(
@@ -194,9 +190,7 @@ def summarise(
         only_copies=data.training.only_copies,
         is_streamed=any(part.files is not None and part.files.is_streamed for part in data.parts),
         is_remote=is_remote,
-        fetch_seconds=0.0
-        if is_remote
-        else seconds_to_fetch(data.training, shape_of(config.model).image_size),
+        fetch_seconds=0.0 if is_remote else seconds_to_fetch(data.training, size.image_size),
         format=format_of(data),
     )
 
