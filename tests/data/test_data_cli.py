@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
@@ -63,15 +62,11 @@ def test_advice_is_what_training_follows(tmp_path, call, check):
     for number in range(40):
         words = " ".join(f"word{number}x{i}" for i in range(20))
         (folder / f"{number:02}.txt").write_text(words)
-    report = check(folder)
-    advised = {
-        line.split()[0]: line.split()[1].strip("`:") for line in report["advice"] if line.startswith("`--")
-    }
-    assert "`--text-length" in advised and "`--batch-size" in advised
+    advice = " ".join(check(folder)["advice"])
     done = call("train", str(folder), *NANO, "--steps", "1", "--image-size", "16", "--json")
     settled = json.loads(done.stdout)["settled"]
-    assert str(settled["text_length"]["value"]) == advised["`--text-length"]
-    assert str(settled["batch_size"]["value"]) == advised["`--batch-size"]
+    for flag in ("text-length", "batch-size"):
+        assert f"`--{flag} {settled[flag.replace('-', '_')]['value']}`" in advice
 
 
 def test_pack_says_what_it_did(tmp_path, call):
@@ -150,17 +145,15 @@ def hostile_folder(path: Path) -> Path:
     return folder
 
 
-def test_a_hostile_folder_is_counted_named_and_survived(tmp_path, check):
-    report = check(hostile_folder(tmp_path / "photos"))
+def test_a_hostile_folder_is_counted_named_and_survived_and_stops_a_run_before_it_begins(
+    tmp_path, check, call
+):
+    folder = hostile_folder(tmp_path / "photos")
+    report = check(folder)
     assert report["num_images"] == 20 and report["num_unreadable"] == 5
     assert set(report["unreadable"]) == {"truncated.jpg", "empty.jpg", "bomb.png", "text.jpg", "script.jpg"}
-    assert [p["names"] for what, p in report["problems"].items() if "out of the folder" in what] == [
-        ["link.jpg"]
-    ]
-
-
-def test_too_many_broken_images_stop_a_run_before_it_begins(tmp_path, call):
-    folder = hostile_folder(tmp_path / "photos")
+    outside = [p["names"] for what, p in report["problems"].items() if "out of the folder" in what]
+    assert outside == [["link.jpg"]]
     done = call("train", str(folder), *NANO, "--steps", "2")
     assert done.returncode == 1 and "5 of 25 images cannot be used" in done.stderr
     assert "--max-unreadable 0.21" in done.stderr and not Path("runs").exists()
@@ -183,49 +176,15 @@ def test_missing_images_are_said_and_too_many_stop_a_run(tmp_path, call):
     assert done.returncode == 1 and "30 images that" in done.stderr and "--images FOLDER" in done.stderr
 
 
-def test_names_do_not_move_the_cursor_when_training_either(tmp_path, call):
+def test_names_do_not_move_the_cursor(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 20)
-    (folder / "\x1b[2Jgone.jpg").write_bytes(b"x")
-    (folder / "\x1b[2Jgone.txt").write_text("a name like a command")
-    for most in ("0", "1"):
-        done = call(
-            "train", str(folder), *NANO, "--image-size", "16", "--steps", "1", "--max-unreadable", most
-        )
-        assert done.returncode == (most == "0") and "gone.jpg" in done.stderr and "\x1b[2J" not in done.stderr
-
-
-def test_the_doctor_looks_at_every_image_or_says_that_it_cannot(tmp_path, call, monkeypatch):
-    folder = picture_folder(tmp_path / "photos", 20)
-    monkeypatch.setattr("lapclip.data.pack.SPARE_BYTES", 10**18)
-    done = call("data", "check", str(folder), *NANO)
-    assert done.returncode == 1 and "the pack needs" in done.stderr
-
-
-@pytest.mark.slow
-def test_an_image_of_a_hundred_megapixels_costs_no_more_memory_than_it_must(tmp_path):
-    small, large = (picture_folder(tmp_path / name, 8) for name in ("small", "large"))
-    Image.new("RGB", (10_000, 10_000), "navy").save(large / "large.png", compress_level=1)
-    Image.new("RGB", (10_000, 10_000), "navy").save(large / "large.jpg")
-    (large / "large.txt").write_text("a very large image")
-    program = """if True:
-        import sys
-        from lapclip.cli import run_command
-        from lapclip.machine.hardware import own_peak_bytes
-        for folder in sys.argv[1:]:
-            run_command(["data", "check", folder, "--size", "nano", "--json", "--workers", "0"])
-            sys.stderr.write(f"{own_peak_bytes()}\\n")
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", program, small, large],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert report["num_images"] == 10 and report["num_unreadable"] == 0
-    before, after = (int(line) for line in done.stderr.splitlines() if line.isdecimal())
-    assert after - before < 450e6, "the large one takes 400 MB as Pillow holds it, once"
+    (folder / "\x1b[2Jgone\x07.jpg").write_bytes(b"x")
+    (folder / "\x1b[2Jgone\x07.txt").write_text("a name like a command")
+    train = ("train", str(folder), *NANO, "--image-size", "16", "--steps", "1", "--max-unreadable")
+    for code, *arguments in ((0, "data", "check", str(folder), *NANO), (1, *train, "0"), (0, *train, "1")):
+        done = call(*arguments)
+        said = done.stdout + done.stderr
+        assert done.returncode == code and "gone" in said and "\x1b[2J" not in said and "\x07" not in said
 
 
 def test_nothing_in_a_tar_leads_out_of_it(tmp_path, check):
@@ -244,33 +203,10 @@ def test_nothing_in_a_tar_leads_out_of_it(tmp_path, check):
     assert sum(problem["count"] for problem in report["problems"].values()) >= 2
 
 
-def test_names_that_move_the_cursor_are_shown_without_moving_it(tmp_path, call):
-    folder = picture_folder(tmp_path / "photos", 8)
-    evil = "\x1b[2Jgone\x07.jpg"
-    (folder / evil).write_bytes(b"x")
-    (folder / evil.replace(".jpg", ".txt")).write_text("a name like a command")
-    done = call("data", "check", str(folder), *NANO)
-    assert (
-        done.returncode == 0
-        and "\x1b" not in done.stdout
-        and "\x07" not in done.stdout
-        and "gone" in done.stdout
-    )
-
-
-CAPTIONS = [
-    "🐱👩‍👩‍👧 🏳️‍🌈",
-    "קוט שחור יושב",
-    "‮reversed‬ words",
-    "x" * 1_000_000,
-    "a\x00b\x1b[31mc",
-    "日本語の説明",
-]
-
-
 def test_any_caption_can_be_trained_on(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 20)
-    for number, caption in enumerate(CAPTIONS):
+    odd = ["🐱👩‍👩‍👧 🏳️‍🌈", "קוט שחור יושב", "\u202ereversed\u202c words", "x" * 1_000_000, "a\x00b\x1b[31mc"]
+    for number, caption in enumerate(odd):
         (folder / f"{number:02}.txt").write_text(caption, encoding="utf-8")
     (folder / "19.txt").write_text("  \n\n")
     done = call("train", str(folder), *NANO, "--image-size", "16", "--steps", "1", "--json")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip.data.decode import FORMATS, TRAITS, Unreadable, as_jpeg, decode, pillow_limits_off, read_whole
+from lapclip.data.decode import FORMATS, TRAITS, Unreadable, as_jpeg, decode, read_whole
 from lapclip.data.workers import in_order
 
 
@@ -43,24 +43,22 @@ def test_every_format_gives_the_same_image(format):
     assert np.abs(decoded.pixels[:, 8, 13].astype(int) - [20, 20, 220]).max() < 25
 
 
-def test_odd_modes_look_as_a_viewer_shows_them():
-    assert decode(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "JPEG"), 8).pixels[0].mean() > 200
+def test_odd_modes_look_as_a_viewer_shows_them_and_are_noted():
+    def shown(image: Image.Image, trait: str | None, format: str = "PNG", **options) -> np.ndarray:
+        data = encoded(image, format, **options)
+        assert traits_of(data) >= {trait} if trait else not traits_of(data)
+        return decode(data, 8).pixels
+
+    assert shown(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "cmyk", "JPEG")[0].mean() > 200
     sixteen = Image.fromarray(np.full((8, 8), 40_000, dtype=np.uint16))
-    assert abs(decode(encoded(sixteen), 8).pixels.mean() - 40_000 / 257) < 2
-    clear = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
-    assert decode(encoded(clear), 8).pixels.min() == 255, "transparency is paper, not ink"
+    assert abs(shown(sixteen, "sixteen_bit").mean() - 40_000 / 257) < 2
+    assert shown(Image.new("RGBA", (8, 8), (0, 0, 0, 0)), "alpha").min() == 255, "transparency is white"
     palette = Image.new("RGB", (8, 8), (10, 200, 30)).convert("P")
-    assert abs(int(decode(encoded(palette), 8).pixels[1].mean()) - 200) < 12
-
-
-def test_traits_are_noted():
-    assert "cmyk" in traits_of(encoded(Image.new("CMYK", (8, 8)), "JPEG"))
-    assert "sixteen_bit" in traits_of(encoded(Image.fromarray(np.zeros((8, 8), dtype=np.uint16))))
-    assert "alpha" in traits_of(encoded(Image.new("RGBA", (8, 8))))
-    assert "grey" in traits_of(encoded(Image.new("L", (8, 8))))
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    assert "animated" in traits_of(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
-    assert traits_of(encoded(Image.new("RGB", (8, 8)))) == set()
+    assert abs(int(shown(palette, "palette")[1].mean()) - 200) < 12
+    assert shown(Image.new("L", (8, 8), 7), "grey").max() == 7
+    red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+    assert shown(red, "animated", "GIF", save_all=True, append_images=[blue])[0].min() > 250
+    assert shown(red, None).shape == (3, 8, 8)
 
 
 @pytest.mark.parametrize("form", ["JPEG", "TIFF"])  # Pillow itself turns a TIFF as it loads
@@ -75,16 +73,11 @@ def test_a_turned_photo_stands_upright(form):
 
 
 def test_a_large_jpeg_is_scaled_while_decoding_and_looks_the_same():
-    rng = np.random.default_rng(0)
-    photo = Image.fromarray(rng.integers(0, 255, (9, 12, 3), dtype=np.uint8)).resize(
-        (1000, 750), Image.Resampling.BICUBIC
-    )
-    data = encoded(photo, "JPEG", quality=95)
+    coarse = Image.fromarray(np.random.default_rng(0).integers(0, 255, (9, 12, 3), dtype=np.uint8))
+    data = encoded(coarse.resize((1000, 750), Image.Resampling.BICUBIC), "JPEG", quality=95)
     whole = Image.open(io.BytesIO(data)).crop((125, 0, 875, 750)).resize((72, 72), Image.Resampling.BICUBIC)
-    difference = np.abs(
-        decode(data, 72).pixels.transpose(1, 2, 0).astype(int) - np.asarray(whole).astype(int)
-    )
-    assert difference.mean() < 2
+    difference = decode(data, 72).pixels.transpose(1, 2, 0).astype(int) - np.asarray(whole)
+    assert np.abs(difference).mean() < 2
 
 
 def png_of_size(width: int, height: int) -> bytes:
@@ -94,12 +87,8 @@ def png_of_size(width: int, height: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(bytes(1000)))
-        + chunk(b"IEND", b"")
-    )
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
 
 
 JPEG = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")
@@ -110,11 +99,9 @@ JPEG = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")
     [
         (b"", "is empty"),
         (JPEG[: len(JPEG) // 2], "truncated"),
-        (JPEG[:20], "cannot be decoded|known format"),
         (b"these are just words\n" * 20, "is text"),
         (bytes(range(256)) * 4, "known format"),
         (png_of_size(100_000, 100_000), "10,000 million pixels"),
-        (png_of_size(30_000, 30_000), "900 million pixels"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "is text"),
     ],
 )
@@ -302,18 +289,6 @@ def test_every_kind_of_pixels_can_be_looked_at(mode):
     assert seen.shape == (50, 100) and seen[:, 70:].mean() > seen[:, :30].mean() + 40
 
 
-def test_transparency_is_white():
-    clear = Image.new("RGBA", (1200, 1200), (0, 0, 0, 0))
-    assert np.asarray(read_whole(encoded(clear), 50)).min() == 255
-
-
-def test_what_is_no_image_is_said_to_be_none():
-    bomb = b"P6 100000 100000 255\n"
-    for data in (b"", b"words", encoded(gradient(50, 50), "JPEG")[:300], bomb):
-        with pytest.raises(Unreadable):
-            read_whole(data, 100)
-
-
 def test_decoding_in_threads_gives_what_one_after_the_other_gives():
     images = [encoded(gradient(60 + n, 50), "JPEG") for n in range(40)]
     limit, filters = Image.MAX_IMAGE_PIXELS, list(warnings.filters)
@@ -321,12 +296,3 @@ def test_decoding_in_threads_gives_what_one_after_the_other_gives():
     at_once = [decoded.pixels for decoded in in_order(lambda data: decode(data, 32), images, threads=4)]
     np.testing.assert_array_equal(np.stack(one_by_one), np.stack(at_once))
     assert limit == Image.MAX_IMAGE_PIXELS and filters == warnings.filters, "the process is left as it was"
-
-
-def test_the_limit_of_pixels_is_back_when_the_last_one_is_done():
-    limit = Image.MAX_IMAGE_PIXELS
-    with pillow_limits_off():
-        with pillow_limits_off():
-            assert Image.MAX_IMAGE_PIXELS is None
-        assert Image.MAX_IMAGE_PIXELS is None
-    assert limit == Image.MAX_IMAGE_PIXELS
