@@ -57,23 +57,18 @@ def is_due(every: str, steps: int, seconds: float) -> bool:
 
 
 def duration(seconds: float | None) -> str:
-    """120 ms, 8.3 s, 54 s, 3m05s, 1h02m."""
+    """42 us, 8.3 ms, 120 ms, 8.3 s, 54 s, 3m05s, 1h02m."""
     if not is_number(seconds):
         return UNKNOWN
+    if 0 < seconds < 1e-3:
+        return f"{seconds * 1e6:.{0 if seconds >= 1e-5 else 1}f} us"
     if seconds < 1:
-        return milliseconds(seconds)
+        return f"{seconds * 1000:.{0 if seconds >= 0.1 else 1}f} ms"
     if round(seconds) < 60:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:,}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
-
-
-def milliseconds(seconds: float) -> str:
-    """42 us, 8.3 ms, 125 ms, 1.25 s."""
-    if 0 < seconds < 1e-3:
-        return f"{seconds * 1e6:.{0 if seconds >= 1e-5 else 1}f} us"
-    return f"{seconds:,.2f} s" if seconds >= 1 else f"{seconds * 1000:.{0 if seconds >= 0.1 else 1}f} ms"
 
 
 def percent(share: float) -> str:

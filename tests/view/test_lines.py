@@ -16,7 +16,7 @@ from conftest import SMALL, as_flags, command, environment
 from rich.console import Console
 
 from lapclip.runs.events import Continued, Evaluated, Paused, Started, Step, Warned
-from lapclip.units import duration, milliseconds, percent
+from lapclip.units import duration, percent
 from lapclip.view.lines import Screen, sentence
 
 
@@ -102,7 +102,7 @@ def test_shares_and_durations_read_well():
     assert [percent(share) for share in shares] == [
         "100%", "50%", "10%", "10%", "3.4%", "0.4%", "0.1%", "0.003%", "0%",
     ]  # fmt: skip
-    assert [milliseconds(s) for s in (0.0012, 0.0123, 0.123, 1.25, 1234.5)] == [
-        "1.2 ms", "12.3 ms", "123 ms", "1.25 s", "1,234.50 s",
+    seconds = (2e-5, 0.0012, 0.0123, 0.123, 8.3, 59.6, 61, 3600, 9000)
+    assert [duration(s) for s in seconds] == [
+        "20 us", "1.2 ms", "12.3 ms", "123 ms", "8.3 s", "1m00s", "1m01s", "1h00m", "2h30m",
     ]  # fmt: skip
-    assert [duration(s) for s in (8.3, 59.6, 61, 3600, 9000)] == ["8.3 s", "1m00s", "1m01s", "1h00m", "2h30m"]

@@ -84,8 +84,6 @@ def command_in(arguments: list[str]) -> list[str]:
 def in_our_style(problem: CycloptsError) -> str:
     """cyclopts' sentence with our quotes: `Unknown option: --minuts.` becomes unknown option: `--minuts`."""
     message = str(problem).partition(" Available commands:")[0]
-    message = re.sub(
-        r"invalid literal for int\(\) .*: '(.*)'", r"a whole number is wanted, not `\1`", message
-    )
-    message = re.sub(r"unable to convert (.*) into (int|float)", r"a number is wanted, not \1", message)
+    message = re.sub(r"invalid literal for int\(\) .*: '(.*)'", r"expected a whole number, not `\1`", message)
+    message = re.sub(r"unable to convert (.*) into (int|float)", r"expected a number, not \1", message)
     return (message[:1].lower() + message[1:]).replace('"', "`").rstrip(".")

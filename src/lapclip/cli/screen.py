@@ -95,8 +95,8 @@ def stop_requests(answer: str) -> Iterator[list[int]]:
                 os.write(sys.stderr.fileno(), f"\n{answer}; once more stops at once\n".encode())
 
     # Under `nohup` a closed terminal is to be ignored, and stays so.
-    wanted = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, request) for number in wanted}
+    handled = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, request) for number in handled}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # which were held back while we were started
     try:
         yield requests

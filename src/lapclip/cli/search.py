@@ -18,7 +18,7 @@ from rich.table import Table
 from lapclip.cli.flags import AsJson, whole_number
 from lapclip.cli.screen import follow, own_name, print_json, say, working
 from lapclip.errors import UserError, shortened, suggest
-from lapclip.units import milliseconds, plural
+from lapclip.units import duration, plural
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -216,7 +216,7 @@ def show_results(question: str, seconds: float, results: "Results", index: "Inde
         if matches:
             show_matches(matches, output.thumbnails)
         count = f"{len(matches):,} of {plural(index.num_images, 'image')}"
-        say(f"{count} for `{shortened(question)}`, {milliseconds(seconds)}")
+        say(f"{count} for `{shortened(question)}`, {duration(seconds)}")
 
 
 def show_matches(matches: "Sequence[Match]", thumbnails: bool | None) -> None:

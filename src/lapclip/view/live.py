@@ -7,7 +7,7 @@ from typing import Any
 from lapclip.errors import one_line
 from lapclip.runs.events import Evaluated, Event, Inspected, Step
 from lapclip.runs.history import History, Summary
-from lapclip.units import NOT_MEASURED, duration, milliseconds, percent, plural, size
+from lapclip.units import NOT_MEASURED, duration, percent, plural, size
 from lapclip.view.lines import how_far, what_now
 
 Columns = dict[str, list[Any]]
@@ -168,8 +168,8 @@ def parts_of(history: History) -> list[Bar]:
     parts = history.parts or {}
     total = sum(parts.values())
     shares = {name: seconds / total if total else 0.0 for name, seconds in parts.items()}
-    rows = [bar(name, shares[name], f"{milliseconds(parts[name])}, {shares[name]:.0%}") for name in parts]
-    return [*rows, bar("total", None, milliseconds(total))] if rows else []
+    rows = [bar(name, shares[name], f"{duration(parts[name])}, {shares[name]:.0%}") for name in parts]
+    return [*rows, bar("total", None, duration(total))] if rows else []
 
 
 def memory_of(history: History) -> list[Bar]:

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from lapclip.errors import one_line
 from lapclip.runs.history import Summary
-from lapclip.units import UNKNOWN, milliseconds, percent, size
+from lapclip.units import UNKNOWN, duration, percent, size
 from lapclip.view.braille import ASCII, Point, bounds, columns, curve
 from lapclip.view.lines import how_far, what_now
 from lapclip.view.live import (
@@ -266,7 +266,7 @@ class View:
         rows = [row for row in parts_of(self.history) if row["share"] is not None]
         if not rows:
             return Text("a step's time by part: not measured yet", "dim", no_wrap=True)
-        total = milliseconds(sum((self.history.parts or {}).values()))
+        total = duration(sum((self.history.parts or {}).values()))
         percents = [row | {"words": f"{row['share']:.0%}"} for row in rows]
         return Group(heading(f"where a step's {total} go"), bars(percents, num_columns))
 
