@@ -11,17 +11,14 @@ from lapclip.errors import UserError
 from lapclip.machine.device import DEVICES, device_named, present_devices, ran_out_of_memory
 
 
-@pytest.mark.parametrize("name", ["mps", "cuda"])
-def test_a_missing_device_is_never_a_silent_fall_to_the_processor(name):
-    if DEVICES[name].is_present:
-        assert device_named(name).name == name
-        return
-    with pytest.raises(UserError, match=f"no device `{name}`"):
-        device_named(name)
-
-
-def test_the_processor_is_always_there_and_comes_first():
+def test_a_missing_device_is_never_a_silent_fall_to_the_processor_which_comes_first():
     assert next(iter(present_devices())).name == "cpu" == device_named("auto").name
+    for name in ("mps", "cuda"):
+        if DEVICES[name].is_present:
+            assert device_named(name).name == name
+            continue
+        with pytest.raises(UserError, match=f"no device `{name}`"):
+            device_named(name)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_what_answers_slowly_is_asked_now_and_then_only(monkeypatch):
 
 def test_pmset_tells_the_speed_limit_only_where_it_states_one():
     quiet = "Note: No thermal warning level has been recorded\nNote: No performance warning level has been recorded\n"
-    hot = f"{quiet}2021-07-07 12:32:50 -0400 CPU Power notify\n\tCPU_Scheduler_Limit \t= 100\n\tCPU_Available_CPUs \t= 8\n\tCPU_Speed_Limit \t= 62\n"
+    hot = f"{quiet}2021-07-07 12:32:50 -0400 CPU Power notify\n\tCPU_Scheduler_Limit \t= 100\n\tCPU_Speed_Limit \t= 62\n"
     assert parse_pmset_therm(quiet + "Note: No CPU power status has been recorded\n") == {}
     assert parse_pmset_therm(hot) == {"speed_limit": 0.62}
     assert parse_pmset_therm(hot + hot.replace("62", "100")) == {"speed_limit": 1.0}  # the last one is now
@@ -113,10 +113,10 @@ def test_a_sleeping_gpu_is_not_woken_to_be_asked(tmp_path):
 # Programs in the background
 
 
-def write_program(name: str, text: str) -> None:
+def write_program(name: str, text: str, shell: str = "/bin/sh") -> None:
     path = Path("bin") / name
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.write_text(f"#!{shell}\n{text}\n")
     path.chmod(0o755)
 
 
@@ -144,8 +144,7 @@ def test_a_program_that_hangs_is_killed_and_others_still_answer(monkeypatch):
     monkeypatch.setattr(hardware, "COMMAND_SECONDS", 0.3)
     write_program("hangs", "echo $$ > pid; exec sleep 60")
     write_program("works", "echo 7")
-    (Path("bin") / "broken").write_text("#!/nowhere/at/all\n")
-    (Path("bin") / "broken").chmod(0o755)
+    write_program("broken", "", shell="/nowhere/at/all")
     names = ["hangs", "broken", "missing", "works"]
     commands = BackgroundCommands([Command([name], lambda text: {"number": int(text)}) for name in names])
     commands.thread.join(timeout=10)
