@@ -17,7 +17,6 @@ import psutil
 from lapclip.config import BUDGETS, SETTINGS
 from lapclip.errors import UserError
 from lapclip.files import cannot_write
-from lapclip.runs.events import Finished
 from lapclip.runs.run import Run
 from lapclip.runs.status import read_end
 
@@ -76,7 +75,10 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
 def refuse_if_done(run: Run, flags: Mapping[str, Any]) -> None:
     """Refuses to go on with a run that has had its budget and is given no larger one, as `train` would."""
     done = read_end(run.path / "events.jsonl").finished
-    if done is None or done.reason != "budget" or is_more(done, flags):
+    if done is None or done.reason != "budget":
+        return
+    had = {"minutes": done.seconds / 60, "epochs": done.epochs, "steps": done.step}
+    if any(flags[name] > had[name] for name in BUDGETS if name in flags):
         return
     more = (
         f"--minutes {float(f'{2 * done.seconds / 60:.2g}'):g}"
@@ -87,8 +89,3 @@ def refuse_if_done(run: Run, flags: Mapping[str, Any]) -> None:
         f"run `{run.name}` has had its budget: {done.step} steps in {done.seconds / 60:.1f} minutes of training",
         hint=f"give it a larger one, counted from its start: `lapclip runs resume {run.reference} {more}`",
     )
-
-
-def is_more(done: Finished, flags: Mapping[str, Any]) -> bool:
-    had = {"minutes": done.seconds / 60, "epochs": done.epochs, "steps": done.step}
-    return any(flags[name] > had[name] for name in BUDGETS if name in flags)

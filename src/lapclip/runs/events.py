@@ -88,9 +88,7 @@ class Inspected(Event):
     memory_used: Count  # bytes, of the process and its children, now
     memory_peak: Count
     memory_limit: Count  # what it may use
-    grad_norms: dict[
-        str, Any
-    ]  # finite numbers by layer, before clipping: `image.patches`, `image.0`, ..., `text.out`
+    grad_norms: dict[str, Any]  # by layer, before clipping: `image.patches`, `image.0`, ..., `text.out`
     readings: dict[str, Any]  # of `sensors`: cores, temperature, power, battery, swap; only what can be read
 
 
@@ -106,8 +104,8 @@ class Evaluated(Event):
     recall: dict[str, Any]
     is_best: bool
     elapsed_seconds: Finite
-    loss: Number | None = None  # over the pool, in batches as in training
-    snapshot: str | None = None  # file in the run folder: what it thinks now
+    loss: Number | None = None  # over the validation set, in batches as in training
+    snapshot: str | None = None  # file in the run folder: example searches at this step
 
 
 def mean_recall(recall: dict[str, Any]) -> float:
