@@ -71,8 +71,11 @@ class Run:
 
     def last_change(self) -> float:
         """When something last happened to it."""
-        files = [self.path / name for name in ("events.jsonl", "config.toml", "lock")]
-        return max((file.stat().st_mtime for file in files if file.exists()), default=0.0)
+        times = [0.0]
+        for name in ("events.jsonl", "config.toml", "lock"):
+            with contextlib.suppress(OSError):  # never there, or removed meanwhile
+                times.append((self.path / name).stat().st_mtime)
+        return max(times)
 
     def make_folders(self) -> None:
         try:
