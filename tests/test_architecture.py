@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,45 @@ def test_help_and_mistakes_cost_no_torch():
             [sys.executable, "-c", program.format(arguments)], capture_output=True, text=True
         )
         assert done.returncode == 0, (arguments, done.stderr)
+
+
+# What other programs print, where their words are all there is to go by.
+FOREIGN_TEXT = {
+    r"^model name\s*:\s*(.+)$",  # /proc/cpuinfo
+    r"\bOpenMP (\d+)(?: \(a\.k\.a\. OpenMP ([\d.]+)\))?",  # torch.__config__
+    " Available commands:",  # cyclopts
+}
+SEARCHES = {
+    "startswith", "endswith", "find", "index", "count", "search", "match", "fullmatch", "partition", "rpartition", "split",
+}  # fmt: skip
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """The string constants of a comparison's or search's operand."""
+    match node:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.Tuple(elts=parts) | ast.List(elts=parts) | ast.Set(elts=parts) | ast.JoinedStr(values=parts):
+            for part_of in parts:
+                yield from texts(part_of)
+
+
+def searched(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.Compare():
+            operands = [node.left, *node.comparators]
+        case ast.Call(func=ast.Attribute(attr=name)) if name in SEARCHES:
+            operands = node.args
+        case ast.MatchValue():
+            operands = [node.value]
+        case _:
+            operands = []
+    for operand in operands:
+        yield from texts(operand)
+
+
+def test_no_sentence_is_state():
+    """Nothing compares with, or searches for, words meant for people: another wording would change what happens."""
+    for path in FILES:
+        found = {text for node in ast.walk(ast.parse(path.read_text())) for text in searched(node)}
+        assert not [text for text in found - FOREIGN_TEXT if " " in text.strip()], path
