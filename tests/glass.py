@@ -89,7 +89,11 @@ class Terminal:
             theirs  # kept open, so that what was written last can be read after the process has ended
         )
         self.resize(columns, rows)
-        kept = {name: value for name, value in environment().items() if name not in ("COLUMNS", "NO_COLOR")}
+        kept = {
+            name: value
+            for name, value in environment().items()
+            if name not in ("COLUMNS", "LINES", "NO_COLOR")
+        }
         self.process = subprocess.Popen(
             command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             env=kept | {"TERM": "xterm-256color"} | more,

@@ -152,7 +152,7 @@ def test_a_hostile_folder_is_counted_named_and_survived_and_stops_a_run_before_i
     report = check(folder)
     assert report["num_images"] == 20 and report["num_unreadable"] == 5
     assert set(report["unreadable"]) == {"truncated.jpg", "empty.jpg", "bomb.png", "text.jpg", "script.jpg"}
-    outside = [p["names"] for what, p in report["problems"].items() if "out of the folder" in what]
+    outside = [p["names"] for what, p in report["problems"].items() if "outside the source" in what]
     assert outside == [["link.jpg"]]
     done = call("train", str(folder), *NANO, "--steps", "2")
     assert done.returncode == 1 and "5 of 25 images cannot be used" in done.stderr

@@ -179,7 +179,8 @@ def test_exploding_gradients_are_said_with_their_layer(look_often):
 
 def test_layers_that_no_longer_learn_are_named(look_often):
     ran = trained(until="vanishing-gradients", lr=1e-3, weight_decay=900.0, steps=150, **EVALUATE_LATER)
-    assert_said(ran, "vanishing-gradients", "`image.", "`image.out`", "`--weight-decay 0.1`",
+    # Which tower shows it first depends on which steps were profiled.
+    assert_said(ran, "vanishing-gradients", "hardly learn", ".out`", "`--weight-decay 0.1`",
                 also={"collapsed", "lr-still-high"})  # fmt: skip
 
 

@@ -185,8 +185,8 @@ def test_the_page_and_the_sheet_are_written_where_it_says(call):
         (["mine", "--html", "foreign.html"], "is no report of lapclip", "--html FILE.html"),
         (["mine", "--html", "none/page.html"], "no folder `none`", "--html FILE.html"),
         (["animals"], "`animals` holds no model", "lapclip eval RUN animals"),
-        (["mien"], "did you mean `mine`", "name a run"),
-        (["mine", "--against", "none"], "there is no run `none`", "name a run"),
+        (["mien"], "did you mean `mine`", "lists the runs"),
+        (["mine", "--against", "none"], "there is no run `none`", "lists the runs"),
         (["mine", "none.csv"], "none.csv", ""),
     ],
 )
