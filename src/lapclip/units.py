@@ -57,10 +57,12 @@ def is_due(every: str, steps: int, seconds: float) -> bool:
 
 
 def duration(seconds: float | None) -> str:
-    """42 us, 8.3 ms, 120 ms, 8.3 s, 54 s, 3m05s, 1h02m."""
+    """0 s, 42 us, 8.3 ms, 120 ms, 8.3 s, 54 s, 3m05s, 1h02m."""
     if not is_number(seconds):
         return UNKNOWN
-    if 0 < seconds < 1e-3:
+    if seconds == 0:
+        return "0 s"
+    if seconds < 1e-3:
         return f"{seconds * 1e6:.{0 if seconds >= 1e-5 else 1}f} us"
     if seconds < 1:
         return f"{seconds * 1000:.{0 if seconds >= 0.1 else 1}f} ms"

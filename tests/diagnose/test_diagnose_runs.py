@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -182,6 +183,10 @@ def test_layers_that_no_longer_learn_are_named(look_often):
     # Which tower shows it first depends on which steps were profiled.
     assert_said(ran, "vanishing-gradients", "hardly learn", ".out`", "`--weight-decay 0.1`",
                 also={"collapsed", "lr-still-high"})  # fmt: skip
+    named, reference = re.search(
+        r"the gradient of `(.+?)` .* that of `(.+?)`", ran.said["vanishing-gradients"].message
+    ).groups()
+    assert reference == f"{named.partition('.')[0]}.out" and re.fullmatch(r"(image|text)\.\w+", named)
 
 
 def test_stopping_while_the_learning_rate_is_high_is_said():

@@ -97,6 +97,10 @@ def test_an_evaluation_is_one_sentence_everywhere():
     assert said == "step 1,200: recall@1 50% (chance 1.0%), recall@10 90% (chance 10%), best so far"
 
 
+def test_a_run_at_its_end_has_no_seconds_left():
+    assert duration(0) == "0 s"
+
+
 def test_shares_and_durations_read_well():
     shares = (1.0, 0.5, 0.1, 0.0996, 0.034, 0.0039, 0.0005, 1 / 32768, 0.0)
     assert [percent(share) for share in shares] == [

@@ -176,6 +176,7 @@ def check_in_browser(path, check) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if not program:
+        assert os.environ.get("LAPCLIP_BROWSER") != "required", "chromium is not installed"
         pytest.skip("no chromium here to open the page in")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=FLAGS.split())
