@@ -1,12 +1,13 @@
-"""Is what `lapclip bench` chooses the best there is, and does training run as fast as it says?
+"""Compares the plan that `lapclip bench` chooses with the best of an exhaustive sweep, and predicted with actual speed.
 
     python benchmarks/choice.py                 # `tiny`, about four minutes
     python benchmarks/choice.py --size nano
 
-One process. First bench measures and chooses, as `lapclip bench --fresh` does. Then rounds, in an order that changes: a
-block of real training with the choice (the `train` generator itself, drawing and all), and a block of every plan of an
-exhaustive sweep (all threads, chunks down to an eighth, both allocators), so that a busy minute is shared. Real
-training looks at whole images for the last fifth of a run; it is stopped before.
+Everything runs in one process. First, bench measures and chooses, as `lapclip bench --fresh` does. Each later
+round runs, in changing order, a block of actual training with the chosen plan (the `train` generator itself, including
+image generation) and a block of every plan of an exhaustive sweep (all threads, chunks down to an eighth, both
+allocators), so that load on the machine affects all of them. Training stops before the last fifth of the run, which
+uses all patches.
 """
 
 import argparse
@@ -46,9 +47,9 @@ def main() -> None:
         print(json.dumps(result))
         return
     print(f"chosen: {result['choice']}")
-    print(f"bench predicted {result['predicted']:.0f} pairs/s of training; it ran {result['trained']:.0f}")
-    print(f"real training : predicted, a minute before       {result['trained_to_predicted']:.3f}")
-    print(f"real training : predicted in the same rounds     {result['trained_to_timed']:.3f}")
+    print(f"bench predicted {result['predicted']:.0f} pairs/s of training; measured {result['trained']:.0f}")
+    print(f"actual training : predicted, a minute before     {result['trained_to_predicted']:.3f}")
+    print(f"actual training : predicted in the same rounds   {result['trained_to_timed']:.3f}")
     print(f"best of the sweep: {result['best']}")
     print(f"chosen : best of the sweep                       {result['chosen_to_best']:.3f}")
 

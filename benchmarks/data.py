@@ -1,12 +1,13 @@
-"""Pictures/s of packing and pairs/s delivered, against the usual ways: a loop over files, and PyTorch's DataLoader.
+"""Measures images/s of packing and pairs/s of loading, compared with a loop over files and with PyTorch's DataLoader.
 
     python benchmarks/data.py                      # about five minutes on two cores
-    python benchmarks/data.py --image-size 224     # of the larger models
-    python benchmarks/data.py --pictures 2000      # where starting processes weighs less
+    python benchmarks/data.py --image-size 224     # for the larger models
+    python benchmarks/data.py --pictures 2000      # starting processes matters less
 
-Photos of 1000 x 750 are made first: Flickr8k's, cut and enlarged, with the grain of a camera, where `../shared/data`
-has them; smooth noise elsewhere. Each measurement is a process of its own, sampled from outside for its memory, and
-rounds go through all contenders in turn, so that a busy minute is shared by all. Files come from the page cache.
+First, photos of 1000 x 750 pixels are made: from Flickr8k, cropped, enlarged and with added camera noise, if
+`../shared/data` has it; otherwise smooth noise. Each measurement runs in a separate process whose memory is sampled
+from outside. Each round runs all contenders in turn, so that load on the machine affects all of them. Files come from
+the page cache.
 """
 
 import argparse
@@ -302,7 +303,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pictures", type=int, default=400)
-    parser.add_argument("--image-size", type=int, default=64, help="64 is that of the default model")
+    parser.add_argument(
+        "--image-size", type=int, default=64, help="pixels per side; the default model uses 64"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)

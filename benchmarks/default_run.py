@@ -1,8 +1,8 @@
-"""What the default run learns: recall over the held-out pool for several seeds; the tests hold the colour baseline.
+"""Measures the recall of the default run over the validation set for several seeds; a test has the colour baseline.
 
-    python benchmarks/default_run.py --seeds 3     # three minutes of training a seed, and a little for evaluation
+    python benchmarks/default_run.py --seeds 3     # three minutes of training per seed, plus evaluation
 
-The machine's speed decides how many pairs are seen, so both stand in each line.
+The speed of the machine determines how many pairs are trained on, so each line shows both.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Does feeding cost a step anything? Steps fed ahead by a thread, fed between steps, and with one batch repeated.
+"""Measures what preparing batches costs a step: prepared ahead by a thread, between steps, and one repeated batch.
 
     python benchmarks/feeding.py                                  # Flickr8k, `tiny`, about three minutes
     python benchmarks/feeding.py SOURCE --size nano --rounds 300
 
-All in one process: steps take turns, in an order that changes from round to round, so that a busy minute is shared. Fed
-ones copy from the pack, crop and flip; the repeated batch has been through that already, so it shows what a step costs
-alone. Waiting is what training itself reports as `data_seconds`.
+All steps run in one process, in turn, in an order that changes between rounds, so that load on the machine affects all
+of them. Prepared batches are copied from the pack, cropped and flipped; the repeated batch needs none of this, so it
+shows the cost of the step alone. Waiting time is what training reports as `data_seconds`.
 """
 
 import argparse
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("source", nargs="?", default=str(FLICKR))
     parser.add_argument("--size", default="tiny")
     parser.add_argument("--rounds", type=int, default=150)
-    parser.add_argument("--steps", type=int, default=1, help="in a block")
+    parser.add_argument("--steps", type=int, default=1, help="steps per block")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     limit_openmp_spinning()
@@ -40,17 +40,17 @@ def main() -> None:
     if asked.json:
         print(json.dumps(result))
         return
-    print(f"{result['batch_size']} pairs a step, {asked.rounds} rounds of {asked.steps} steps each way")
+    print(f"{result['batch_size']} pairs per step, {asked.rounds} rounds of {asked.steps} steps each")
     for name, words in (
-        ("ahead", "fed by a thread, ahead"),
-        ("between", "fed between steps"),
+        ("ahead", "prepared by a thread"),
+        ("between", "prepared between steps"),
         ("repeated", "one batch, repeated"),
     ):
         waiting = result["wait_share"].get(name)
         said = f", of which {waiting:.2%} waiting" if waiting is not None else ""
-        print(f"{words:24}{result['ms'][name]:.1f} ms a step{said}")
+        print(f"{words:24}{result['ms'][name]:.1f} ms per step{said}")
     for name, (median, low, high) in result["speed"].items():
-        print(f"speed, {name:24}{median:.3f} (median of rounds; middle half {low:.3f} to {high:.3f})")
+        print(f"speed, {name:24}{median:.3f} (median of rounds; quartiles {low:.3f} to {high:.3f})")
 
 
 def compare(config: Config, rounds: int, steps: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Images a second of `lapclip index` against the loop that people write: open, convert, resize, stack, model.
+"""Measures images/s of `lapclip index`, compared with a plain loop: open, convert, resize, stack, embed.
 
-Run by `benchmarks/search.py`. Both see the same files with the same model, in turn. Ours also hashes every file, and
-writes what it found to the disk so that a killed process loses nothing; the loop only fills an array.
+Run by `benchmarks/search.py`. Both process the same files with the same model, in turn. `lapclip index` also hashes
+every file and writes its results to disk, so that a killed process loses nothing; the loop only fills an array.
 """
 
 import os

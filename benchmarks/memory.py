@@ -1,9 +1,9 @@
-"""Peak memory of training `small` (76.7M parameters, 224 px), process and children, saving and evaluation included.
+"""Measures the peak memory of training `small` (76.7M parameters, 224 px), with child processes, saving and evaluation.
 
     python benchmarks/memory.py    # about 25 minutes on two cores; batch 512 takes most of it
 
-Each case is a real `lapclip train` in a process of its own, sampled from outside every 20 ms. The second step is the
-one that counts: only then has the optimizer its memory.
+Each case is an actual `lapclip train` in a separate process, sampled from outside every 20 ms. It needs at least two
+steps, because the optimizer state is allocated at the end of the first.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 import psutil
 
 CASES = [
-    # name, flags, most GB allowed
+    # name, flags, maximum GB
     ("batch 12 in one chunk", ["--batch-size", "12", "--chunk", "12", "--steps", "4"], 2.8),
     ("batch 12, chunk 4", ["--batch-size", "12", "--chunk", "4", "--steps", "4"], 2.1),
     (
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", type=int, help="one case, by its number from 0")
+    parser.add_argument("--only", type=int, help="run one case, by its number from 0")
     arguments = parser.parse_args()
     peak_before = 2.1
     for name, flags, most in CASES if arguments.only is None else [CASES[arguments.only]]:

@@ -1,13 +1,13 @@
-"""What does being watched cost a run? Processor seconds of writing, inspecting and reading, over those of training.
+"""Measures the CPU time of monitoring (writing, profiling and reading), relative to that of training.
 
     python benchmarks/monitoring.py                         # `nano` and `tiny`, a minute each, about four minutes
     python benchmarks/monitoring.py --sizes nano --seconds 30 --json
 
-A real `lapclip train` runs in a process of its own, with a clock around every function that is only there so that
-somebody can watch; runs with and without them would differ by less than two runs of the same do. Meanwhile `lapclip
-watch` reads it on a terminal of its own, and `lapclip watch --web` with one page connected; both are processes, and the
-system counts their seconds. The seconds of a function are those of its own thread, without the functions inside it that
-have a clock too. Not counted: finding how many captions of a batch differ, some microseconds a step.
+An actual `lapclip train` runs in a separate process, with a timer around every function that exists only for
+monitoring. (The difference between runs with and without monitoring is smaller than the variation between runs.)
+Meanwhile `lapclip watch` reads the run on its own terminal, and `lapclip watch --web` with one page connected; the
+operating system counts the CPU time of both processes. The time of a function is the CPU time of its thread, excluding
+timed functions that it calls. Not counted: counting the distinct captions of a batch, some microseconds per step.
 """
 
 import argparse
@@ -54,7 +54,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", nargs="+", default=["nano", "tiny"])
-    parser.add_argument("--seconds", type=float, default=60, help="of training, each size")
+    parser.add_argument("--seconds", type=float, default=60, help="seconds of training per size")
     parser.add_argument("--source", default="synthetic")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--inside", metavar="FILE", help=argparse.SUPPRESS)
@@ -82,7 +82,7 @@ def show(size: str, result: dict[str, Any]) -> None:
     for name, words in WRITERS.items():
         row = result["writer"][name]
         print(f"  {words:34}{row['cpu_seconds']:8.3f} s {row['share']:9.3%}   {row['calls']:,} calls")
-    print(f"  {'the writer in all':34}{result['writer_cpu_seconds']:8.3f} s {result['writer_share']:9.3%}")
+    print(f"  {'writer, total':34}{result['writer_cpu_seconds']:8.3f} s {result['writer_share']:9.3%}")
     for name, words in READERS.items():
         row = result["readers"][name]
         print(

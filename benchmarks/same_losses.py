@@ -1,6 +1,6 @@
-"""Whether two source trees train the same: each loss digit by digit, and the weights byte by byte.
+"""Checks whether two source trees train identically: every digit of each loss, and every byte of the weights.
 
-python benchmarks/same_losses.py OLD NEW   # each has `src/lapclip`; exits with 1 when they differ
+python benchmarks/same_losses.py OLD NEW   # each has `src/lapclip`; exits with 1 if they differ
 """
 
 import hashlib

@@ -1,11 +1,11 @@
-"""How long a search takes once it has started, and how fast images are indexed.
+"""Measures the time of a search, without start-up, and the speed of indexing.
 
-    python benchmarks/search.py                       # everything; most of it is the graph of a million
-    python benchmarks/search.py --most 100000         # without the million
-    python benchmarks/search.py --pictures FOLDER     # indexing these photos; without it drawn ones
+    python benchmarks/search.py                       # everything; the graph of a million rows takes most of the time
+    python benchmarks/search.py --most 100000         # without the million rows
+    python benchmarks/search.py --pictures FOLDER     # index these photos instead of generated images
 
-The bar is 50 ms for 100,000 images, words embedded included, and indexing 1.3 times as fast as a plain loop.
-Searching needs no trained model: how long it takes does not depend on what was learned. Its embeddings are random.
+The targets are 50 ms for 100,000 images, including the text embedding, and indexing 1.3 times as fast as a plain loop.
+The time of a search does not depend on what the model has learned, so the embeddings are random.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--most", type=int, default=1_000_000, help="rows at most")
+    parser.add_argument("--most", type=int, default=1_000_000, help="maximum number of rows")
     parser.add_argument("--no-graph", action="store_true", help="without the approximate index")
     parser.add_argument("--pictures", type=Path, help="a folder of photos to index")
     parser.add_argument("--only", choices=["searching", "indexing"])
@@ -95,9 +95,9 @@ def whole_searches(count: int) -> None:
                 searcher.vector(parse_query(WORDS[number % len(WORDS)]))
 
             what = f"{count:,} images, `{size}` ({searcher.index.width} numbers)"
-            print(f"{what}, words to 24 paths: {timed(search)}")
+            print(f"{what}, text to 24 paths: {timed(search)}")
             print(f"{what}, under one folder of ten: {timed(folder_search)}")
-            print(f"{what}, of which the words: {timed(words)}", flush=True)
+            print(f"{what}, of which embedding the text: {timed(words)}", flush=True)
 
 
 def open_searcher(root: Path, size: str, count: int):

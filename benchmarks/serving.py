@@ -1,13 +1,13 @@
-"""What does embedding several clients' requests together gain, and how long do they wait?
+"""Measures what batching the requests of several clients gains, and how long the clients wait.
 
     python benchmarks/serving.py --model RUN                        # 64 clients, texts, five rounds of 3 s for each
     python benchmarks/serving.py --model RUN --clients 1 --json
     python benchmarks/serving.py --model RUN --pictures FOLDER      # the same with uploaded images
 
-Two servers of the same model run, one with `--no-batching`, and the same clients ask them in turns, so that whatever
-else the machine does meets both. The clients are a process of their own that speaks HTTP over bare sockets and keeps
-its connections. Every text is another one, so that no cache can answer. The server's processor time is counted too:
-it says the same on a busy machine.
+Two servers of the same model run, one with `--no-batching`. The same clients query them in turn, so that load on the
+machine affects both. The clients are a separate process that uses HTTP over plain sockets and keeps its connections
+open. Every text is different, so that no cache can answer. The server's CPU time is measured too, because it depends
+less on other load.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a run or a model folder")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each round, for each server")
+    parser.add_argument("--seconds", type=float, default=3.0, help="seconds per round and server")
     parser.add_argument("--pictures", type=Path, help="upload the images of this folder instead of texts")
     parser.add_argument("--json", action="store_true")
     parser.add_argument(

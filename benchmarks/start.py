@@ -1,4 +1,4 @@
-"""How long the commands that need no torch take, as whole processes: the promise is `lapclip --help` under 0.3 s.
+"""Measures the start-up time of commands that do not need torch; the target is `lapclip --help` under 0.3 s.
 
 python benchmarks/start.py
 """

@@ -340,7 +340,7 @@ def test_the_example_runs(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["ask_a_model.py"])
     runpy.run_path(str(ROOT / "examples" / "ask_a_model.py"))
     said = capsys.readouterr().out
-    assert "mine looks at 16 pixels" in said and "most alike: " in said and "a red circle: " in said
+    assert "mine: image size 16" in said and "most similar: " in said and "a red circle: " in said
     assert len(re.findall(r"\(\d+%\)", said)) == 6
     monkeypatch.setattr(sys, "argv", ["ask_a_model.py", "runs/mine", "photos"])
     runpy.run_path(str(ROOT / "examples" / "ask_a_model.py"))
