@@ -8,7 +8,6 @@ from test_events import ONE_OF_EACH, RECALL
 
 from lapclip.runs.events import Continued, Evaluated, Paused, Started, Step, Warned
 from lapclip.runs.history import (
-    MAX_EPOCHS,
     MAX_EVALUATIONS,
     MAX_GAP,
     MAX_INSPECTIONS,
@@ -70,36 +69,14 @@ def test_what_thinning_keeps_is_evenly_spread():
 def test_of_many_steps_a_bounded_number_is_held():
     history, plain, look = History(), step(1), inspected(1, 0, 10.0)
     for number in range(1, 200_001):
-        # An epoch every two steps, as with very few images.
-        history.add(
-            replace(plain, step=number, epoch=number / 2, seconds=float(number))
-            if number % 100 < 2
-            else plain
-        )
+        history.add(plain)
         if number % 1000 == 0:
             history.add(replace(look, step=number))
             history.add(replace(ONE_OF_EACH[3], step=number, is_best=False))
             history.add(Warned(number, f"warning {number}", "do"))
     assert len(history.steps) <= MAX_STEPS and len(history.inspections) <= MAX_INSPECTIONS
     assert len(history.evaluations) <= MAX_EVALUATIONS and len(history.warnings) == MAX_WARNINGS
-    assert len(history.epochs) <= MAX_EPOCHS and min(history.epochs) == 1
     assert history.warnings[-1].step == 200_000 and history.evaluated.step == 200_000
-
-
-def test_of_very_many_epochs_those_that_are_kept_are_correct():
-    history = History().extend(steps(1, 12_000))
-    assert min(history.epochs) == 1 and max(history.epochs) == 1200 and len(history.epochs) < 1200
-    for number, epoch in history.epochs.items():
-        assert epoch.num_steps == 10 and epoch.seconds == pytest.approx(10)
-        assert epoch.loss == pytest.approx(10 * number - 4.5) and epoch.step == 10 * number
-
-
-def test_an_epoch_is_the_mean_of_its_steps_and_ends_with_its_last():
-    history = History().extend([started(0), *steps(1, 10), evaluated(10), *steps(11, 14)])
-    first, second = history.epochs.values()
-    assert (first.number, first.num_steps, first.loss, first.seconds, first.step) == (1, 10, 5.5, 10, 10)
-    assert (second.number, second.num_steps, second.loss, second.seconds) == (2, 4, 12.5, 4)
-    assert first.evaluated.step == 10 and second.evaluated is None and second.seconds_at_end == 14
 
 
 @pytest.mark.parametrize("kept_step", [0, 5, 10, 15, 20, 24])
@@ -115,7 +92,7 @@ def test_what_a_killed_process_lost_is_taken_back(kept_step):
     assert len(history.starts) == 2
     for name in ("steps", "evaluations", "warnings"):
         assert list(getattr(history, name)) == list(getattr(never, name)), name
-    assert history.epochs == never.epochs and history.best == never.best
+    assert history.best == never.best
 
 
 def test_a_resumed_run_is_no_longer_over():
@@ -134,15 +111,12 @@ def test_a_pause_ends(end):
     assert history.paused is None
 
 
-def test_energy_is_power_over_time_by_epoch():
-    history = History().extend(
-        [step(1), inspected(1, 0, 10.0), inspected(2, 5, 20.0), inspected(9, 10, 20.0)]
+def test_energy_is_power_over_time():
+    looks = [inspected(1, 0, 10.0), inspected(2, 5, 20.0), inspected(9, 10, 20.0), inspected(11, 12, 20.0)]
+    assert History().extend(looks).joules == 5 * 15 + 5 * 20 + 2 * 20
+    assert (
+        History().extend([inspected(1, 0, None), inspected(2, 5, None), inspected(3, 9, 10.0)]).joules is None
     )
-    history.extend([step(11), inspected(11, 12, 20.0)])
-    assert [epoch.joules for epoch in history.epochs.values()] == [5 * 15 + 5 * 20, 40]
-    assert history.joules == 215
-    unknown = History().extend([step(1), inspected(1, 0, None), inspected(2, 5, None), inspected(3, 9, 10.0)])
-    assert unknown.joules is None and unknown.epochs[1].joules is None
 
 
 def test_over_a_gap_nobody_knows_the_energy():

@@ -318,6 +318,20 @@ def test_a_report_finds_no_problems_of_its_own():
     assert "## Warnings\n\nNone." in text and "vanish" not in text and "limited" not in text
 
 
+def test_an_epoch_is_the_mean_of_its_steps_and_ends_with_its_last():
+    events = [step(n, loss=float(n)) for n in range(1, 51)]
+    rows = stretches_of(
+        summarize(told([started(), *events[:40], evaluated(40, 0.3), *events[40:]])).history
+    ).rows
+    assert [row.label for row in rows] == ["1", "2", "3, 50% of it"]
+    assert [(row.step, row.loss, row.seconds) for row in rows] == [
+        (20, 10.5, 20),
+        (40, 30.5, 20),
+        (50, 45.5, 10),
+    ]
+    assert [row.recall for row in rows] == [None, 0.3, None]
+
+
 def test_energy_is_power_times_time_in_its_epoch():
     """10 W over the 20 s of each epoch, which has 20 steps of a second; the reading begins with the first step."""
     events = [started()]
@@ -355,14 +369,14 @@ def test_a_thousand_times_over_the_data_is_said_in_plain_digits():
     assert "e+" not in as_markdown_of(records)
 
 
-def test_the_speed_of_an_epoch_holds_when_others_were_let_go():
-    """Of 2,200 epochs fewer are kept; each took 20 s for its 200 pairs."""
+def test_of_very_many_epochs_several_are_one_stretch():
+    """Of 2,200 epochs of 20 s and 200 pairs."""
     record = summarize(told([started(), *(step(n, total=44_000) for n in range(10, 44_001, 10))]))
     rows = stretches_of(record.history).rows
-    assert len(rows) < 1100
+    assert len(rows) < 1200 and sum(row.seconds for row in rows) == 44_000
     assert {row.pairs_per_second for row in rows} == {10.0}
     text = as_markdown_of([record])
-    shown = [int(number) for number in re.findall(r"^\| (\d+) \| 1.000 \|", text, re.MULTILINE)]
+    shown = [int(number) for number in re.findall(r"^\| (?:\d+ to )?(\d+) \| 1.000 \|", text, re.MULTILINE)]
     gaps = [b - a for a, b in itertools.pairwise(shown)]
     assert shown[0] == 1 and shown[-1] == 2200 and max(gaps) < 1.5 * min(gaps), "evenly spread"
     assert f"{len(shown)} of 2,200 epochs" in text
@@ -602,7 +616,7 @@ def test_the_page_of_many_hours_is_hardly_larger_than_that_of_one():
         with (run.path / "events.jsonl").open("w") as file:
             file.writelines(events(count))
         record = summarize(run)
-        assert max(len(record.history.steps), len(record.history.energy), len(record.history.epochs)) <= 2001
+        assert max(len(record.history.steps), len(record.history.energy)) <= 2001
         charts = embedded(write_html(document_of([record]), Path("long.html")).read_text())
         assert all(len(line["x"]) <= 601 for chart in charts for line in chart["lines"])
         sizes.append(Path("long.html").stat().st_size)

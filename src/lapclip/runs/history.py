@@ -3,12 +3,11 @@
 Terminal, page, report, `runs`, `compare` and every `--json` read these and derive nothing themselves.
 """
 
-import math
 import time
 import tomllib
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
@@ -39,7 +38,6 @@ OVER = ("finished", "stopped", "failed", "crashed")
 MAX_STEPS = 2000
 MAX_INSPECTIONS = 500
 MAX_EVALUATIONS = 500
-MAX_EPOCHS = 1000
 MAX_WARNINGS = 200
 MAX_MARKS = 200  # starts and pauses
 MAX_ENERGY = 2000
@@ -87,31 +85,6 @@ class Thinned(Generic[E]):
 
 
 @dataclass
-class Epoch:
-    """One time over the data, from the steps that were written down."""
-
-    number: int  # from 1
-    step_before: int = 0  # the last one before it
-    num_steps: int = 0  # that were written down
-    loss: float = 0.0  # their mean
-    accuracy: float = 0.0
-    temperature: float = 0.0  # at its end
-    seconds_before: float = 0.0  # of training, when it began
-    seconds: float = 0.0  # of training, in this epoch
-    seconds_at_end: float = 0.0  # of training, since the run's start
-    step: int = 0  # its last one so far
-    joules: float | None = None  # None where the power could not be read
-    evaluated: Evaluated | None = None  # the last one in it
-
-    def add(self, event: Step) -> None:
-        self.num_steps += 1
-        self.loss += (event.loss - self.loss) / self.num_steps
-        self.accuracy += (event.accuracy - self.accuracy) / self.num_steps
-        self.temperature, self.step = event.temperature, event.step
-        self.seconds, self.seconds_at_end = event.seconds - self.seconds_before, event.seconds
-
-
-@dataclass
 class Pause:
     """Training that waited; `seconds` is None when nothing recorded its end."""
 
@@ -133,7 +106,6 @@ class History:
     recent: deque[Step] = field(default_factory=lambda: deque(maxlen=NUM_RECENT))  # since the last start
     recent_inspections: deque[Inspected] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_INSPECTIONS))
     warnings: list[Warned] = field(default_factory=list)
-    epochs: dict[int, Epoch] = field(default_factory=dict)
     best: Evaluated | None = None
     saved: Saved | None = None
     paused: Paused | None = None  # while it is
@@ -156,7 +128,6 @@ class History:
                 self.paused = None
                 self.steps.add(event)
                 self.recent.append(event)
-                self.epoch_of(event.epoch).add(event)
             case Inspected():
                 self.count_energy(event)
                 self.inspections.add(event)
@@ -165,8 +136,6 @@ class History:
                 self.evaluations.add(event)
                 if event.is_best:
                     self.best = event
-                if self.epochs:
-                    self.epochs[max(self.epochs)].evaluated = event
             case Warned():
                 self.warnings = [*self.warnings[-MAX_WARNINGS + 1 :], event]
             case Saved():
@@ -201,42 +170,14 @@ class History:
         self.warnings = [w for w in self.warnings if w.step <= event.step]
         if self.best is not None and self.best.step > event.step:
             self.best = max((e for e in self.evaluations if e.is_best), key=lambda e: e.step, default=None)
-        kept = (self.truncated(epoch, event.step) for epoch in self.epochs.values())
-        self.epochs = {epoch.number: epoch for epoch in kept if epoch.num_steps}
-
-    def truncated(self, epoch: Epoch, step: int) -> Epoch:
-        """The epoch as it was at that step, as far as its steps are still known."""
-        if epoch.step <= step:
-            return epoch
-        evaluated = epoch.evaluated if epoch.evaluated and epoch.evaluated.step <= step else None
-        earlier = replace(epoch, num_steps=0, loss=0.0, accuracy=0.0, seconds=0.0, evaluated=evaluated)
-        for kept in self.steps:
-            if number_of(kept.epoch) == epoch.number:
-                earlier.add(kept)
-        return earlier
-
-    def epoch_of(self, epoch: float) -> Epoch:
-        """The epoch that a step belongs to; of very many, every second one is dropped."""
-        number = number_of(epoch)
-        if number not in self.epochs:
-            before = self.epochs[max(self.epochs)] if self.epochs else Epoch(0)
-            if len(self.epochs) >= MAX_EPOCHS:
-                self.epochs = dict(list(self.epochs.items())[::2])
-            self.epochs[number] = Epoch(number, before.step, seconds_before=before.seconds_at_end)
-        return self.epochs[number]
 
     def count_energy(self, event: Inspected) -> None:
-        """Adds the energy between two power readings to the current epoch; a longer gap counts as unknown."""
+        """Adds the energy between two power readings; a longer gap counts as unknown."""
         watts, before = event.readings.get("power_watts"), self.last_power
         self.last_power = None if watts is None else (event.time, watts)
-        if before is not None and watts is not None and self.epochs:
-            elapsed = event.time - before[0]
-            if 0 < elapsed <= MAX_GAP:
-                joules = elapsed * (watts + before[1]) / 2
-                here = self.epochs[max(self.epochs)]
-                here.joules = (here.joules or 0.0) + joules
-                self.joules = (self.joules or 0.0) + joules
-                self.power_seconds += elapsed
+        if before is not None and watts is not None and 0 < (elapsed := event.time - before[0]) <= MAX_GAP:
+            self.joules = (self.joules or 0.0) + elapsed * (watts + before[1]) / 2
+            self.power_seconds += elapsed
         if self.joules is not None:
             self.energy.add((event.step, self.joules))
 
@@ -379,11 +320,6 @@ class History:
 
     def readings(self, name: str) -> list[float]:
         return [i.readings[name] for i in self.inspections if name in i.readings]
-
-
-def number_of(epoch: float) -> int:
-    """From 1; a step that ends an epoch exactly is its last."""
-    return max(1, math.ceil(epoch))
 
 
 def state_of(lock: Held, history: History) -> State:

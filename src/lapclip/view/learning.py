@@ -5,13 +5,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import StatisticsError, fmean, linear_regression, median
 from typing import Any
 
 from lapclip.errors import one_line
-from lapclip.runs.events import Evaluated, Step
+from lapclip.runs.events import Step
 from lapclip.runs.history import History, Summary
 from lapclip.runs.run import read_own
 from lapclip.units import count, is_number, number, share
@@ -94,53 +94,44 @@ class Stretches:
 
 
 def stretches_of(history: History) -> Stretches:
-    """Epochs; tenths of what was trained when it is less than two epochs."""
-    if history.step is not None and history.num_epochs >= 2:
-        return Stretches("epoch", epochs(history))
-    return Stretches("tenth", tenths(history) if history.step is not None else [])
+    """Epochs, or tenths of a run of less than two epochs; of very many epochs several are one stretch."""
+    kind = "epoch" if history.num_epochs >= 2 else "tenth"
+    num_steps = max(1, history.step.step) if history.step else 1
+    rows: list[Stretch] = []
+    number, step, seconds, pairs, joules = 0, 0, 0.0, 0, 0.0  # at the end of the stretch before
+
+    def number_of(step: Step) -> int:
+        return max(1, math.ceil(step.epoch if kind == "epoch" else 10 * step.step / num_steps))
+
+    for n, steps in groupby(history.steps, number_of):
+        own = list(steps)
+        last, used = own[-1], between(history.energy, own[-1].step)
+        evaluated = [e for e in history.evaluations if step < e.step <= last.step][-1:]
+        took = last.seconds - seconds
+        rows.append(
+            Stretch(
+                label=label_of(kind, number + 1, n, history.num_epochs),
+                step=last.step,
+                loss=fmean(s.loss for s in own),
+                accuracy=fmean(s.accuracy for s in own),
+                temperature=last.temperature,
+                seconds=took,
+                pairs_per_second=(last.num_pairs_seen - pairs) / took if took > 0 else None,
+                recall=evaluated[0].recall["text_to_image"]["recall@1"] if evaluated else None,
+                validation_loss=evaluated[0].loss if evaluated else None,
+                joules=used - joules if used > joules else None,
+            )
+        )
+        number, step, seconds, pairs, joules = n, last.step, last.seconds, last.num_pairs_seen, used
+    return Stretches(kind, rows)
 
 
-def stretch(
-    label: str, last: Any, seconds: float, pairs: int, evaluated: Evaluated | None, **more: Any
-) -> Stretch:
-    recall, loss = (
-        (evaluated.recall["text_to_image"]["recall@1"], evaluated.loss) if evaluated else (None, None)
-    )
-    speed = pairs / seconds if pairs and seconds > 0 else None
-    more |= {"pairs_per_second": speed, "recall": recall, "validation_loss": loss}
-    return Stretch(label=label, step=last.step, temperature=last.temperature, seconds=seconds, **more)
-
-
-def epochs(history: History) -> list[Stretch]:
-    rows = []
-    for n, epoch in sorted(history.epochs.items()):
-        rest = history.num_epochs - n + 1
-        label = f"{n}, {rest:.0%} of it" if rest < 0.995 else str(n)
-        pairs = (epoch.step - epoch.step_before) * (history.started.batch_size if history.started else 0)
-        means = {"loss": epoch.loss, "accuracy": epoch.accuracy, "joules": epoch.joules}
-        rows.append(stretch(label, epoch, epoch.seconds, pairs, epoch.evaluated, **means))
-    return rows
-
-
-def tenths(history: History) -> list[Stretch]:
-    steps, rows = list(history.steps), []
-    before: Step | None = None
-    for tenth in range(1, 11):
-        low, high = (steps[-1].step * n / 10 for n in (tenth - 1, tenth))
-        own = [step for step in steps if low < step.step <= high]
-        if not own:
-            continue
-        last, first_step = own[-1], before.step if before else 0
-        seconds = last.seconds - (before.seconds if before else 0.0)
-        pairs = last.num_pairs_seen - (before.num_pairs_seen if before else 0)
-        evaluated = [e for e in history.evaluations if first_step < e.step <= last.step]
-        joules = between(history.energy, last.step) - between(history.energy, first_step)
-        means = {"loss": fmean(s.loss for s in own), "accuracy": fmean(s.accuracy for s in own)}
-        means["joules"] = joules if joules > 0 else None  # type: ignore[assignment]
-        newest = evaluated[-1] if evaluated else None
-        rows.append(stretch(f"{tenth}/10", last, seconds, pairs, newest, **means))
-        before = last
-    return rows
+def label_of(kind: str, first: int, last: int, num_epochs: float) -> str:
+    if kind == "tenth":
+        return f"{last}/10"
+    rest = num_epochs - last + 1
+    name = f"{first} to {last}" if first < last else str(last)
+    return f"{name}, {rest:.0%} of it" if rest < 0.995 else name
 
 
 def thinned(rows: list[Stretch]) -> list[Stretch]:
