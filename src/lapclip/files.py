@@ -10,6 +10,7 @@ import fcntl
 import glob
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -49,25 +50,18 @@ class Held:
 def read_lock(path: Path) -> Held:
     try:
         with path.open("rb") as file:
-            content = file.read(BLOCK)
-            said = json.loads(content) if content.strip() else {}
-            if not isinstance(said, dict):
-                return Held()
+            content = json.loads(file.read(BLOCK))
+            types = {"pid": int, "started": float, "taken": float}
+            numbers = {name: kind(content[name]) for name, kind in types.items() if name in content}
             is_held = False
-            if "pid" in said:  # who looks at an empty one must not be in the way of who takes it
+            if "pid" in numbers:  # otherwise this would be in the way of a process that takes it
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     is_held = True
-            left = said.get("said")
-            return Held(
-                pid=int(said["pid"]) if "pid" in said else None,
-                started=float(said["started"]) if "started" in said else None,
-                taken=float(said["taken"]) if "taken" in said else None,
-                is_held=is_held,
-                said=left if isinstance(left, dict) else None,
-            )
-    except (OSError, ValueError, TypeError):  # nobody's; or not written by us
+            said = content.get("said")
+            return Held(**numbers, is_held=is_held, said=said if isinstance(said, dict) else None)
+    except (OSError, ValueError, TypeError, AttributeError):  # there is none, it is empty, or not one of ours
         return Held()
 
 
@@ -127,22 +121,27 @@ def release_lock(handle: int, *, keep: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that replaces it when the block ends; an error leaves `path` unchanged."""
+def atomic_path(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """A temporary file or folder beside `path`, which replaces it when the block ends; after an error it is removed."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
-    try:
-        remove_abandoned(path)
-        # Never through a link: a folder that a stranger made may have one there.
-        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
-        yield beside
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink(missing_ok=True)
+    old = beside.with_name(f"{beside.name}-old")
+    with writing(path):
+        try:
+            remove_abandoned(path)
+            if is_folder:
+                beside.mkdir(parents=True)
+            else:  # never through a link: a folder that a stranger made may have one there
+                os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
+            yield beside
+            for made in (*beside.rglob("*"), beside):
+                sync(made)
+            if is_folder and path.exists():
+                path.rename(old)
+            beside.replace(path)
+            sync(path.parent)
+        finally:
+            remove(beside)
+    remove(old)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -152,17 +151,46 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Temporary files of this name whose process is gone, or is this one."""
-    for found in path.parent.glob(f".{glob.escape(path.name)}.*writing"):
-        pid = found.name.removeprefix(f".{path.name}.").removesuffix("writing").rstrip(".")
+    """Temporary files and folders of this name whose process is gone, or is this one."""
+    for found in path.parent.glob(f".{glob.escape(path.name)}.*writing*"):
+        pid = found.name.removeprefix(f".{path.name}.").partition(".")[0]
         if not pid.isdecimal() or int(pid) == os.getpid() or not psutil.pid_exists(int(pid)):
-            found.unlink(missing_ok=True)
+            remove(found)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a folder, if it is there and may be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or a folder is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a failed write in the block into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
+    in_cache = "set LAPCLIP_CACHE to a folder on another disk"
+    elsewhere = "choose a folder you may write to; `--resume` continues a run that had begun"
     return UserError(
         f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
-        hint="free some disk space, or choose a folder you may write to; `--resume` continues a run that had begun",
+        hint=f"free some disk space, or {in_cache if path.is_relative_to(cache_folder()) else elsewhere}",
     )
 
 

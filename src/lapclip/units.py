@@ -73,11 +73,13 @@ def duration(seconds: float | None) -> str:
     return f"{hours:,}h{minutes:02d}m" if hours else f"{minutes}m{rest:02d}s"
 
 
-def percent(share: float) -> str:
-    """25%, 3.1%, 0.003%: a small share with the digits that tell it from nothing."""
-    if share >= 0.0995 or share == 0 or math.isnan(share):
+def percent(share: float | None) -> str:
+    """100%, 36.4%, 0.003%: a small share with the digits that tell it from nothing."""
+    if not is_number(share):
+        return UNKNOWN
+    if share in (0, 1):
         return f"{share:.0%}"
-    return f"{share:.1%}" if share >= 0.0005 else f"{100 * share:.1g}%"
+    return f"{share:.1%}" if abs(share) >= 0.0005 else f"{100 * share:.1g}%"
 
 
 def plural(count: int, thing: str) -> str:
@@ -107,13 +109,6 @@ def age(seconds: float) -> str:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value is a finite number; a bool is none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def share(value: float | None) -> str:
-    """A share as a percentage, with as many digits as a small one needs."""
-    if not is_number(value):
-        return UNKNOWN
-    return f"{value:.1%}" if value == 0 or abs(value) >= 0.0005 else f"{100 * value:.1g}%"
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -94,7 +94,7 @@ def test_a_pause_is_said_once_and_its_end_too(capsys):
 def test_an_evaluation_is_one_sentence_everywhere():
     way = {"recall@1": 0.5, "recall@10": 0.9, "chance@1": 0.01, "chance@10": 0.1}
     said = sentence(Evaluated(1200, {"text_to_image": way}, True, 1.0))
-    assert said == "step 1,200: recall@1 50% (chance 1.0%), recall@10 90% (chance 10%), best so far"
+    assert said == "step 1,200: recall@1 50.0% (chance 1.0%), recall@10 90.0% (chance 10.0%), best so far"
 
 
 def test_a_run_at_its_end_has_no_seconds_left():
@@ -104,7 +104,7 @@ def test_a_run_at_its_end_has_no_seconds_left():
 def test_shares_and_durations_read_well():
     shares = (1.0, 0.5, 0.1, 0.0996, 0.034, 0.0039, 0.0005, 1 / 32768, 0.0)
     assert [percent(share) for share in shares] == [
-        "100%", "50%", "10%", "10%", "3.4%", "0.4%", "0.1%", "0.003%", "0%",
+        "100%", "50.0%", "10.0%", "10.0%", "3.4%", "0.4%", "0.1%", "0.003%", "0%",
     ]  # fmt: skip
     seconds = (2e-5, 0.0012, 0.0123, 0.123, 8.3, 59.6, 61, 3600, 9000)
     assert [duration(s) for s in seconds] == [

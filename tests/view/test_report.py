@@ -34,7 +34,7 @@ from lapclip.runs.events import (
 )
 from lapclip.runs.history import summarize
 from lapclip.runs.run import Run
-from lapclip.units import share
+from lapclip.units import percent
 from lapclip.view.html import write_html
 from lapclip.view.learning import phases_of, read_queries, stretches_of
 from lapclip.view.markdown import as_markdown
@@ -205,7 +205,7 @@ def test_the_page_of_a_real_run_needs_nothing_beside_itself(run, call):
     assert len(plots) == 7 and re.match(r"Loss: training [\d.]+ to [\d.]+, validation ", plots[0])
     end = next(e for e in run.events() if isinstance(e, Finished))
     found = end.recall["text_to_image"]
-    said = f"first in {share(found['recall@1'])} of cases (chance {share(found['chance@1'])})"
+    said = f"first in {percent(found['recall@1'])} of cases (chance {percent(found['chance@1'])})"
     assert said in page.text and said in as_markdown_of([summarize(run)])
     (run.path / "report.html").unlink()
     (numbers,) = json.loads(call("report", "real", "--json").stdout)["runs"]

@@ -24,13 +24,13 @@ from lapclip.data.pack import (
     needed_bytes,
     pack,
     size_for,
-    writing_to,
 )  # fmt: skip
 from lapclip.data.pairs import TRAIN, VALIDATION, PairTable, write_pairs
 from lapclip.data.source import Mixed, Packed, Source, Streamed
 from lapclip.data.split import content_groups, split
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError, shortened, suggest
+from lapclip.files import writing
 from lapclip.units import Progress
 
 MAX_SCENES = 100_000_000  # their order is held in memory
@@ -166,7 +166,7 @@ def write_table(files: Files) -> PairTable:
             f"`{catalogue.name}` has {len(usable)} usable images, and at least {MIN_IMAGES} are needed{first}",
             hint="add images with captions to it, or repair the unreadable ones",
         )
-    with locked(packed.path), writing_to(packed.path):
+    with locked(packed.path), writing(packed.path):
         describe_folder(packed.path, files.name, packed.size)
         rows, keys = packed.records["row"][usable], content_keys(packed.records)[usable]
         groups, sides = files.groups[usable], files.sides[usable]

@@ -5,7 +5,6 @@ only grow, and pixels reach the disk before their records, so a killed process l
 """
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from lapclip.data.catalogue import Catalogue, Reader
 from lapclip.data.decode import RECORD, Unreadable, decode, digest
 from lapclip.data.workers import submit_ahead, with_held, worker_pool
 from lapclip.errors import UserError, shortened
-from lapclip.files import Taken, cache_folder, release_lock, take_lock, write_atomically
+from lapclip.files import Taken, cache_folder, release_lock, take_lock, write_atomically, writing
 from lapclip.machine.hardware import num_usable_cores
 from lapclip.units import Progress
 
@@ -178,7 +177,7 @@ class Journal:
 
     def __init__(self, path: Path, size: int):
         self.path, self.row_bytes = path, 3 * size * size
-        with writing_to(path):
+        with writing(path):
             self.pixels_file: BinaryIO = (path / "pixels").open("ab+")
             self.whys_file: BinaryIO = (path / "why.jsonl").open("ab")
             self.records_file: BinaryIO = (path / "records").open("ab+")
@@ -234,7 +233,7 @@ class Journal:
 
     def add(self, stamp: int, outcome: Outcome) -> int:
         """Appends an image; returns the number of its record."""
-        with writing_to(self.path):
+        with writing(self.path):
             if isinstance(outcome, Fault):
                 record = np.zeros((), RECORD)
                 record["row"] = -1
@@ -262,7 +261,7 @@ class Journal:
 
     def sync(self) -> None:
         """Pixels first: a record never promises what is not there."""
-        with writing_to(self.path):
+        with writing(self.path):
             for file in (self.pixels_file, self.whys_file, self.records_file):
                 file.flush()
                 os.fsync(file.fileno())
@@ -304,7 +303,7 @@ def locked(path: Path) -> Iterator[None]:
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     while True:
         try:
-            with writing_to(path):
+            with writing(path):
                 path.mkdir(parents=True, exist_ok=True)
                 handle = take_lock(path / "lock")
             break
@@ -317,20 +316,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         release_lock(handle, keep=True)
-
-
-@contextlib.contextmanager
-def writing_to(path: Path) -> Iterator[None]:
-    """Turns a failed write into what can be done about it."""
-    try:
-        yield
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        full = "free some disk space; what is packed already is kept"
-        hint = full if is_full else "set LAPCLIP_CACHE to a folder you may write to"
-        raise UserError(
-            f"cannot write `{path}`: {(error.strerror or str(error)).lower()}", hint=hint
-        ) from None
 
 
 def needed_bytes(catalogue: Catalogue, size: int) -> int:

@@ -4,8 +4,6 @@ A table of pairs is a folder that is written once and never changed, named after
 a million captions cost a training run nothing. A source that changes gets another table in the same pack.
 """
 
-import os
-import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 
 from lapclip.data.catalogue import Catalogue
 from lapclip.data.decode import digest
+from lapclip.files import atomic_path, remove
 
 TRAIN, VALIDATION, UNUSED = 0, 1, 2
 ALL = -1  # no image's own side: whoever asks for it gets every image
@@ -79,18 +78,16 @@ def write_pairs(
     path = folder / f"view-{digest(bytes([VERSION]), caption_data, name_data, *contents.values()).hex()}"
     if not path.exists():
         for left in folder.glob(".view-*"):
-            shutil.rmtree(left, ignore_errors=True)  # by a killed process
-        beside = folder / f".view-{os.getpid()}"
-        beside.mkdir(parents=True)
-        (beside / "captions").write_bytes(caption_data or b"\0")  # an empty file cannot be mapped
-        (beside / "names").write_bytes(name_data or b"\0")
-        (beside / "fingerprint").write_text(fingerprint.hex())
-        for name, column in columns.items():
-            np.save(beside / f"{name}.npy", column)
-        beside.rename(path)
+            remove(left)  # by a killed process
+        with atomic_path(path, is_folder=True) as beside:
+            (beside / "captions").write_bytes(caption_data or b"\0")  # an empty file cannot be mapped
+            (beside / "names").write_bytes(name_data or b"\0")
+            (beside / "fingerprint").write_text(fingerprint.hex())
+            for name, column in columns.items():
+                np.save(beside / f"{name}.npy", column)
         for other in folder.glob("view-*"):
             if time.time() - other.stat().st_mtime > SECONDS_KEPT:
-                shutil.rmtree(other, ignore_errors=True)  # whoever trains from it has it open by now
+                remove(other)  # whoever trains from it has it open by now
     return PairTable(path)
 
 

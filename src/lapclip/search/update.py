@@ -24,7 +24,6 @@ from lapclip.errors import UserError
 from lapclip.search.index import (
     MODEL,
     IndexInfo,
-    index_errors,
     indexes_folder,
     list_indexes,
     read_info,
@@ -129,14 +128,10 @@ def update(
 
 def store_model(embedder: "Embedder", path: Path, *, again: bool) -> None:
     """Puts a copy of the model into the index, whole or not at all."""
-    if (path / MODEL).is_dir() and not again:
-        return
-    beside = path / f".{MODEL}.writing"
-    with index_errors(path):
-        shutil.rmtree(beside, ignore_errors=True)
-        embedder.save(beside)
+    if again:
         shutil.rmtree(path / MODEL, ignore_errors=True)
-        beside.rename(path / MODEL)
+    if not (path / MODEL).is_dir():
+        embedder.save(path / MODEL)
 
 
 def update_folders(

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lapclip.errors import one_line, shortened
-from lapclip.units import UNKNOWN, count, duration, energy, is_number, number, rate, share, size
+from lapclip.units import UNKNOWN, count, duration, energy, is_number, number, percent, rate, size
 
 Kind = Literal["text", "count", "number", "share", "seconds", "bytes", "rate", "joules"]
 FORMATS: Mapping[Kind, Callable[[Any], str]] = {
-    "count": count, "number": number, "share": share, "seconds": duration, "bytes": size, "rate": rate,
+    "count": count, "number": number, "share": percent, "seconds": duration, "bytes": size, "rate": rate,
     "joules": energy,
 }  # fmt: skip
 KINDS: Mapping[str, Kind] = {"": "text", **{kind: kind for kind in FORMATS}}
@@ -113,7 +113,7 @@ class Chart:
     @property
     def in_words(self) -> str:
         """Where each line begins and ends, for screen readers, print and Markdown."""
-        show = share if self.is_share else number
+        show = percent if self.is_share else number
         return ", ".join(
             f"{line.label} {'' if line.look == 'level' else f'{show(line.points[0][1])} to '}{show(line.points[-1][1])}"
             for line in self.lines
@@ -191,7 +191,7 @@ class Ranges:
         return round(100 * min(1.0, max(0.0, (value - low) / (high - low))), 2)
 
     def words(self, value: float) -> str:
-        return f"{100 * value:+.1f}" if self.is_difference else share(value)
+        return f"{100 * value:+.1f}" if self.is_difference else percent(value)
 
 
 @dataclass(frozen=True)

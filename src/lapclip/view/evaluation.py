@@ -6,7 +6,7 @@ from typing import Any
 
 from lapclip.errors import code, shortened
 from lapclip.files import write_atomically
-from lapclip.units import UNKNOWN, count, listed, percent, plural, share
+from lapclip.units import UNKNOWN, count, listed, percent, plural
 from lapclip.view.document import (
     Document,
     Found,
@@ -49,12 +49,12 @@ def tiles_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The numbers one asks for first."""
     tiles = []
     for (way, name), k in ((WAYS[0], 1), (WAYS[0], 10), (WAYS[1], 1)):
-        found, chance = share(result[way][f"recall@{k}"]), share(result[way][f"chance@{k}"])
+        found, chance = percent(result[way][f"recall@{k}"]), percent(result[way][f"chance@{k}"])
         tiles.append((f"{name} recall@{k}", found, f"chance {chance}"))
     rank = f"{result['text_to_image']['median_rank']:,g}"
     tiles.append(("median rank", rank, f"among {count(pool_size(result))}"))
     if zero_shot := result.get("zero_shot"):
-        tiles.append(("zero-shot", share(zero_shot["top1"]), f"chance {share(zero_shot['chance'])}"))
+        tiles.append(("zero-shot", percent(zero_shot["top1"]), f"chance {percent(zero_shot['chance'])}"))
     return tiles
 
 
@@ -115,11 +115,11 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
     interval = zero_shot.get("interval@1")
     where = f", 95% interval {interval_words(interval)}" if interval else ""
     first = (
-        f"Of {plural(zero_shot['num_images'], 'image')}, {share(zero_shot['top1'])} get the name of their class "
-        f"among {zero_shot['num_classes']:,} (chance {share(zero_shot['chance'])}{where})"
+        f"Of {plural(zero_shot['num_images'], 'image')}, {percent(zero_shot['top1'])} get the name of their class "
+        f"among {zero_shot['num_classes']:,} (chance {percent(zero_shot['chance'])}{where})"
     )
     if zero_shot["num_classes"] > 5:
-        first += f"; for {share(zero_shot['top5'])} it is among the first five"
+        first += f"; for {percent(zero_shot['top5'])} it is among the first five"
     said = [first + "."]
     if templates := zero_shot.get("templates"):
         more = [f"{len(templates) - NUM_TEMPLATES} more templates"] * (len(templates) > NUM_TEMPLATES)

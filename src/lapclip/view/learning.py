@@ -14,7 +14,7 @@ from lapclip.errors import one_line
 from lapclip.runs.events import Step
 from lapclip.runs.history import History, Summary
 from lapclip.runs.run import read_own
-from lapclip.units import count, is_number, number, share
+from lapclip.units import count, is_number, number, percent
 from lapclip.view.charts import between
 from lapclip.view.document import Found, HeatMap, Query, Section, Table, columns_of, find
 
@@ -165,9 +165,9 @@ def stretches_section(history: History, stretches: Stretches) -> Section:
         for r in rows
     ]  # fmt: skip
     title = "By epoch" if stretches.kind == "epoch" else "By tenth of the run"
-    note = f"chance of accuracy {share(history.chance)}" if history.chance else ""
+    note = f"chance of accuracy {percent(history.chance)}" if history.chance else ""
     if note and history.recall:
-        note += f", of recall@1 {share(history.recall['text_to_image']['chance@1'])}"
+        note += f", of recall@1 {percent(history.recall['text_to_image']['chance@1'])}"
     return Section(title, words, tables=[Table(title, columns, cells, note)])
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from lapclip.config import SETTINGS
 from lapclip.errors import one_line, shortened
 from lapclip.runs.history import Summary
-from lapclip.units import NOT_MEASURED, UNKNOWN, count, duration, energy, number, plural, rate, share, size
+from lapclip.units import NOT_MEASURED, UNKNOWN, count, duration, energy, number, percent, plural, rate, size
 from lapclip.view.document import Section, Table, columns_of, find, shown
 from lapclip.view.learning import Stretches, thinned
 
@@ -22,7 +22,7 @@ def time_section(summary: Summary) -> Section:
     seen = plural(len(summary.history.inspections), "step")
     rows = [(name, part, seconds) for name, (part, seconds) in parts.items()]
     table = Table("A step's time", columns_of("part, share: share, time: seconds"), rows)
-    words = f"Of a step, {share(parts[largest][0])} is {largest}; means over {seen}."
+    words = f"Of a step, {percent(parts[largest][0])} is {largest}; means over {seen}."
     return Section("A step's time", [words], tables=[table])
 
 

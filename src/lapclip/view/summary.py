@@ -14,7 +14,7 @@ from lapclip.errors import code, one_line, shortened
 from lapclip.runs.history import Summary, summarize
 from lapclip.runs.run import Run
 from lapclip.runs.status import MACHINE
-from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, plural, rate, share, times
+from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, percent, plural, rate, times
 from lapclip.view.charts import charts_of, name_of, overlaid, phases_in_words
 from lapclip.view.document import KINDS, Document, Section, Table, columns_of, find, finite, shown
 from lapclip.view.html import write_html
@@ -89,10 +89,10 @@ def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
     history, started, evaluated = summary.history, summary.history.started, summary.history.evaluated
     found = (history.recall or {}).get("text_to_image", {})
     loss = f"validation {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else "training"
-    chance = {k: f"chance {share(found.get(f'chance@{k}'))}" for k in (1, 10)}
+    chance = {k: f"chance {percent(found.get(f'chance@{k}'))}" for k in (1, 10)}
     batch = f"batches of {count(started.batch_size)}" if started else ""
     tiles = [
-        *((f"recall@{k}", share(found.get(f"recall@{k}")), chance[k]) for k in (1, 10)),
+        *((f"recall@{k}", percent(found.get(f"recall@{k}")), chance[k]) for k in (1, 10)),
         ("loss", number(history.recently("loss")), loss),
         ("training time", duration(history.seconds if history.step else None), plural(history.num_steps, "step")),
         ("pairs per second", rate(history.pairs_per_second), batch),
@@ -159,10 +159,10 @@ def recall_words(recall: Any, num_images: float) -> str:
     """The recall in both directions, with what chance would give."""
     found, back = recall["text_to_image"], recall["image_to_text"]
     return (
-        f"Text → image: the correct one of {count(num_images)} images comes first in {share(found['recall@1'])} of "
-        f"cases (chance {share(found['chance@1'])}) and within the first ten in {share(found['recall@10'])} "
-        f"(chance {share(found['chance@10'])}). Image → text: the correct caption comes first in "
-        f"{share(back['recall@1'])}."
+        f"Text → image: the correct one of {count(num_images)} images comes first in {percent(found['recall@1'])} of "
+        f"cases (chance {percent(found['chance@1'])}) and within the first ten in {percent(found['recall@10'])} "
+        f"(chance {percent(found['chance@10'])}). Image → text: the correct caption comes first in "
+        f"{percent(back['recall@1'])}."
     )
 
 
@@ -176,7 +176,7 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     (step, before), after = earlier[-1], known[-1][1]
     mean = (before + after) / 2
     noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_captions) / num_captions)
-    said = f"from {share(before)} at step {count(step)} to {share(after)}"
+    said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
     if abs(after - before) <= noise:
         end = f"within the noise of {100 * noise:.1f} points"
         return 0, f"It was no longer clearly improving at the end: recall@1 went {said}, {end}."
@@ -197,7 +197,7 @@ def validation(summary: Summary) -> str:
 
 def speed(summary: Summary) -> list[str]:
     waiting, pairs, bench = summary.history.data_share, summary.history.pairs_per_second, summary.bench_speed
-    said = [f"It waited for data {share(waiting)} of the time."] if waiting is not None else []
+    said = [f"It waited for data {percent(waiting)} of the time."] if waiting is not None else []
     if bench and pairs:
         said.append(
             f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s measured by `lapclip bench`."
@@ -298,9 +298,9 @@ def comparison_words(summaries: Sequence[Summary]) -> list[str]:
         words.append("Their validation sets differ, so their recall cannot be compared.")
     elif len(found) > 1:
         (best, winner, recall), *rest = sorted(found, key=lambda row: -row[0])
-        others = listed([f"{code(name_of(summary))} has {share(value)}" for value, summary, _ in rest])
+        others = listed([f"{code(name_of(summary))} has {percent(value)}" for value, summary, _ in rest])
         has = "ties for" if best == rest[0][0] else "has"
-        words.append(f"{code(name_of(winner))} {has} the best recall@1, {share(best)}; {others}.")
+        words.append(f"{code(name_of(winner))} {has} the best recall@1, {percent(best)}; {others}.")
         captions = recall["num_captions"]
         if captions and 0 < best - rest[0][0] < 2 * (best * (1 - best) * 2 / captions) ** 0.5:
             words.append(f"Over {count(captions)} captions that difference may be noise.")

@@ -1,10 +1,9 @@
 """Weights and training state in and out of `checkpoints/step-000500/`, without pickle.
 
-A checkpoint is written beside, synced, then renamed: a killed process leaves either the old ones or the new one.
+A killed process leaves either the old checkpoints or the new one.
 """
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lapclip.errors import UserError, shortened
-from lapclip.files import cannot_write, write_atomically
+from lapclip.files import atomic_path, remove, write_atomically
 
 MODEL = "model.safetensors"
 OPTIMIZER = "state/optimizer.safetensors"
@@ -44,22 +43,11 @@ class Progress:
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> Path:
     """Writes a checkpoint and makes it the latest; removes older ones except the newest and the best."""
     target = folder / name_of(progress.step)
-    beside = folder / f".writing-{target.name}"
-    try:
-        shutil.rmtree(beside, ignore_errors=True)
-        (beside / "state").mkdir(parents=True)
-        save_file(dict(model.state_dict()), beside / MODEL)
-        save_file(optimizer_tensors(model, optimizer), beside / OPTIMIZER)
+    with atomic_path(target, is_folder=True) as beside:  # may be there: the end of a run saves a step again
+        (beside / "state").mkdir()
+        write_tensors(model.state_dict(), beside / MODEL)
+        write_tensors(optimizer_tensors(model, optimizer), beside / OPTIMIZER)
         (beside / PROGRESS).write_text(json.dumps(asdict(progress)), "utf-8")
-        for file in (MODEL, OPTIMIZER, PROGRESS, "state", "."):
-            sync(beside / file)
-        if target.exists():  # the end of a run may save a step again, with its recall
-            target.rename(folder / f".writing-{target.name}-old")
-        beside.rename(target)
-        sync(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise cannot_write(target, error if isinstance(error, OSError) else OSError(str(error))) from None
     write_atomically(folder / "latest", target.name)
     if progress.best_step is not None:
         write_atomically(folder / "best", name_of(progress.best_step))
@@ -75,12 +63,12 @@ def is_saved(folder: Path, step: int) -> bool:
     return (folder / name_of(step)).is_dir()
 
 
-def sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
+    """OSError when there is no room; nothing is copied."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        save_file(dict(tensors), file)
+    except SafetensorError as error:
+        raise OSError(str(error)) from None
 
 
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
@@ -99,10 +87,11 @@ def prune(folder: Path) -> None:
     kept = {*checkpoints[-NUM_KEPT:], pointed_at(folder, "best")}
     for path in checkpoints:
         if path not in kept:
-            # Renamed first: what is called a checkpoint is always complete.
-            shutil.rmtree(path.rename(path.with_name(f".writing-{path.name}-old")))
-    for path in folder.glob(".writing-*"):
-        shutil.rmtree(path, ignore_errors=True)
+            path.rename(
+                path.with_name(f".{path.name}.writing")
+            )  # what is called a checkpoint is always complete
+    for path in folder.glob(".*writing*"):
+        remove(path)
 
 
 def all_checkpoints(folder: Path) -> list[Path]:

@@ -3,20 +3,19 @@
 import contextlib
 import json
 import os
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, shortened
-from lapclip.files import write_atomically
+from lapclip.files import atomic_path, writing
 from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size
 from lapclip.model.towers import Shape
+from lapclip.weights.checkpoint import write_tensors
 from lapclip.weights.reading import (
     TOKENIZER,
     WEIGHTS,
@@ -74,27 +73,18 @@ def load_model_folder(folder: Path) -> Pretrained:
 def write_model_folder(
     folder: Path, name: str, model: CLIP, tokenizer: Tokenizer, fingerprint: str, weights: Path | None
 ) -> None:
-    """Writes beside, then renames; the same model is left as it is, and anything else is never overwritten."""
+    """Whole or not at all; the same model is left as it is, and anything else is never overwritten."""
     if not folder.name or "\0" in folder.name:
         raise UserError(f"`{folder}` is not a valid name for a folder", hint="choose another name")
-    beside = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
-    try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            refuse_other_content(folder, fingerprint)
-            return
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        try:
-            write_weights(beside / WEIGHTS, model, weights)
-            write_atomically(beside / TOKENIZER, tokenizer.to_json())
-            write_atomically(beside / DESCRIPTION, describe(name, model, tokenizer, fingerprint))
-            beside.rename(folder)  # over nothing, or over an empty folder
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        hint = "free some disk space, or choose a folder you may write to"
-        raise UserError(f"cannot write `{folder}`: {why.lower()}", hint=hint) from None
+    with writing(folder):
+        is_used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if is_used:
+        refuse_other_content(folder, fingerprint)
+        return
+    with atomic_path(folder, is_folder=True) as beside:
+        write_weights(beside / WEIGHTS, model, weights)
+        (beside / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
+        (beside / DESCRIPTION).write_text(describe(name, model, tokenizer, fingerprint), "utf-8")
 
 
 def refuse_other_content(folder: Path, fingerprint: str) -> None:
@@ -113,9 +103,7 @@ def write_weights(file: Path, model: CLIP, source: Path | None) -> None:
             if holds_weights(file, model):
                 return
         file.unlink(missing_ok=True)
-    save_file({name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}, file)
-    with file.open("rb") as written:
-        os.fsync(written.fileno())
+    write_tensors({name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}, file)
 
 
 def holds_weights(file: Path, model: CLIP) -> bool:
