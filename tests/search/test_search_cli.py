@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from test_searcher import COPIED, make_index
 from test_thumbnails import decoded
 
-from lapclip.cli.search import shorten_path
 from lapclip.cli.thumbnails import COLUMNS, GAP, ROWS
 from lapclip.weights.checkpoint import MODEL, best
 
@@ -49,17 +48,15 @@ def test_json_has_what_programs_read(search, made):
     assert one["copies"] == [str(made.photos / "b" / "copy.jpg")]
 
 
-def test_the_table_fits_eighty_columns_and_folds_copies(search, made, monkeypatch):
+def test_the_table_has_a_line_for_each_image_and_folds_copies(search, made, monkeypatch):
     monkeypatch.chdir(made.photos)
     done = search("red", "cat", "--top", "13")
     lines = done.stdout.splitlines()
-    assert len(lines) == 14 and max(map(len, lines)) <= 80
+    assert len(lines) == 14 and all(" x " in line for line in lines[1:])
     assert any(re.search(rf"\b0?\.\d+\s+a/{COPIED}\s+53 x 40\s+\+1 copy", line) for line in lines)
     assert "13 of 14 images for `red cat`" in done.stderr and "ms" in done.stderr
     assert "\x1b" not in done.stdout, "images on a pipe only when asked for"
     assert "\N{UPPER HALF BLOCK}" in search("cat", "--thumbnails", "--top", "1").stdout
-    monkeypatch.chdir("/")
-    assert max(map(len, search("red cat").stdout.splitlines())) <= 80
 
 
 def test_paths_are_all_that_a_pipe_gets(search, made):
@@ -190,15 +187,6 @@ def test_a_model_that_has_learned_since_is_said_and_the_index_searched_as_it_was
     finally:
         pointer.write_text(last.name)
         shutil.rmtree(later)
-
-
-def test_a_long_path_loses_its_middle():
-    path = "/home/somebody/pictures/" + "x" * 100 + "/dog.jpg"
-    assert shorten_path("short.jpg", 20) == "short.jpg"
-    assert len(shorten_path(path, 40)) == 40 and shorten_path(path, 40).startswith("/home/some")
-    assert shorten_path(path, 40).endswith("x/dog.jpg") and "..." in shorten_path(path, 40)
-    wide = "\N{CJK UNIFIED IDEOGRAPH-732B}" * 60
-    assert len(shorten_path(wide, 41)) <= 23
 
 
 class Paper:

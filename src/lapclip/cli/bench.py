@@ -2,20 +2,15 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
-from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import OPENING, follow, people, print_json, stop_requests, working
+from lapclip.cli.flags import AsJson, Switch, with_settings
+from lapclip.cli.screen import OPENING, follow, on_screen, people, print_json, stop_requests, working
 from lapclip.config import SETTINGS, load_config
 from lapclip.errors import UserError
-
-if TYPE_CHECKING:
-    from lapclip.view.document import Table
 
 STEP = (
     "size", "image_size", "patch_size", "text_length", "recompute", "batch_size", "chunk", "loss", "keep_patches",
@@ -28,20 +23,10 @@ ALWAYS = ("device", "max_memory")  # what `--ops` and `--sizes` use too
 @with_settings("source", *STEP, *PLAN)
 def bench(
     *,
-    ops: Annotated[
-        bool, Parameter(help="time single operations by size instead, on each device", negative="")
-    ] = False,
-    sizes: Annotated[
-        bool, Parameter(help="train every size from nano to huge for a few steps instead", negative="")
-    ] = False,
-    fresh: Annotated[bool, Parameter(help="measure again what was measured before", negative="")] = False,
-    out: Annotated[
-        Path | None,
-        Parameter(
-            name=("--out", "--picture"),
-            help="also write the charts, `.png`, or a page with everything, `.html`",
-        ),
-    ] = None,
+    ops: Switch = False,
+    sizes: Switch = False,
+    fresh: Switch = False,
+    out: Annotated[Path | None, Parameter(name=("--out", "--picture"))] = None,
     json: AsJson = False,
     flags: dict[str, Any],
 ) -> int:
@@ -50,6 +35,12 @@ def bench(
     Runs the real training step of a model on a source (drawn images, if none is named) with every execution plan that
     is possible here, in turns, for a minute or so. The result is kept, and `lapclip train` with the same source and
     flags uses it. `--compile` also tries compilation, which takes some minutes more.
+
+    Args:
+        ops: time single operations by size instead, on each device
+        sizes: train every size from nano to huge for a few steps instead
+        fresh: measure again what was measured before
+        out: also write the charts, `.png`, or a page with everything, `.html`
     """
     started = time.perf_counter()
     for flag in ("--ops",) * ops + ("--sizes",) * sizes:
@@ -108,12 +99,3 @@ def as_command(flags: dict[str, Any]) -> str:
         f"--{'' if flags[name] else 'no-'}{name.replace('_', '-')}" for name in SWITCHES if name in flags
     ]
     return " ".join(["lapclip train", *([flags["source"]] if "source" in flags else []), *said])
-
-
-def on_screen(table: "Table") -> RichTable:
-    shown = RichTable(title=Text(table.caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name, is_number in zip(table.header, table.is_number, strict=True):
-        shown.add_column(Text(name), justify="right" if is_number else "left")
-    for row in table.cells:
-        shown.add_row(*map(Text, row))
-    return shown

@@ -4,13 +4,13 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import OPENING, follow, people, print_json, stop_requests, working
+from lapclip.cli.flags import AsJson, Switch, with_settings
+from lapclip.cli.screen import OPENING, follow, people, print_json, print_table, stop_requests, working
 from lapclip.config import load_config
 from lapclip.errors import UserError, suggest
 from lapclip.units import plural, size
@@ -132,12 +132,17 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
 @with_settings("source", *HOW_TO_READ, *SIZES)
 def show(
     *,
-    out: Annotated[Path, Parameter(help="file that the sheet is written to")] = Path("lapclip-sheet.png"),
-    count: Annotated[int, Parameter(help="number of images")] = 24,
+    out: Path = Path("lapclip-sheet.png"),
+    count: int = 24,
     json: AsJson = False,
     flags: dict[str, Any],
 ) -> int:
-    """Draw a contact sheet: some images from all over the source, with their captions."""
+    """Draw a contact sheet: some images from all over the source, with their captions.
+
+    Args:
+        out: file that the sheet is written to
+        count: number of images
+    """
     if not 1 <= count <= 1000:
         raise UserError(f"`--count` is {count}", hint="a sheet holds 1 to 1000 images")
     out = out.expanduser()
@@ -165,12 +170,13 @@ def show(
 
 
 @data.command(name=("remove", "clean"))
-def remove(
-    *names: Annotated[str, Parameter(help="packs to remove, by name or by their source")],
-    all: Annotated[bool, Parameter(help="remove every pack", negative="")] = False,
-    json: AsJson = False,
-) -> int:
-    """List the packs in the cache with their sizes, or remove some. They can always be made again."""
+def remove(*names: str, all: Switch = False, json: AsJson = False) -> int:
+    """List the packs in the cache with their sizes, or remove some. They can always be made again.
+
+    Args:
+        names: packs to remove, by name or by their source
+        all: remove every pack
+    """
     from lapclip.data.pack import list_packs, remove_pack
 
     known = list_packs()
@@ -191,17 +197,14 @@ def remove(
         ]
         print_json({"packs": packs, "bytes": sum(p.num_bytes for p in shown)})
         return 0
-    from rich.table import Column, Table
+    from lapclip.view.document import Table, columns_of
 
-    table = Table(
-        Column("pack", no_wrap=True), Column("source", overflow="fold"), Column("size", justify="right"), "last used",
-        box=None, padding=(0, 2, 0, 0),
-    )  # fmt: skip
-    for p in shown:
-        last_used = time.strftime("%Y-%m-%d", time.localtime(p.last_used))
-        table.add_row(p.path.name, p.source, size(p.num_bytes), last_used)
+    rows = [
+        (p.path.name, p.source, p.num_bytes, time.strftime("%Y-%m-%d", time.localtime(p.last_used)))
+        for p in shown
+    ]
     if shown:
-        Console().print(table, highlight=False, markup=False)
+        print_table(Table("", columns_of("pack, source, size: bytes, last used"), rows))
     total = f"{plural(len(shown), 'pack')}, {size(sum(p.num_bytes for p in shown))}"
     how = "" if chosen or not shown else "; to remove one: `lapclip data remove NAME`; all of them: `--all`"
     people.print(f"{'removed ' if chosen else ''}{total}{how}", highlight=False)

@@ -3,18 +3,15 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import OPENING, follow, print_json, say, stop_requests, working
+from lapclip.cli.flags import AsJson, Switch, with_settings
+from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, Config, load_config
 from lapclip.errors import UserError, printable, shortened
 
@@ -30,66 +27,20 @@ IMAGE_SIZE = 144  # pixels of an image on the page, which shows it smaller: for 
 MAX_DRAWN = 50  # mistakes on a sheet, which is then 9,000 pixels high
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is measured, and how."""
-
-    run: str
-    source: str | None
-    against: str | None
-    num_validation: int | None
-    pool_size: int | None
-    published: bool
-    templates: tuple[str, ...]
-    num_mistakes: int
-    data: dict[str, Any]  # settings of the source
-
-
 @with_settings("format", "images", "image_column", "caption_column")
 def evaluate(
-    run: Annotated[
-        str, Parameter(help="a run, by name or path (its best checkpoint), or a folder with a model")
-    ],
-    source: Annotated[
-        str | None, Parameter(help="what to measure on, by default the validation set of the run's source")
-    ] = None,
+    run: str,
+    source: str | None = None,
     *,
-    num_validation: Annotated[
-        int | None,
-        Parameter(help="images to search; by default as many as in training, or all of SOURCE"),
-    ] = None,
-    pool_size: Annotated[
-        int | None,
-        Parameter(help="search exactly this many images at a time, so that results are comparable"),
-    ] = None,
-    published: Annotated[
-        bool,
-        Parameter(help="as in published tables: equal captions of other images are wrong", negative=""),
-    ] = False,
-    against: Annotated[str | None, Parameter(help="another model to compare with on the same images")] = None,
-    template: Annotated[
-        tuple[str, ...],
-        Parameter(
-            help="a prompt for a class, such as `a photo of a {}`; repeatable",
-            negative="",
-            show_default=False,
-        ),
-    ] = (),
-    mistakes: Annotated[
-        int | None,
-        Parameter(
-            help=f"how many to list; by default {NUM_LISTED} in the terminal, {NUM_KEPT} in pages and JSON"
-        ),
-    ] = None,
-    sheet: Annotated[Path | None, Parameter(help="draw the worst mistakes with their images: a PNG")] = None,
+    num_validation: int | None = None,
+    pool_size: int | None = None,
+    published: Switch = False,
+    against: str | None = None,
+    template: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    mistakes: int | None = None,
+    sheet: Path | None = None,
     html: Annotated[
-        list[Path] | None,
-        Parameter(
-            help="write a page; by default `evaluation.html` in the run, or in this folder",
-            consume_multiple=(0, 1),
-            negative="",
-            show_default=False,
-        ),
+        list[Path] | None, Parameter(consume_multiple=(0, 1), negative="", show_default=False)
     ] = None,
     json: AsJson = False,
     flags: dict[str, Any],
@@ -97,21 +48,62 @@ def evaluate(
     """Measure how often the correct image is found by its caption, and the correct caption by its image.
 
     A source with classes, such as a folder of folders, is also classified without training for it (zero-shot).
+
+    Args:
+        run: a run, by name or path (its best checkpoint), or a folder with a model
+        source: what to measure on, by default the validation set of the run's source
+        num_validation: images to search; by default as many as in training, or all of SOURCE
+        pool_size: search exactly this many images at a time, so that results are comparable
+        published: as in published tables: equal captions of other images are wrong
+        against: another model to compare with on the same images
+        template: a prompt for a class, such as `a photo of a {}`; repeatable
+        mistakes: how many to list; by default 10 in the terminal, 50 in pages and JSON
+        sheet: draw the worst mistakes with their images: a PNG
+        html: write a page; by default `evaluation.html` in the run, or in this folder
     """
     check_numbers(num_validation, pool_size, mistakes)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
-    options = Options(run, source, against, num_validation, pool_size, published, template, kept, flags)
     config, folder = config_of(run)
     if config is None and source is None:
-        refuse_without_source(run)
+        hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
+        raise UserError(f"`{run}` is not a run: there is no source to measure on", hint=hint)
+    other_config = None if against is None else config_of(against)[0]
     page = None if html is None else page_path(html, folder)
     sheet = None if sheet is None else sheet_path(sheet)
-    result, images = measure(options, config)
+    with working("starting"):
+        from lapclip.embedder import TEMPLATES, label_prompts, load
+        from lapclip.evaluate.full import divide
+        from lapclip.evaluate.full import evaluate as evaluate_model
+
+        label_prompts(["label"], template or TEMPLATES)  # refuses wrong templates first
+        embedder = load(run)
+        other = None if against is None else load(against)
+    with stop_requests("stopping; what is packed already is kept") as requests:
+        size = max(embedder.image_size, other.image_size if other else 0)
+        measured, about = open_measured(config, other_config, source, flags, size, requests)
+        if num_validation is None and source is None and pool_size is None and config is not None:
+            num_validation = config.data.num_validation
+        available = measured.source.num_different
+        divide(
+            min(num_validation or available, available), pool_size
+        )  # refuses before embedding, which takes minutes
+        work = evaluate_model(
+            embedder,
+            measured,
+            batch_size=(config.train.batch_size if config else None) or BATCH_SIZE,
+            num_images=num_validation,
+            pool_size=pool_size,
+            published=published,
+            templates=template or TEMPLATES,
+            num_mistakes=kept,
+            against=other,
+        )
+        result = follow(work, requests, "evaluating") | about
     if template and "zero_shot" not in result:
         say("this source has fewer than two classes: `--template` has no effect")
     if not json:  # before a file is written, which may fail
         show(result, listed)
-    written = write_files(result, images, page, sheet)
+    written = write_files(result, measured.source, page, sheet)
     if json:
         print_json(result | written)
         return 0
@@ -121,41 +113,6 @@ def evaluate(
     return 0
 
 
-def measure(options: Options, config: Config | None) -> "tuple[dict[str, Any], Source]":
-    """The result of the evaluation, and the source of its images."""
-    other_config = None if options.against is None else config_of(options.against)[0]
-    with working("starting"):
-        from lapclip.embedder import TEMPLATES, label_prompts, load
-        from lapclip.evaluate.full import evaluate as evaluate_model
-
-        label_prompts(["label"], options.templates or TEMPLATES)  # refuses wrong templates first
-        embedder = load(options.run)
-        other = None if options.against is None else load(options.against)
-    with stop_requests("stopping; what is packed already is kept") as requests:
-        size = max(embedder.image_size, other.image_size if other else 0)
-        measured, about = open_measured(config, other_config, options, size, requests)
-        num_images = options.num_validation
-        if num_images is None and options.source is None and options.pool_size is None and config is not None:
-            num_images = config.data.num_validation
-        available = measured.source.num_different
-        available = available if num_images is None else min(num_images, available)
-        if options.pool_size is not None and options.pool_size > available:  # embedding may take minutes
-            what = f"`--pool-size {options.pool_size}` is more than the {available:,} images of the source"
-            raise UserError(what, hint=f"use at most {available:,}")
-        work = evaluate_model(
-            embedder,
-            measured,
-            batch_size=(config.train.batch_size if config else None) or BATCH_SIZE,
-            num_images=num_images,
-            pool_size=options.pool_size,
-            published=options.published,
-            templates=options.templates or TEMPLATES,
-            num_mistakes=options.num_mistakes,
-            against=other,
-        )
-        return follow(work, requests, "evaluating") | about, measured.source
-
-
 def check_numbers(num_validation: int | None, pool_size: int | None, mistakes: int | None) -> None:
     if num_validation is not None and (problem := SETTINGS["num_validation"].problem(num_validation)):
         raise UserError(f"`--num-validation` {problem}", hint="training uses 512")
@@ -163,14 +120,6 @@ def check_numbers(num_validation: int | None, pool_size: int | None, mistakes: i
         raise UserError(f"`--pool-size` is {pool_size}", hint="use 2 or more; published tables use 1000")
     if mistakes is not None and not 0 <= mistakes <= MAX_MISTAKES:
         raise UserError(f"`--mistakes` is {mistakes}", hint=f"use 0 to {MAX_MISTAKES}")
-
-
-def refuse_without_source(run: str) -> None:
-    if not (Path(run).expanduser() / "model.safetensors").is_file():
-        hint = f"name the model first: `lapclip eval RUN {shlex.quote(run)}`"
-        raise UserError(f"`{run}` holds no model", hint=hint)
-    hint = f"name a source: `lapclip eval {shlex.quote(run)} SOURCE`"
-    raise UserError(f"`{run}` is a model without a source of its own", hint=hint)
 
 
 def config_of(name: str) -> tuple[Config | None, Path | None]:
@@ -198,10 +147,7 @@ def page_path(named: Sequence[Path], folder: Path | None) -> Path:
         raise UserError(f"`--html {path}` does not end in `.html`", hint=hint)
     from lapclip.view.html import refuse_foreign
 
-    try:
-        refuse_foreign(path)
-    except UserError as problem:
-        raise UserError(problem.message, hint="name another file: `--html FILE.html`") from None
+    refuse_foreign(path)
     return path
 
 
@@ -215,13 +161,18 @@ def sheet_path(named: Path) -> Path:
 
 
 def open_measured(
-    config: Config | None, other: Config | None, options: Options, image_size: int, requests: Sequence[int]
+    config: Config | None,
+    other: Config | None,
+    source: str | None,
+    flags: dict[str, Any],
+    image_size: int,
+    requests: Sequence[int],
 ) -> "tuple[EvaluationSet, dict[str, Any]]":
     """What to measure on, and its name; of a source that a model was trained on only the validation set."""
     from lapclip.data.open import open_source
     from lapclip.data.split import evaluation_set
 
-    source, runs = options.source, [own for own in (config, other) if own is not None]
+    runs = [own for own in (config, other) if own is not None]
     if source is None:
         assert config is not None
         data, runs = config.data, [own for own in runs if names_in(own) & names_in(config)]
@@ -232,7 +183,7 @@ def open_measured(
         # part of a larger one: the smallest was trained on by none.
         share = min(own.data.validation_share for own in runs)
         data = replace(data, pack=runs[0].data.pack, validation_share=share)
-    opened = follow(open_source(replace(data, **options.data), image_size), requests, OPENING, is_kept=True)
+    opened = follow(open_source(replace(data, **flags), image_size), requests, OPENING, is_kept=True)
     trained_on = set().union(*(names_in(own) for own in runs))
     is_own = source is None or any(part.name in trained_on for part in opened.parts)
     if is_own and source is not None:
@@ -253,7 +204,7 @@ def names_in(config: Config) -> set[str]:
 
 def show(result: Mapping[str, Any], num_mistakes: int) -> None:
     """Prints the result on stdout, within 80 columns."""
-    from lapclip.view.evaluation import comparison, how_measured, zero_shot_words
+    from lapclip.view.evaluation import class_tables, comparison_section, how_measured, zero_shot_words
     from lapclip.view.lines import recall_table
 
     screen = Console()
@@ -270,11 +221,13 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
     if result.get("zero_shot"):
         screen.print()
         tell(screen, *zero_shot_words(result))
-        screen.print(classes_table(result["zero_shot"]["classes"]), highlight=False)
+        (table,) = class_tables(result)
+        screen.print(on_screen(replace(table, rows=table.rows[:NUM_CLASSES])))
     if result.get("against"):
         screen.print()
-        tell(screen, *comparison(result))
-        screen.print(differences_table(result), highlight=False)
+        compared = comparison_section(result)
+        tell(screen, *compared.words)
+        screen.print(*map(on_screen, compared.tables))
     if num_mistakes and result["mistakes"]:
         screen.print()
         tell(screen, *mistake_lines(result["mistakes"][:num_mistakes]))
@@ -283,38 +236,6 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
 def tell(screen: Console, *sentences: str) -> None:
     for sentence in sentences:
         screen.print(printable(sentence), markup=False, highlight=False, soft_wrap=not screen.is_terminal)
-
-
-def table_of(title: str, **headings: bool) -> Table:
-    """A table with these columns; numeric ones are right-aligned."""
-    table = Table(title=Text(title, style="italic"), title_justify="left", box=box.SIMPLE)
-    for heading, is_number in headings.items():
-        justify: Literal["right", "left"] = "right" if is_number else "left"
-        table.add_column(heading.replace("_", " "), justify=justify, no_wrap=is_number, overflow="fold")
-    return table
-
-
-def classes_table(classes: Sequence[Mapping[str, Any]]) -> Table:
-    worst = sorted(classes, key=lambda c: (c["top1"], str(c["label"])))[:NUM_CLASSES]
-    title = "by class" if len(classes) <= NUM_CLASSES else f"the {NUM_CLASSES} least accurate classes"
-    columns = {"class": False, "images": True, "correct": True, "most_confused_with": False, "times": True}
-    table = table_of(title, **columns)
-    for c in worst:
-        label, other = (Text(shortened(str(name or ""), 60)) for name in (c["label"], c["taken_for"]))
-        times = f"{c['num_taken_for']:,}" if c["taken_for"] else ""
-        table.add_row(label, f"{c['num_images']:,}", f"{c['top1']:.1%}", other, times)
-    return table
-
-
-def differences_table(result: Mapping[str, Any]) -> Table:
-    from lapclip.view.evaluation import is_told, points_between, tests_of
-
-    columns = {"": False, "points": True, "95%_interval": True, "p": True, "significant": False}
-    table = table_of("the difference", **columns)
-    for name, test in tests_of(result):
-        points, interval = f"{100 * test['difference']:+.1f}", points_between(test, signed=True)
-        table.add_row(name, points, interval, f"{test['p_value']:.2g}", "yes" if is_told(test) else "no")
-    return table
 
 
 def mistake_lines(mistakes: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,4 +1,7 @@
-"""One flag for every setting of `config.py`; the name, the type and the sentence stand there."""
+"""One flag for every setting of `config.py`, which has its name, type and help.
+
+The help of a command's other flags is in its docstring.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -8,6 +11,7 @@ from cyclopts import Parameter
 
 from lapclip.config import ALIASES, BUDGETS, SETTINGS, Setting
 
+Switch = Annotated[bool, Parameter(negative="")]  # without a `--no-` form
 AsJson = Annotated[bool, Parameter(help="print the result as one JSON object on stdout", negative="")]
 
 

@@ -2,17 +2,14 @@
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
-from rich.table import Table
 
-from lapclip.cli.flags import AsJson
-from lapclip.cli.screen import follow, own_name, print_json, say, stop_requests, working
-from lapclip.errors import UserError, printable, shortened, suggest
+from lapclip.cli.flags import AsJson, Switch
+from lapclip.cli.screen import follow, own_name, print_json, print_table, say, stop_requests, working
+from lapclip.errors import UserError, shortened, suggest
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -31,21 +28,25 @@ class ChosenModel:
 
 
 def index(
-    *folders: Annotated[str, Parameter(help="folders with images; by default all folders of the index")],
-    model: Annotated[
-        str | None, Parameter(help="a run, by name or path, or a folder with a model", show_default="decided")
-    ] = None,
-    fresh: Annotated[
-        bool, Parameter(help="embed everything again, also if the index is damaged", negative="")
-    ] = False,
-    forget: Annotated[str | None, Parameter(help="remove a folder and its images from the index")] = None,
-    list: Annotated[bool, Parameter(help="show every index", negative="")] = False,
-    remove: Annotated[str | None, Parameter(help="remove the index of a model, by its name or path")] = None,
+    *folders: str,
+    model: Annotated[str | None, Parameter(show_default="decided")] = None,
+    fresh: Switch = False,
+    forget: str | None = None,
+    list: Switch = False,
+    remove: str | None = None,
     json: AsJson = False,
 ) -> int:
     """Embed every image under some folders for `lapclip search`; later only new and changed ones.
 
     Images that were moved or copied are not embedded again. Stop at any time: the same command continues.
+
+    Args:
+        folders: folders with images; by default all folders of the index
+        model: a run, by name or path, or a folder with a model
+        fresh: embed everything again, also if the index is damaged
+        forget: remove a folder and its images from the index
+        list: show every index
+        remove: remove the index of a model, by its name or path
     """
     if list or remove is not None:
         if folders or model or forget or fresh or (list and remove):
@@ -58,14 +59,25 @@ def index(
             if json:
                 print_json(forgotten)
             return 0
+    from lapclip.search.index import indexes_of, list_indexes
+    from lapclip.search.scan import real_folders
+
     chosen = choose_model(model)
-    refuse_missing(folders, model)
+    # Refuses a folder that does not exist before a model is loaded for it.
+    real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
     with working("starting"):
         from lapclip.embedder import load
         from lapclip.search.update import update
 
         embedder = load(chosen.load_from)
-    say_model(chosen, embedder.fingerprint)
+    if chosen.why:
+        say(f"with the model `{chosen.name}`, {chosen.why}; `--model` chooses another")
+    earlier = [info.path.name for info in list_indexes() if info.model == chosen.path]
+    if earlier and embedder.fingerprint not in earlier:
+        say(
+            f"`{chosen.name}` was trained since it was indexed: everything is embedded again, "
+            "and the old index is searched until that is done"
+        )
     with stop_requests("stopping; what is embedded already is kept") as requests:
         work = update(embedder, name=chosen.name, model=chosen.path, folders=folders, fresh=fresh)
         summary = follow(work, requests, "indexing", is_kept=True)
@@ -73,14 +85,6 @@ def index(
         print_json(as_record(summary, chosen))
     say_summary(summary)
     return 0
-
-
-def refuse_missing(folders: Sequence[str], model: str | None) -> None:
-    """Refuses a folder that does not exist before a model is loaded for it."""
-    from lapclip.search.index import indexes_of
-    from lapclip.search.scan import real_folders
-
-    real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
 
 
 def choose_model(model: str | None) -> ChosenModel:
@@ -107,20 +111,6 @@ def choose_model(model: str | None) -> ChosenModel:
         f"there is no model to index with: `{RUNS.absolute()}` holds no run with a checkpoint",
         hint=f"train one: `{own_name()} train`",
     )
-
-
-def say_model(chosen: ChosenModel, fingerprint: str) -> None:
-    """Says which model is used if it was not named, and that everything is embedded again if it was trained since."""
-    from lapclip.search.index import list_indexes
-
-    if chosen.why:
-        say(f"with the model `{chosen.name}`, {chosen.why}; `--model` chooses another")
-    earlier = [info for info in list_indexes() if info.model == chosen.path]
-    if earlier and not any(info.path.name == fingerprint for info in earlier):
-        say(
-            f"`{chosen.name}` was trained since it was indexed: everything is embedded again, "
-            "and the old index is searched until that is done"
-        )
 
 
 def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:
@@ -186,12 +176,10 @@ def forget_folder(folder: str, model: str | None) -> dict[str, Any]:
 
 def show_all(json: bool) -> int:
     from lapclip.search.index import Index, list_indexes
+    from lapclip.view.document import Table, columns_of
 
     records: list[dict[str, Any]] = []
-    out = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("model", "images", "folders", "size", "updated"):
-        is_text = heading not in ("images", "size")
-        out.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+    rows = []
     for info in list_indexes():
         num_images: int | None = None
         try:
@@ -202,16 +190,15 @@ def show_all(json: bool) -> int:
         num_bytes = folder_bytes(info)
         facts = {key: getattr(info, key) for key in ("name", "model", "folders", "is_complete", "updated")}
         records.append({**facts, "path": str(info.path), "num_pictures": num_images, "bytes": num_bytes})
-        shown = "damaged" if num_images is None else f"{num_images:,}"
+        shown = "damaged" if num_images is None else num_images
         when = age(time.time() - info.updated) + ("" if info.is_complete else ", unfinished")
-        row = (info.name, shown, "\n".join(info.folders), size(num_bytes), when)
-        out.add_row(*map(printable, row))
+        rows.append((info.name, shown, ", ".join(info.folders), num_bytes, when))
     if json:
         print_json({"indexes": records})
     elif not records:
         say(f"nothing is indexed yet; `{own_name()} index ~/Pictures` begins")
     else:
-        Console(highlight=False, markup=False).print(out)
+        print_table(Table("", columns_of("model, images: count, folders, size: bytes, updated"), rows))
         total = size(sum(int(record["bytes"]) for record in records))
         say(f"{total} in all; to remove one: `{own_name()} index --remove MODEL`")
     return 0

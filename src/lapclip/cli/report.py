@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from lapclip.cli.flags import AsJson
+from lapclip.cli.flags import AsJson, Switch
 from lapclip.cli.screen import people, print_json, working
 from lapclip.errors import UserError, printable
 
@@ -14,24 +14,19 @@ MAX_RUNS = 12  # that colours and dashes can tell apart
 
 
 def report(
-    *runs: Annotated[
-        str, Parameter(name="RUN", help="a run, by name or path; several are laid side by side")
-    ],
-    output: Annotated[
-        Path | None,
-        Parameter(
-            name=("--out", "--output"),
-            help="the page to write; by default `report.html` in the run, or here for several",
-        ),
-    ] = None,
-    markdown: Annotated[
-        bool, Parameter(help="print it as Markdown on stdout instead of writing a page", negative="")
-    ] = False,
+    *runs: Annotated[str, Parameter(name="RUN")],
+    output: Annotated[Path | None, Parameter(name=("--out", "--output"))] = None,
+    markdown: Switch = False,
     json: AsJson = False,
 ) -> int:
     """Write the result of a run as one self-contained HTML file: summary, curves, tables, settings.
 
     Works on finished runs and on those that were stopped, failed, or are still running. Prints the file's path.
+
+    Args:
+        runs: a run, by name or path; several are laid side by side
+        output: the page to write; by default `report.html` in the run, or here for several
+        markdown: print it as Markdown on stdout instead of writing a page
     """
     refuse_contradictions(len(runs), output, markdown=markdown, json=json)
     from lapclip.runs.history import summarize

@@ -6,23 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 
-from lapclip.cli.flags import AsJson, with_settings
-from lapclip.cli.screen import complain, own_name, print_json, say, working
+from lapclip.cli.flags import AsJson, Switch, with_settings
+from lapclip.cli.screen import complain, own_name, print_json, print_table, say, working
 from lapclip.config import BUDGETS
 from lapclip.errors import UserError, printable, suggest
-from lapclip.units import age, duration, size
+from lapclip.units import age, size
 
 if TYPE_CHECKING:
     from lapclip.runs.history import Summary
-    from lapclip.runs.run import Run
     from lapclip.view.document import Kind
 
 runs = App(name="runs", help="List the runs in this folder; stop, resume, compare or remove them.")
 Name = Annotated[str, Parameter(help="a run, by name or path")]
 SECONDS_BETWEEN_LOOKS = 0.1
-PATIENCE_SECONDS = 10.0  # before it is said what is waited for
 
 
 @runs.default
@@ -33,6 +31,7 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
     """
     from lapclip.runs.run import RUNS
     from lapclip.runs.status import all_runs, status_of
+    from lapclip.view.document import Table, columns_of
 
     if words:
         known = ("stop", "resume", "compare", "remove")
@@ -44,27 +43,16 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
     if not found:
         say(f"`{RUNS.absolute()}` holds no runs yet; `{own_name()} train` makes one")
         return 0
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("run", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for heading in ("done", "steps", "recall@1", "left"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("last update", no_wrap=True)
+    columns = "run, state, done: share, steps: count, recall@1: share, left: seconds, last update"
+    rows: list[tuple[Any, ...]] = []
     for status in found:
-        table.add_row(
-            printable(status.run.name),
-            status.state_words,
-            f"{status.progress:.0%}",
-            f"{status.history.num_steps:,}",
-            "" if status.recall_1 is None else f"{status.recall_1:.1%}",
-            "" if status.seconds_left is None else duration(status.seconds_left),
-            "" if status.updated is None else age(time.time() - status.updated),
-        )
-    out = Console(highlight=False, markup=False)
-    out.print(table)
+        row = (status.run.name, status.state_words, status.progress, status.history.num_steps)
+        updated = "" if status.updated is None else age(time.time() - status.updated)
+        rows.append((*row, status.recall_1, status.seconds_left, updated))
+    print_table(Table("", columns_of(columns), rows))
     for status in found:
         if status.failed:
-            out.print(printable(f"{status.run.name}: {status.failed.message}"), soft_wrap=True)
+            sys.stdout.write(printable(f"{status.run.name}: {status.failed.message}") + "\n")
     return 0
 
 
@@ -93,58 +81,30 @@ def stop(name: Name, /, *, json: AsJson = False) -> int:
     from lapclip.runs.status import ask_to_stop, status_of
 
     run = find_run(name)
-    before = status_of(run)
     pid = ask_to_stop(run)
-    if pid is None:
-        if not json:
-            say(
-                f"run `{run.name}` is not being trained: it is {before.state}, at step {before.history.num_steps:,}"
-            )
-    else:
-        try:
-            wait_until_free(run, pid)
-        except KeyboardInterrupt:
-            complain(
-                f"run `{run.name}` has been asked to stop, and is still at it",
-                "`lapclip runs` says when it is",
-            )
-            return 130
-    after = status_of(run)
+    if pid is not None:
+        say(f"run `{run.name}` ends after its current step; `kill -INT {pid}` does not wait for the step")
+        with working("waiting"):
+            while run.owner() == pid:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+    status = status_of(run)
+    state, num_steps = status.state, status.history.num_steps
+    has_failed = pid is not None and state in ("failed", "crashed")
     if json:
-        print_json(as_record(after))
-    elif pid is not None:
-        say_how_it_ended(run, after)
-    return 1 if pid is not None and after.state in ("failed", "crashed") else 0
-
-
-def wait_until_free(run: "Run", pid: int) -> None:
-    began, has_said = time.monotonic(), False
-    with working(f"run `{run.name}` saves and ends"):
-        while run.owner() == pid:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            if not has_said and time.monotonic() - began > PATIENCE_SECONDS:
-                has_said = True
-                say(
-                    f"run `{run.name}` has been asked to stop and ends after the step it is in, which takes long; "
-                    f"Ctrl-C leaves it to it, and `kill -INT {pid}` ends it at once, from its last checkpoint"
-                )
-
-
-def say_how_it_ended(run: "Run", status: "Summary") -> None:
-    is_set_up, num_steps = (run.path / "config.toml").exists(), status.history.num_steps
-    if status.state in ("failed", "crashed"):
+        print_json(as_record(status))
+    elif pid is None:
+        say(f"run `{run.name}` is not being trained: it is {state}, at step {num_steps:,}")
+    elif has_failed:
         why = f": {status.failed.message}" if status.failed else ""
-        complain(
-            f"run `{run.name}` ended without saving its last steps{why}",
-            f"`{own_name()} runs resume {run.reference}` resumes from its last checkpoint",
-        )
-    elif not is_set_up:
-        say(f"run `{run.name}` stopped while it was being set up; nothing was trained yet")
-    elif status.state == "finished":
-        say(f"run `{run.name}` had just finished: {num_steps:,} steps")
+        hint = f"`{own_name()} runs resume {run.reference}` resumes from its last checkpoint"
+        complain(f"run `{run.name}` ended without saving its last steps{why}", hint)
     else:
-        what = f"and saved at step {num_steps:,}" if num_steps else "before its first step"
-        say(f"run `{run.name}` stopped {what}\nnext:\n  {own_name()} runs resume {run.reference}")
+        say(
+            f"run `{run.name}` {state} {f'and saved at step {num_steps:,}' if num_steps else 'before its first step'}"
+        )
+        if (run.path / "config.toml").exists():
+            say(f"next:\n  {own_name()} runs resume {run.reference}")
+    return 1 if has_failed else 0
 
 
 @runs.command
@@ -168,7 +128,7 @@ def compare(first: Name, second: Name, /, *, json: AsJson = False) -> int:
         print_json(found)
         return 0
     out = Console(highlight=False, markup=False)
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = RichTable(box=None, padding=(0, 2, 0, 0))
     for heading in ("", *map(printable, found["runs"])):
         table.add_column(heading, overflow="fold")
     for part in ("results", "settings", "machine"):
@@ -203,12 +163,12 @@ LABELS: "dict[str, tuple[str, Kind]]" = {  # what a key is called, and the kind 
 
 
 @runs.command
-def remove(
-    *names: Name,
-    yes: Annotated[bool, Parameter(help="do not ask", negative="")] = False,
-    json: AsJson = False,
-) -> int:
-    """Remove runs with all they hold. Asks first; a run that is being trained is refused."""
+def remove(*names: Name, yes: Switch = False, json: AsJson = False) -> int:
+    """Remove runs with all they hold. Asks first; a run that is being trained is refused.
+
+    Args:
+        yes: do not ask
+    """
     from lapclip.runs.run import find_run
     from lapclip.runs.status import num_bytes, remove, status_of
 

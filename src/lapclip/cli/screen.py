@@ -9,12 +9,17 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import IO, Any, TextIO, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from lapclip.errors import printable
 from lapclip.units import Progress, size
+
+if TYPE_CHECKING:
+    from lapclip.view.document import Table
 
 
 class Stderr(io.TextIOBase):
@@ -68,6 +73,32 @@ def working(what: str) -> Any:
 
 def print_json(result: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(result) + "\n")
+
+
+def on_screen(table: "Table") -> RichTable:
+    shown = RichTable(title=Text(table.caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for name, is_number in zip(table.header, table.is_number, strict=True):
+        shown.add_column(
+            Text(name), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
+        )
+    for row in table.cells:
+        shown.add_row(*map(Text, row))
+    return shown
+
+
+def print_table(table: "Table") -> None:
+    """On stdout, within the width of a terminal; on a pipe nothing is wrapped."""
+    Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(on_screen(table))
+
+
+@contextmanager
+def until_closed() -> Iterator[None]:
+    """Writes to stdout until whoever reads it has enough, as `head` does."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def own_name() -> str:

@@ -5,18 +5,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import CycloptsError, Parameter
-from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 
-from lapclip.cli.flags import AsJson, whole_number
-from lapclip.cli.screen import follow, own_name, print_json, say, working
+from lapclip.cli.flags import AsJson, Switch, whole_number
+from lapclip.cli.screen import follow, own_name, print_json, print_table, say, until_closed, working
 from lapclip.errors import UserError, shortened, suggest
 from lapclip.units import duration, plural
 
@@ -30,90 +29,78 @@ MAX_RESULTS = 10_000
 # A cosine that nearly all images reach that were only scaled or saved again, and few others (Flickr8k, `nano`).
 NEARLY_EQUAL = 0.998
 THUMBNAIL_SIZE = 320  # pixels of an image on a sheet or in a terminal
-MAX_PATH_CHARACTERS = 4096
-MIN_PATH_WIDTH = 20  # columns, however narrow the window
-FLAGS = (
-    "--like", "--unlike", "--folder", "--model", "--top", "--min-score", "--paths", "--null", "--json", "--sheet",
-    "--thumbnails", "--no-thumbnails", "--duplicates", "--help",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Output:
-    """How results are printed."""
-
-    form: Literal["table", "paths", "json"]
-    null: bool  # paths end in NUL
-    thumbnails: bool | None
+COLUMNS = "score: number, image, size: number, "  # the last one says that there are copies
 
 
 def search(
-    *words: Annotated[
-        str, Parameter(help="what to look for: `beach - people + sunset`", allow_leading_hyphen=True)
-    ],
-    like: Annotated[
-        list[str] | None,
-        Parameter(help="an image file to look for, alone or with words; repeatable", negative=""),
-    ] = None,
-    unlike: Annotated[
-        list[str] | None, Parameter(help="an image file to avoid; repeatable", negative="")
-    ] = None,
-    folder: Annotated[str | None, Parameter(help="only images under this folder")] = None,
-    model: Annotated[
-        str | None, Parameter(help="whose index: a run, by name or path", show_default="the one updated last")
-    ] = None,
-    top: Annotated[
-        int | None,
-        Parameter(
-            help="how many images, or groups of duplicates",
-            converter=whole_number,
-            show_default="10, or all groups",
-        ),
-    ] = None,
-    min_score: Annotated[
-        float | None,
-        Parameter(help=f"only images with at least this score; with `--duplicates`, {NEARLY_EQUAL}"),
-    ] = None,
-    paths: Annotated[bool, Parameter(help="print paths only, one per line", negative="")] = False,
-    null: Annotated[
-        bool, Parameter(name=["--null", "-0"], help="paths end in NUL, for `xargs -0`", negative="")
-    ] = False,
-    sheet: Annotated[Path | None, Parameter(help="draw the results as a contact sheet, a PNG")] = None,
-    thumbnails: Annotated[
-        bool | None, Parameter(help="show small images in the terminal", show_default="if the terminal can")
-    ] = None,
-    duplicates: Annotated[
-        bool, Parameter(help="list groups of equal or nearly equal images", negative="")
-    ] = False,
+    *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    like: Annotated[list[str] | None, Parameter(negative="")] = None,
+    unlike: Annotated[list[str] | None, Parameter(negative="")] = None,
+    folder: str | None = None,
+    model: Annotated[str | None, Parameter(show_default="the one updated last")] = None,
+    top: Annotated[int | None, Parameter(converter=whole_number, show_default="10, or all groups")] = None,
+    min_score: float | None = None,
+    paths: Switch = False,
+    null: Annotated[bool, Parameter(name=["--null", "-0"], negative="")] = False,
+    sheet: Path | None = None,
+    thumbnails: Annotated[bool | None, Parameter(show_default="if the terminal can")] = None,
+    duplicates: Switch = False,
     json: AsJson = False,
 ) -> int:
     """Find images by words, by other images, or by both, added and subtracted.
 
     The score is the cosine of the embeddings of the query and an image, from -1 to 1. It only orders the results of
     one query: how high a good match scores depends on the model and the words. A score of 1 is the image itself.
+
+    Args:
+        words: what to look for: `beach - people + sunset`
+        like: an image file to look for, alone or with words; repeatable
+        unlike: an image file to avoid; repeatable
+        folder: only images under this folder
+        model: whose index: a run, by name or path
+        top: how many images, or groups of duplicates
+        min_score: only images with at least this score; with `--duplicates`, 0.998
+        paths: print paths only, one per line
+        null: paths end in NUL, for `xargs -0`
+        sheet: draw the results as a contact sheet, a PNG
+        thumbnails: show small images in the terminal
+        duplicates: list groups of equal or nearly equal images
     """
-    query = join_words(words)
-    check_options(top=top, min_score=min_score, sheet=sheet, paths=paths or null, json=json)
-    output = Output("json" if json else "paths" if paths or null else "table", null, thumbnails)
+    query, as_paths = join_words(words), paths or null
+    check_options(top=top, min_score=min_score, sheet=sheet, paths=as_paths, json=json)
+    show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
         if query or like or unlike or sheet:
             raise UserError("`--duplicates` takes no query", hint="omit the query: images are compared")
-        return ignore_closed_pipe(lambda: show_duplicates(model, min_score, folder, top, output))
+        score = NEARLY_EQUAL if min_score is None else min_score
+        record, groups = find_duplicates(model, score, folder, top)
+        show(record, groups, [row for group in groups for row in group_rows(group)])
+        if not (json or as_paths):
+            say_duplicates(groups, score)
+        return 0
     likes, unlikes = like or [], unlike or []
     terms = read_terms(query, likes, unlikes)
     searcher = open_searcher(model, folder)
     prepare_graph(searcher)
     from lapclip.search.searcher import describe_query
 
-    started = time.perf_counter()
+    index, started = searcher.index, time.perf_counter()
     results = searcher.search(searcher.vector(terms), top=top or 10, min_score=min_score, folder=folder)
-    seconds = time.perf_counter() - started
-    if sheet is not None and results.matches:
-        write_sheet(sheet.expanduser(), results.matches)
+    seconds, matches = time.perf_counter() - started, results.matches
+    if sheet is not None and matches:
+        write_sheet(sheet.expanduser(), matches)
     question = describe_query(terms, likes, unlikes)
-    code = ignore_closed_pipe(lambda: show_results(question, seconds, results, searcher.index, output))
-    say_notes(query, results, min_score, searcher.index)
-    return code
+    record = {"query": question, "milliseconds": seconds * 1000}
+    record |= {"results": [match.record() for match in matches], "num_pictures": index.num_images}
+    record |= {"num_gone": results.num_gone, "model": index.model}
+    if matches and not (json or as_paths):
+        show_thumbnails(matches, thumbnails)
+    show(record, [matches], [row_of(match, f"{match.score:.3f}") for match in matches])
+    if not (json or as_paths):
+        count = f"{len(matches):,} of {plural(index.num_images, 'image')}"
+        say(f"{count} for `{shortened(question)}`, {duration(seconds)}")
+    say_notes(query, results, min_score, index)
+    return 0
 
 
 def join_words(words: Sequence[str]) -> str:
@@ -121,7 +108,8 @@ def join_words(words: Sequence[str]) -> str:
     for word in words:
         if word.startswith("-") and word != "-" and not word.startswith("- "):
             flag = word.split("=")[0]
-            raise CycloptsError(msg=f"unknown option: `{flag}`{suggest(flag, FLAGS)}")
+            known = [f"--{name.replace('_', '-')}" for name in signature(search).parameters]
+            raise CycloptsError(msg=f"unknown option: `{flag}`{suggest(flag, known)}")
     return " ".join(words).strip()
 
 
@@ -195,73 +183,44 @@ def prepare_graph(searcher: "Searcher") -> None:
         say("searching so many images is faster with `pip install 'lapclip[ann]'`")
 
 
-def ignore_closed_pipe(show: Callable[[], Any]) -> int:
-    try:
-        show()
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+def show_results(
+    record: dict[str, Any],
+    groups: "Sequence[Sequence[Match]]",
+    rows: Sequence[Sequence[str]],
+    *,
+    json: bool,
+    paths: bool,
+    null: bool,
+) -> None:
+    """Results as one JSON object, as paths, or as a table."""
+    from lapclip.view.document import Table, columns_of
+
+    with until_closed():
+        if json:
+            print_json(record)
+        elif paths:
+            write_paths([[match.entry.path for match in group] for group in groups], null)
+        elif rows:
+            print_table(Table("", columns_of(COLUMNS), rows))
 
 
-def show_results(question: str, seconds: float, results: "Results", index: "Index", output: Output) -> None:
-    matches = results.matches
-    if output.form == "json":
-        facts = {"query": question, "milliseconds": seconds * 1000}
-        about = {"num_pictures": index.num_images, "num_gone": results.num_gone, "model": index.model}
-        print_json({**facts, "results": [match.record() for match in matches], **about})
-    elif output.form == "paths":
-        write_paths([[match.entry.path for match in matches]], output.null)
-    else:
-        if matches:
-            show_matches(matches, output.thumbnails)
-        count = f"{len(matches):,} of {plural(index.num_images, 'image')}"
-        say(f"{count} for `{shortened(question)}`, {duration(seconds)}")
+def row_of(match: "Match", score: str) -> tuple[str, ...]:
+    """A line of the table; the path is relative to the working directory if it lies below."""
+    entry, num_copies = match.entry, len(match.copies)
+    path = entry.path.removeprefix(os.getcwd().rstrip(os.sep) + os.sep)
+    copies = f"+{num_copies} cop{'y' if num_copies == 1 else 'ies'}" if num_copies else ""
+    return score, path, f"{entry.width} x {entry.height}", copies
 
 
-def show_matches(matches: "Sequence[Match]", thumbnails: bool | None) -> None:
+def show_thumbnails(matches: "Sequence[Match]", asked: bool | None) -> None:
     from lapclip.cli.thumbnails import grid, protocol_of
 
-    out = Console(highlight=False, markup=False)
-    protocol = protocol_of(
-        os.environ, is_terminal=sys.stdout.isatty(), encoding=sys.stdout.encoding or "", asked=thumbnails
-    )
+    encoding = sys.stdout.encoding or ""
+    protocol = protocol_of(os.environ, is_terminal=sys.stdout.isatty(), encoding=encoding, asked=asked)
     if protocol is not None:
         labels = [f"{match.score:.3f} {name_of(match)}" for match in matches]
-        sys.stdout.write(grid(load_images(matches), labels, protocol, out.width) + "\n")
-        sys.stdout.flush()
-    out.print(matches_table(matches, out.width))
-
-
-def matches_table(matches: "Sequence[Match]", width: int) -> Table:
-    """A line for each image, best first, no wider than the window."""
-    copies = [f"+{n} cop{'y' if n == 1 else 'ies'}" if (n := len(match.copies)) else "" for match in matches]
-    sizes = [f"{match.entry.width} x {match.entry.height}" for match in matches]
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=True)
-    for heading in ("score", "image", "size", *([""] if any(copies) else [])):
-        table.add_column(heading, justify="right" if heading in ("score", "size") else "left", no_wrap=True)
-    taken = 8 + sum(max(map(len, column)) + 2 for column in (sizes, copies) if any(column))
-    for match, *rest in zip(matches, sizes, copies, strict=True):
-        path = shorten_path(shown_path(match.entry.path), max(MIN_PATH_WIDTH, width - taken - 2))
-        table.add_row(f"{match.score:.3f}", path, *rest[: len(table.columns) - 2])
-    return table
-
-
-def shown_path(path: str) -> str:
-    """A printable path, relative to the working directory if it lies below."""
-    here = os.getcwd().rstrip(os.sep) + os.sep
-    return shortened(path.removeprefix(here), MAX_PATH_CHARACTERS)
-
-
-def shorten_path(path: str, width: int) -> str:
-    """A path in at most `width` columns; its middle is omitted, its beginning and its name say most."""
-    if cell_len(path) <= width:
-        return path
-    keep = max(2, width - 3)
-    head, tail = path[: keep // 3], path[-(keep - keep // 3) :]
-    while cell_len(head) + 3 + cell_len(tail) > width and len(tail) > 1:  # wide characters
-        head, tail = (head[:-1], tail) if len(head) > len(tail) // 2 else (head, tail[1:])
-    return f"{head}...{tail}"
+        with until_closed():
+            sys.stdout.write(grid(load_images(matches), labels, protocol, Console().width) + "\n")
 
 
 def name_of(match: "Match") -> str:
@@ -337,41 +296,33 @@ def was_trained_since(index: "Index") -> bool:
         return False
 
 
-def show_duplicates(
-    model: str | None, min_score: float | None, folder: str | None, top: int | None, output: Output
-) -> None:
+def find_duplicates(
+    model: str | None, min_score: float, folder: str | None, top: int | None
+) -> "tuple[dict[str, Any], list[list[Match]]]":
+    """The groups as `--json` has them, and as matches."""
     from lapclip.search.index import find_index
     from lapclip.search.searcher import duplicates
 
-    index, score = find_index(model), NEARLY_EQUAL if min_score is None else min_score
+    index = find_index(model)
     within = None if folder is None else os.path.realpath(os.path.expanduser(folder))
     started = time.perf_counter()
-    groups = follow(duplicates(index, score, within))[:top]
-    seconds = time.perf_counter() - started
-    if output.form == "json":
-        keys = ("id", "path", "score")
-        records = [[{key: one.record()[key] for key in keys} for one in group] for group in groups]
-        facts = {"min_score": score, "milliseconds": seconds * 1000}
-        print_json({**facts, "groups": records, "num_pictures": index.num_images, "model": index.model})
-        return
-    if output.form == "paths":
-        write_paths([[match.entry.path for match in group] for group in groups], output.null)
-        return
-    out = Console(highlight=False, markup=False)
-    for line in group_lines(groups, out.width):
-        out.print(line, soft_wrap=True)
+    groups = follow(duplicates(index, min_score, within))[:top]
+    milliseconds = (time.perf_counter() - started) * 1000
+    record: dict[str, Any] = {"min_score": min_score, "milliseconds": milliseconds}
+    keys = ("id", "path", "score")
+    record |= {"groups": [[{key: one.record()[key] for key in keys} for one in group] for group in groups]}
+    return record | {"num_pictures": index.num_images, "model": index.model}, groups
+
+
+def group_rows(group: "Sequence[Match]") -> Iterator[tuple[str, ...]]:
+    """The score of each image with the first one; an empty line after the group."""
+    for number, match in enumerate(group):
+        is_copy = number > 0 and match.entry.row == group[0].entry.row
+        yield row_of(match, "" if number == 0 else "equal" if is_copy else f"{match.score:.3f}")
+    yield ("",) * 4
+
+
+def say_duplicates(groups: "Sequence[Sequence[Match]]", min_score: float) -> None:
     spare = sum(len(group) - 1 for group in groups)
     found = f"{plural(len(groups), 'group')} of equal or nearly equal images, {spare:,} more than needed"
-    say(f"{found if groups else 'no two images are equal or nearly equal'}; `--min-score` is {score:g}")
-
-
-def group_lines(groups: "Sequence[Sequence[Match]]", width: int) -> Iterator[str]:
-    """Each group with an empty line after it: the score of each image with the first one, and its path."""
-    for group in groups:
-        for number, match in enumerate(group):
-            is_copy = number > 0 and match.entry.row == group[0].entry.row
-            score = "" if number == 0 else "equal" if is_copy else f"{match.score:.3f}"
-            size = f"{match.entry.width} x {match.entry.height}"
-            path = shorten_path(shown_path(match.entry.path), max(MIN_PATH_WIDTH, width - 7 - len(size) - 2))
-            yield f"{score:5}  {path}  {size}"
-        yield ""
+    say(f"{found if groups else 'no two images are equal or nearly equal'}; `--min-score` is {min_score:g}")

@@ -26,41 +26,39 @@ TOKEN = r"[A-Za-z0-9._~-]{16,256}"  # noqa: S105  # what one looks like
 
 def serve(
     *,
-    model: Annotated[
-        str | None,
-        Parameter(help="a run or a model folder; default: the model of the index that was updated last"),
-    ] = None,
-    port: Annotated[int | None, Parameter(help="default: any free one")] = None,
-    host: Annotated[
-        str, Parameter(help="address to listen at; one that other machines reach needs a token")
-    ] = "127.0.0.1",
-    token: Annotated[
-        str | None,
-        Parameter(help="what clients must send; better in LAPCLIP_TOKEN, which other users cannot see"),
-    ] = None,
-    allow_host: Annotated[
-        tuple[str, ...], Parameter(help="another host name of this server, as behind a proxy", negative="")
-    ] = (),
-    rate: Annotated[
-        float | None, Parameter(help="requests a second of one client; default: 20 if other machines can ask")
-    ] = None,
-    open: Annotated[bool, Parameter(help="open the page in the browser")] = True,
-    batching: Annotated[bool, Parameter(help="embed the requests of several clients together")] = True,
+    model: str | None = None,
+    port: int | None = None,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    allow_host: Annotated[tuple[str, ...], Parameter(negative="")] = (),
+    rate: float | None = None,
+    open: bool = True,
+    batching: bool = True,
 ) -> int:
     """Serve a model and its images: a page to search with, and the same over HTTP.
 
     `/openapi.json` describes what can be asked. Only images of the index are ever shown.
+
+    Args:
+        model: a run or a model folder; default: the model of the index that was updated last
+        port: default: any free one
+        host: address to listen at; one that other machines reach needs a token
+        token: what clients must send; better in LAPCLIP_TOKEN, which other users cannot see
+        allow_host: another host name of this server, as behind a proxy
+        rate: requests a second of one client; default: 20 if other machines can ask
+        open: open the page in the browser
+        batching: embed the requests of several clients together
     """
     require_web()
     import webbrowser
 
-    from lapclip.serve.http import address_of, hosts_of, listen, names_of
+    from lapclip.serve.http import address_of, hosts_of, is_local, listen, names_of
     from lapclip.serve.http import serve as serve_app
     from lapclip.serve.limits import Limits
 
     if rate is not None and not 0 < rate < 1e6:
         raise UserError(f"`--rate {rate:g}` is not a number of requests a second", hint="choose one above 0")
-    is_here = is_for_this_machine(host, allow_host)
+    is_here = is_local(host, allow_host)
     token = checked_token(token or os.environ.get("LAPCLIP_TOKEN") or None)
     is_own_token = token is None and not is_here
     if is_own_token:
@@ -83,7 +81,10 @@ def serve(
         app = build_server(service, address=address, hosts=hosts, token=token, limits=limits)
         entrance = f"{address}?token={quote(token)}" if token else address
         say(f"serving at {entrance if is_own_token else address} (Ctrl-C ends it)")
-        say(f"model `{embedder.name}`, {images_in(index)}")
+        images = (
+            f"{index.num_images:,} images of `{'`, `'.join(index.folders)}`" if index else "no images yet"
+        )
+        say(f"model `{embedder.name}`, {images}; `lapclip index ~/Pictures` adds more")
         if token is not None and not is_own_token:
             say("clients need the token: `Authorization: Bearer TOKEN`, or once `/?token=TOKEN` in a browser")
         sys.stderr.flush()
@@ -97,13 +98,6 @@ def serve(
     if not has_ended:
         os._exit(0)  # a large model is in the middle of a batch that nobody waits for
     return 0
-
-
-def is_for_this_machine(host: str, allowed: tuple[str, ...]) -> bool:
-    """Whether nobody else can ask; by another name others do, through a proxy."""
-    from lapclip.serve.http import is_local
-
-    return is_local(host) and not allowed
 
 
 def require_web() -> None:
@@ -131,12 +125,6 @@ def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
         return load(chosen), None
     index = find_index(model)
     return load(index.model_folder), index
-
-
-def images_in(index: "Index | None") -> str:
-    if index is None:
-        return "no images indexed yet: `lapclip index ~/Pictures`"
-    return f"{index.num_images:,} images in {', '.join(f'`{folder}`' for folder in index.folders)}"
 
 
 def allow_many_files() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from lapclip.cli.flags import AsJson, with_settings
+from lapclip.cli.flags import AsJson, Switch, with_settings
 from lapclip.cli.screen import (
     OPENING,
     complain,
@@ -33,21 +33,10 @@ if TYPE_CHECKING:
 @with_settings(*SETTINGS)
 def train(
     *,
-    config: Annotated[
-        Path | None, Parameter(help="a TOML file of settings, such as a run's `config.toml`; flags win")
-    ] = None,
-    run: Annotated[str | None, Parameter(help="name of the new run; makes `runs/NAME` here")] = None,
-    resume: Annotated[
-        str | None,
-        Parameter(help="continue this run, by name or path; a larger budget extends a finished one"),
-    ] = None,
-    background: Annotated[
-        bool,
-        Parameter(
-            help="train detached from this terminal: returns at once, continues when it is closed",
-            negative="",
-        ),
-    ] = False,
+    config: Path | None = None,
+    run: str | None = None,
+    resume: str | None = None,
+    background: Switch = False,
     json: AsJson = False,
     lock_handle: Annotated[int | None, Parameter(show=False)] = None,  # of a run taken by `--background`
     flags: dict[str, Any],
@@ -55,6 +44,12 @@ def train(
     """Train a CLIP from images and captions.
 
     Say how long: `lapclip train --minutes 10`. Ctrl-C saves and stops; `--resume NAME` continues from there.
+
+    Args:
+        config: a TOML file of settings, such as a run's `config.toml`; flags win
+        run: name of the new run; makes `runs/NAME` here
+        resume: continue this run, by name or path; a larger budget extends a finished one
+        background: train detached from this terminal: returns at once, continues when it is closed
     """
     if resume is not None and (run is not None or config is not None):
         raise UserError(

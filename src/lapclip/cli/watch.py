@@ -2,12 +2,10 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from cyclopts import Parameter
-
-from lapclip.cli.flags import AsJson
-from lapclip.cli.screen import own_name, print_json, say
+from lapclip.cli.flags import AsJson, Switch
+from lapclip.cli.screen import own_name, print_json, say, until_closed
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,22 +13,26 @@ if TYPE_CHECKING:
 
 
 def watch(
-    run: Annotated[
-        str | None, Parameter(help="a run, by name or path; without one, the newest here, running ones first")
-    ] = None,
+    run: str | None = None,
     *,
-    once: Annotated[bool, Parameter(help="show it once and end", negative="")] = False,
-    web: Annotated[bool, Parameter(help="as a page in the browser", negative="")] = False,
-    port: Annotated[int | None, Parameter(help="of the page, if not any free one")] = None,
-    open: Annotated[bool, Parameter(help="open the page in the browser")] = True,
-    to: Annotated[
-        Literal["tensorboard", "wandb"] | None, Parameter(help="hand the run's figures on to this tool")
-    ] = None,
+    once: Switch = False,
+    web: Switch = False,
+    port: int | None = None,
+    open: bool = True,
+    to: Literal["tensorboard", "wandb"] | None = None,
     json: AsJson = False,
 ) -> int:
     """Watch a run learn: curves, speed, memory, the machine and what to mind.
 
     `q` leaves, and training goes on. On a pipe, plain lines now and then until the run ends.
+
+    Args:
+        run: a run, by name or path; without one, the newest here, running ones first
+        once: show it once and end
+        web: as a page in the browser
+        port: of the page, if not any free one
+        open: open the page in the browser
+        to: hand the run's figures on to this tool
     """
     refuse_together(once=once and not json, web=web, to=to is not None, json=json)
     if port is not None and not web:
@@ -49,11 +51,9 @@ def watch(
         watched.read()
         print_json(watched.document())
         return 0
-    try:
+    with until_closed():
         return show(watched, once=once)
-    except BrokenPipeError:  # whoever read it has had enough, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return 0
 
 
 def show_page(name: str | None, port: int | None, open_browser: bool) -> int:

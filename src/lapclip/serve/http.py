@@ -84,9 +84,9 @@ def resolve(host: str) -> tuple[int, str]:
     return family, str(address[0]).partition("%")[0]
 
 
-def is_local(host: str) -> bool:
-    """Whether only this machine can reach that address."""
-    return ipaddress.ip_address(resolve(host)[1]).is_loopback
+def is_local(host: str, allowed: Sequence[str] = ()) -> bool:
+    """Whether only this machine can reach that address; by another name others do, through a proxy."""
+    return ipaddress.ip_address(resolve(host)[1]).is_loopback and not allowed
 
 
 def address_of(listening: socket.socket, host: str = LOCALHOST) -> str:
