@@ -12,7 +12,7 @@ from lapclip.cli import app
 from lapclip.config import SETTINGS, Config
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTE = "<!-- Made from the code by `make docs`. -->\n"
+NOTE = "<!-- Generated from the code by `make docs`. -->\n"
 
 
 def main() -> None:
@@ -47,8 +47,8 @@ def config_page() -> str:
     lines = [
         NOTE,
         "# Settings\n",
-        "Each is a flag of `lapclip train` and a key of a TOML file (`--config`). Order: defaults, file, flags.",
-        "What has no default is decided by size, data and machine, and printed with its reason.\n",
+        "Each setting is a flag of `lapclip train` and a key of a TOML file (`--config`). Flags override the file.",
+        "Settings without a default depend on model size, data and machine, and are printed with the reason.\n",
     ]
     for section in (f.name for f in fields(Config)):
         description = type(getattr(Config(), section)).__doc__

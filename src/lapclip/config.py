@@ -53,15 +53,15 @@ class DataConfig:
     validation_share: float = opt(
         0.05, "share of images for validation, if the dataset has no split", 0.001, 0.5
     )
-    max_unreadable: float = opt(0.1, "maximum share of unreadable images that is tolerated", 0.0, 1.0)
-    pack: bool | None = opt(None, "keep decoded images on disk; otherwise each epoch decodes them")
+    max_unreadable: float = opt(0.1, "maximum share of unreadable images", 0.0, 1.0)
+    pack: bool | None = opt(None, "store decoded images on disk; otherwise they are decoded in each epoch")
     crop: float | None = opt(None, "minimum share of an image in a random crop; 1 disables it", 0.05, 1.0)
     flip: bool | None = opt(None, "flip images horizontally at random")
     colour: float | None = opt(None, "strength of brightness, contrast and saturation jitter", 0.0, 1.0)
     tokenizer: TokenizerName | None = opt(None, "BPE trained on the captions, or 33 characters")
     max_vocab: int = opt(4096, "maximum vocabulary size of the trained BPE", 300)
     num_validation: int = opt(512, "validation images that recall is measured over", 2)
-    workers: int | None = opt(None, "processes that prepare batches; 0: prepared between steps", 0)
+    workers: int | None = opt(None, "worker processes that prepare batches; 0: none", 0)
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,16 @@ class TrainConfig:
 class DeviceConfig:
     """The machine."""
 
-    device: DeviceName = opt("auto", "device; one named explicitly must be present and compute correctly")
+    device: DeviceName = opt(
+        "auto", "device; a named device must be present and pass the check against the CPU"
+    )
     precision: PrecisionName | None = opt(None, "precision of matrix products; weights stay in fp32")
     threads: int | None = opt(None, "CPU threads", 1)
     compile: bool | None = opt(None, "compile the model with torch.compile; the first steps take a minute")
-    keep_memory: bool | None = opt(None, "keep freed memory for the next step (Linux)")
-    max_memory: float | None = opt(None, "maximum memory in GB; default: a share of what is free", 0.1)
+    keep_memory: bool | None = opt(
+        None, "keep freed memory for the next step instead of returning it to the system (Linux)"
+    )
+    max_memory: float | None = opt(None, "maximum memory in GB; automatic: 60% of the free memory", 0.1)
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class Plan:
     def in_words(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         said = f"{self.device} {self.precision}, {threads}, chunk {self.chunk}"
-        return said + ", compiled" * self.compile + ", memory given back" * (not self.keep_memory)
+        return said + ", compiled" * self.compile + ", memory returned" * (not self.keep_memory)
 
 
 PLAN = tuple(f.name for f in fields(Plan))
@@ -265,7 +269,8 @@ def read_toml(file: Path, problems: list[str]) -> dict[str, object]:
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(
-            f"`{file}` is not TOML: {error}", hint="write settings as `name = value` under [train] and so on"
+            f"`{file}` is not TOML: {error}",
+            hint="write settings as `name = value` under a section such as [train]",
         ) from None
     sections = [f.name for f in fields(Config)]
     values: dict[str, object] = {}

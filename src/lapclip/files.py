@@ -187,7 +187,7 @@ def writing(path: Path) -> Iterator[None]:
 
 def cannot_write(path: Path, error: OSError) -> UserError:
     in_cache = "set LAPCLIP_CACHE to a folder on another disk"
-    elsewhere = "choose a folder you may write to; `--resume` continues a run that had begun"
+    elsewhere = "choose a writable folder; `--resume` continues a run that had begun"
     return UserError(
         f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
         hint=f"free some disk space, or {in_cache if path.is_relative_to(cache_folder()) else elsewhere}",

@@ -210,4 +210,4 @@ def test_ctrl_c_ends_it_with_a_sentence_and_writes_nothing(call):
     done = call("eval", "mine", "--num-validation", "512", "--html", "page.html")
     thread.join()
     assert (done.returncode, done.stdout) == (130, "") and not Path("page.html").exists()
-    assert "stopped while evaluating" in done.stderr and "the same command begins again" in done.stderr
+    assert "stopped while evaluating" in done.stderr and "the same command starts again" in done.stderr

@@ -251,7 +251,7 @@ def test_an_index_outlives_its_run(here, index):
     shutil.rmtree(here / "runs")
     picture_folder(here / "photos", 1, first=90)
     result = index()
-    assert counts(result) == {"embedded": 1, "new": 1} and "its run is gone" in result["said"]
+    assert counts(result) == {"embedded": 1, "new": 1} and "its run no longer exists" in result["said"]
     assert counts(index("--fresh")) == {"embedded": 13, "new": 13}
     assert_is_right(here / "photos", model=str(find_index().model_folder))
 
@@ -293,7 +293,7 @@ def test_indexes_are_listed_and_removed(here, index, call, trained):
         ([], "no folder is indexed yet"),
         (["photos", "--model", "none"], "none"),
         (["--forget", "photos"], "nothing is indexed yet"),
-        (["--list", "photos"], "goes with no folder"),
+        (["--list", "photos"], "cannot be combined with folders"),
     ],
 )
 def test_mistakes_are_answered_with_one_thing_to_do(here, call, arguments, said):

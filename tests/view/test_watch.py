@@ -98,7 +98,7 @@ def test_everything_essential_fits_the_window_and_q_leaves_the_training_alone(be
     window.press(b"q")
     assert window.code() == 0
     said = " ".join("".join(window.glass.lines[False]).split())
-    assert not window.glass.is_other and "`live` goes on training" in said
+    assert not window.glass.is_other and "`live` continues training" in said
     deadline = time.monotonic() + 20
     while step_now() <= before and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -117,7 +117,7 @@ def test_a_window_that_changes_its_size_is_drawn_again_and_ctrl_c_leaves(beside,
     assert not re.search(r"\x1b\[[0-9;]*m", window.raw), "NO_COLOR"
     os.kill(window.process.pid, signal.SIGINT)
     assert window.code() == 130
-    assert "goes on training" in "".join(window.glass.lines[False]) and beside.poll() is None
+    assert "continues training" in "".join(window.glass.lines[False]) and beside.poll() is None
 
 
 @pytest.mark.slow
@@ -132,7 +132,7 @@ def test_on_a_pipe_it_says_plain_lines_and_goes_on_until_told(beside):
         rest, said = follower.communicate(timeout=20)
     finally:
         follower.kill()
-    assert follower.returncode == 130 and "goes on training" in said
+    assert follower.returncode == 130 and "continues training" in said
     assert re.match(r"run live: running, step [\d,]+ of 1,000,000, epoch [\d.]+, .* of training$", lines[0])
     assert re.match(r"step [\d,]+: ", lines[1]) and "\x1b" not in "".join(lines) + rest + said
 

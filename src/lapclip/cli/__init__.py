@@ -51,20 +51,20 @@ def run_command(arguments: list[str]) -> int:
         return 1
     except CycloptsError as problem:
         command = "".join(f"{word} " for word in command_in(arguments))
-        complain(in_our_style(problem), f"`lapclip {command}--help` lists what there is")
+        complain(in_our_style(problem), f"`lapclip {command}--help` lists all options")
         return 2
     except Stopped as stop:
         complain(stop.message, stop.hint)
         return 130
     except KeyboardInterrupt:
         is_train = arguments[:1] == ["train"]
-        goes_on = "`lapclip train --resume NAME` goes on from the last checkpoint, if there is one"
-        complain("stopped at once", goes_on if is_train else "the same command begins again")
+        goes_on = "`lapclip train --resume NAME` continues from the last checkpoint, if there is one"
+        complain("stopped immediately", goes_on if is_train else "the same command starts again")
         return 130
     except Exception as problem:
         traceback.print_exc()
         complain(
-            f"this is a fault of lapclip: {type(problem).__name__}: {problem}",
+            f"this is a bug in lapclip: {type(problem).__name__}: {problem}",
             "please report it with the lines above",
         )
         return 1

@@ -32,15 +32,15 @@ def bench(
 ) -> int:
     """Measure this machine: which device, precision, threads and chunk train a model fastest, and why.
 
-    Runs the real training step of a model on a source (drawn images, if none is named) with every execution plan that
-    is possible here, in turns, for a minute or so. The result is kept, and `lapclip train` with the same source and
-    flags uses it. `--compile` also tries compilation, which takes some minutes more.
+    Times the training step with every execution plan that is possible here, for about a minute.
+    `lapclip train` with the same source and flags uses the result.
+    `--compile` also tries compilation, which takes some more minutes.
 
     Args:
         ops: time single operations by size instead, on each device
         sizes: train every size from nano to huge for a few steps instead
-        fresh: measure again what was measured before
-        out: also write the charts, `.png`, or a page with everything, `.html`
+        fresh: ignore cached results and measure again
+        out: also write the charts (`.png`) or a page with all results (`.html`)
     """
     started = time.perf_counter()
     for flag in ("--ops",) * ops + ("--sizes",) * sizes:
@@ -60,7 +60,7 @@ def bench(
     devices_for(config.device)  # one asked for by name must be there
     compile = bool(flags.get("compile"))
     works = [ops_section(config, fresh=fresh)] * ops + [sizes_section(config, fresh=fresh)] * sizes
-    with stop_requests("stopping; what is measured to its end is kept") as requests:
+    with stop_requests("stopping; completed measurements are kept") as requests:
         if not works:
             data = follow(open_here(config), requests, OPENING, is_kept=True)
             command = as_command(flags)

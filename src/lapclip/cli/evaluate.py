@@ -51,22 +51,22 @@ def evaluate(
 
     Args:
         run: a run, by name or path (its best checkpoint), or a folder with a model
-        source: what to measure on, by default the validation set of the run's source
-        num_validation: images to search; by default as many as in training, or all of SOURCE
+        source: source to evaluate on; by default the validation set of the run's source
+        num_validation: number of images to search; by default as many as in training, or all of SOURCE
         pool_size: search exactly this many images at a time, so that results are comparable
-        published: as in published tables: equal captions of other images are wrong
+        published: use the published protocol: other images with the same caption count as wrong
         against: another model to compare with on the same images
         template: a prompt for a class, such as `a photo of a {}`; repeatable
-        mistakes: how many to list; by default 10 in the terminal, 50 in pages and JSON
-        sheet: draw the worst mistakes with their images: a PNG
-        html: write a page; by default `evaluation.html` in the run, or in this folder
+        mistakes: number of mistakes to list; by default 10 in the terminal, 50 in pages and JSON
+        sheet: write the worst mistakes with their images as a PNG
+        html: write an HTML page; by default `evaluation.html` in the run, or in this folder
     """
     check_numbers(num_validation, pool_size, mistakes)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
     config, folder = config_of(run)
     if config is None and source is None:
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
-        raise UserError(f"`{run}` is not a run: there is no source to measure on", hint=hint)
+        raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
     other_config = None if against is None else config_of(against)[0]
     page = None if html is None else page_path(html, folder)
     sheet = None if sheet is None else sheet_path(sheet)
@@ -78,7 +78,7 @@ def evaluate(
         label_prompts(["label"], template or TEMPLATES)  # refuses wrong templates first
         embedder = load(run)
         other = None if against is None else load(against)
-    with stop_requests("stopping; what is packed already is kept") as requests:
+    with stop_requests("stopping; images that are already packed are kept") as requests:
         size = max(embedder.image_size, other.image_size if other else 0)
         measured, about = open_measured(config, other_config, source, flags, size, requests)
         if num_validation is None and source is None and pool_size is None and config is not None:
@@ -156,7 +156,9 @@ def sheet_path(named: Path) -> Path:
     if path.suffix.lower() != ".png":
         raise UserError(f"`--sheet` is `{path}`", hint="the sheet is a PNG, such as `mistakes.png`")
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UserError(f"`--sheet {path}` cannot be a file", hint="name a file in an existing folder")
+        raise UserError(
+            f"`--sheet {path}` is not a file that can be written", hint="name a file in an existing folder"
+        )
     return path
 
 
@@ -187,10 +189,10 @@ def open_measured(
     trained_on = set().union(*(names_in(own) for own in runs))
     is_own = source is None or any(part.name in trained_on for part in opened.parts)
     if is_own and source is not None:
-        say("this source, or a part of it, was trained on: only its validation set is measured")
+        say("the model was trained on this source or a part of it: only its validation set is used")
     measured = evaluation_set(opened, validation_only=is_own)
     if measured.own_sides:
-        say(f"the source has a {' and a '.join(measured.own_sides)} split of its own: only that is measured")
+        say(f"the source has a {' and a '.join(measured.own_sides)} split: only that is used")
     name = opened.source if source is None else source
     return measured, {"source": name, "held_out": is_own}
 
@@ -261,7 +263,7 @@ def next_step(result: Mapping[str, Any], arguments: Sequence[str], written: Mapp
     if classified:  # captions that are only class names ask few questions
         is_chance = classified["interval@1"][0] <= classified["chance"]
     if is_chance:
-        return "this is not distinguishable from chance: measure on more images, or train longer"
+        return "this is not significantly better than chance: evaluate on more images, or train longer"
     if "page" in written:
         return "open the page in a browser"
     return f"see its mistakes with their images: `lapclip eval {shlex.join(arguments)} --html`"

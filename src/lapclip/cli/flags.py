@@ -46,7 +46,7 @@ def flag_of(setting: Setting) -> inspect.Parameter:
     default = setting.field.default
     is_budget = setting.name in BUDGETS
     converter = whole_number if setting.type is int else None
-    shown = "decided" if default is None else str(default)
+    shown = "automatic" if default is None else str(default)
     others = [f"--{alias.replace('_', '-')}" for alias, name in ALIASES.items() if name == setting.name]
     help = Parameter(
         name=[setting.flag, *others] if others else None,

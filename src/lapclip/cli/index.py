@@ -29,21 +29,21 @@ class ChosenModel:
 
 def index(
     *folders: str,
-    model: Annotated[str | None, Parameter(show_default="decided")] = None,
+    model: Annotated[str | None, Parameter(show_default="automatic")] = None,
     fresh: Switch = False,
     forget: str | None = None,
     list: Switch = False,
     remove: str | None = None,
     json: AsJson = False,
 ) -> int:
-    """Embed every image under some folders for `lapclip search`; later only new and changed ones.
+    """Embed every image in the given folders for `lapclip search`; when repeated, only new and changed ones.
 
     Images that were moved or copied are not embedded again. Stop at any time: the same command continues.
 
     Args:
         folders: folders with images; by default all folders of the index
         model: a run, by name or path, or a folder with a model
-        fresh: embed everything again, also if the index is damaged
+        fresh: embed everything again; also repairs a damaged index
         forget: remove a folder and its images from the index
         list: show every index
         remove: remove the index of a model, by its name or path
@@ -51,7 +51,9 @@ def index(
     if list or remove is not None:
         if folders or model or forget or fresh or (list and remove):
             flag = "--list" if list else "--remove"
-            raise UserError(f"`{flag}` goes with no folder and no other flag", hint="omit the others")
+            raise UserError(
+                f"`{flag}` cannot be combined with folders or other flags", hint="omit the others"
+            )
         return show_all(json) if list else remove_index(str(remove), json)
     if forget is not None:
         forgotten = forget_folder(forget, model)
@@ -71,14 +73,14 @@ def index(
 
         embedder = load(chosen.load_from)
     if chosen.why:
-        say(f"with the model `{chosen.name}`, {chosen.why}; `--model` chooses another")
+        say(f"using the model `{chosen.name}`, {chosen.why}; `--model` chooses another")
     earlier = [info.path.name for info in list_indexes() if info.model == chosen.path]
     if earlier and embedder.fingerprint not in earlier:
         say(
-            f"`{chosen.name}` was trained since it was indexed: everything is embedded again, "
-            "and the old index is searched until that is done"
+            f"`{chosen.name}` was trained further since it was indexed: all images are embedded again; "
+            "until then, searches use the old index"
         )
-    with stop_requests("stopping; what is embedded already is kept") as requests:
+    with stop_requests("stopping; images that are already embedded are kept") as requests:
         work = update(embedder, name=chosen.name, model=chosen.path, folders=folders, fresh=fresh)
         summary = follow(work, requests, "indexing", is_kept=True)
     if json:
@@ -98,7 +100,7 @@ def choose_model(model: str | None) -> ChosenModel:
         last, why = known[0], "" if model else "as before"
         if os.path.isdir(last.model):
             return ChosenModel(last.model, last.model, last.name, why)
-        why = "from the index's own copy: its run is gone"
+        why = "from the copy in the index: its run no longer exists"
         return ChosenModel(str(last.path / MODEL), last.model, last.name, why)
     if model is not None:
         path = path_of_model(model)
@@ -128,7 +130,7 @@ def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:
 
 def say_summary(summary: "Summary") -> None:
     counts = {
-        "embedded": summary.num_embedded, "known by content": summary.num_copied, "moved": summary.num_moved,
+        "embedded": summary.num_embedded, "recognised by content": summary.num_copied, "moved": summary.num_moved,
         "removed": summary.num_removed,
     }  # fmt: skip
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
@@ -139,7 +141,9 @@ def say_summary(summary: "Summary") -> None:
     for path, why in summary.unreadable:
         say(f"  {shortened(path)} {shortened(why)}")
     if summary.num_unreadable:
-        say(f"{plural(summary.num_unreadable, 'file')} could not be read; tried again when they change")
+        say(
+            f"{plural(summary.num_unreadable, 'file')} could not be read; lapclip tries again when they change"
+        )
     for folder, why in summary.unreachable.items():
         say(
             f"`{shortened(folder)}` cannot be opened: {why}; its images stay in the index "
@@ -148,9 +152,9 @@ def say_summary(summary: "Summary") -> None:
     for folder in summary.empty:
         say(f"`{shortened(folder)}` holds no images")
     for folder in summary.unopened[:3]:
-        say(f"`{shortened(folder)}` cannot be opened; what was indexed of it stays")
+        say(f"`{shortened(folder)}` cannot be opened; its images stay in the index")
     if summary.num_replaced:
-        say("the index of the model before that training is removed")
+        say("the index of the earlier model is removed")
     if summary.num_indexed:
         say(f'next: `{own_name()} search "a dog on the beach"`')
 
@@ -196,11 +200,11 @@ def show_all(json: bool) -> int:
     if json:
         print_json({"indexes": records})
     elif not records:
-        say(f"nothing is indexed yet; `{own_name()} index ~/Pictures` begins")
+        say(f"there is no index yet; create one: `{own_name()} index ~/Pictures`")
     else:
         print_table(Table("", columns_of("model, images: count, folders, size: bytes, updated"), rows))
         total = size(sum(int(record["bytes"]) for record in records))
-        say(f"{total} in all; to remove one: `{own_name()} index --remove MODEL`")
+        say(f"{total} in total; to remove one: `{own_name()} index --remove MODEL`")
     return 0
 
 

@@ -24,7 +24,7 @@ def report(
     Works on finished runs and on those that were stopped, failed, or are still running. Prints the file's path.
 
     Args:
-        runs: a run, by name or path; several are laid side by side
+        runs: a run, by name or path; several are compared side by side
         output: the page to write; by default `report.html` in the run, or here for several
         markdown: print it as Markdown on stdout instead of writing a page
     """
@@ -55,15 +55,16 @@ def report(
 def refuse_contradictions(num_runs: int, output: Path | None, *, markdown: bool, json: bool) -> None:
     if num_runs == 0:
         raise UserError(
-            "which run?", hint="name one, or several: `lapclip report cats dogs`; `lapclip runs` lists them"
+            "no run is named",
+            hint="name one or several: `lapclip report cats dogs`; `lapclip runs` lists them",
         )
     if num_runs > MAX_RUNS:
         raise UserError(
-            f"{num_runs} runs do not fit on one page; {MAX_RUNS} do",
-            hint="omit some, or make two pages",
+            f"{num_runs} runs do not fit on one page; the maximum is {MAX_RUNS}",
+            hint="omit some, or write two pages",
         )
     if markdown and json:
-        raise UserError("`--markdown` and `--json` both print on stdout", hint="keep one of them")
+        raise UserError("`--markdown` and `--json` both print on stdout", hint="omit one of them")
     if output is not None and (markdown or json):
         flag = "--markdown" if markdown else "--json"
         raise UserError(

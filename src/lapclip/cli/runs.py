@@ -25,9 +25,9 @@ SECONDS_BETWEEN_LOOKS = 0.1
 
 @runs.default
 def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = False) -> int:
-    """List the runs in this folder and how they stand, the newest first.
+    """List the runs in this folder with their state, newest first.
 
-    `stop NAME` saves and ends one, `resume NAME` goes on with it, `compare A B` shows what differs.
+    `stop NAME` saves and stops a run, `resume NAME` continues it, `compare A B` shows the differences.
     """
     from lapclip.runs.run import RUNS
     from lapclip.runs.status import all_runs, status_of
@@ -41,7 +41,7 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
         print_json({"runs": [as_record(status) for status in found]})
         return 0
     if not found:
-        say(f"`{RUNS.absolute()}` holds no runs yet; `{own_name()} train` makes one")
+        say(f"`{RUNS.absolute()}` holds no runs yet; start one: `{own_name()} train`")
         return 0
     columns = "run, state, done: share, steps: count, recall@1: share, left: seconds, last update"
     rows: list[tuple[Any, ...]] = []
@@ -76,14 +76,14 @@ def as_record(status: "Summary") -> dict[str, Any]:
 
 @runs.command
 def stop(name: Name, /, *, json: AsJson = False) -> int:
-    """Have a run save and end, and wait until it has. `resume` goes on from there."""
+    """Stop a run: it saves first, and `resume` continues from there. Waits until the run has stopped."""
     from lapclip.runs.run import find_run
     from lapclip.runs.status import ask_to_stop, status_of
 
     run = find_run(name)
     pid = ask_to_stop(run)
     if pid is not None:
-        say(f"run `{run.name}` ends after its current step; `kill -INT {pid}` does not wait for the step")
+        say(f"run `{run.name}` will stop after its current step; `kill -INT {pid}` stops it immediately")
         with working("waiting"):
             while run.owner() == pid:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -110,7 +110,7 @@ def stop(name: Name, /, *, json: AsJson = False) -> int:
 @runs.command
 @with_settings(*BUDGETS)
 def resume(name: Name, *, json: AsJson = False, flags: dict[str, Any]) -> int:
-    """Go on with a run in the background: `lapclip train --resume NAME --background`."""
+    """Continue a run in the background: `lapclip train --resume NAME --background`."""
     from lapclip.cli.train import start
 
     return start(None, None, name, flags, as_json=json)
@@ -134,7 +134,7 @@ def compare(first: Name, second: Name, /, *, json: AsJson = False) -> int:
     for part in ("results", "settings", "machine"):
         if part != "results":
             table.add_row("")
-            table.add_row(f"{part}, what differs:" if found[part] else f"{part}: the same")
+            table.add_row(f"{part}, differences:" if found[part] else f"{part}: the same")
         for key, pair in found[part].items():
             label, kind = LABELS.get(key, (key, "text"))
             if pair != [None, None]:
@@ -164,10 +164,10 @@ LABELS: "dict[str, tuple[str, Kind]]" = {  # what a key is called, and the kind 
 
 @runs.command
 def remove(*names: Name, yes: Switch = False, json: AsJson = False) -> int:
-    """Remove runs with all they hold. Asks first; a run that is being trained is refused.
+    """Remove runs and all their files. Asks first; refuses a run that is being trained.
 
     Args:
-        yes: do not ask
+        yes: do not ask for confirmation
     """
     from lapclip.runs.run import find_run
     from lapclip.runs.status import num_bytes, remove, status_of
@@ -200,6 +200,8 @@ def remove(*names: Name, yes: Switch = False, json: AsJson = False) -> int:
 def agrees(what: str) -> bool:
     """Asks whether something is to be removed; an answer needs a person."""
     if not sys.stdin.isatty():
-        raise UserError(f"nobody is there to agree to the removal of {what}", hint="pass `--yes`")
+        raise UserError(
+            f"cannot ask for confirmation to remove {what}: stdin is not a terminal", hint="pass `--yes`"
+        )
     say(f"remove {what}? [y/N] ", end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -123,7 +123,9 @@ def stop_requests(answer: str) -> Iterator[list[int]]:
         if len(requests) == 1:
             # Straight to the terminal: a handler may interrupt rich while it holds its locks.
             with suppress(OSError, ValueError):
-                os.write(sys.stderr.fileno(), f"\n{answer}; once more stops at once\n".encode())
+                os.write(
+                    sys.stderr.fileno(), f"\n{answer}; press Ctrl-C again to stop immediately\n".encode()
+                )
 
     # Under `nohup` a closed terminal is to be ignored, and stays so.
     handled = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
@@ -178,7 +180,7 @@ def follow(
             if requests:
                 work.close()
                 done = f"; {now.done:,} of {now.total:,} are done" if is_kept and now.total else ""
-                again = "goes on from there" if is_kept else "begins again"
+                again = "continues from there" if is_kept else "starts again"
                 raise Stopped(f"stopped while {what}{done}", f"the same command {again}")
             if now.total and now.done == 0 and now.needed_bytes:
                 say(f"{now.what}: {now.total:,}, {size(now.needed_bytes)} of disk space")

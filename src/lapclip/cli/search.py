@@ -43,35 +43,38 @@ def search(
     paths: Switch = False,
     null: Annotated[bool, Parameter(name=["--null", "-0"], negative="")] = False,
     sheet: Path | None = None,
-    thumbnails: Annotated[bool | None, Parameter(show_default="if the terminal can")] = None,
+    thumbnails: Annotated[bool | None, Parameter(show_default="if the terminal supports it")] = None,
     duplicates: Switch = False,
     json: AsJson = False,
 ) -> int:
-    """Find images by words, by other images, or by both, added and subtracted.
+    """Find images by text, by other images, or by both, added and subtracted.
 
-    The score is the cosine of the embeddings of the query and an image, from -1 to 1. It only orders the results of
-    one query: how high a good match scores depends on the model and the words. A score of 1 is the image itself.
+    The score is the cosine similarity of query and image, from -1 to 1.
+    Scores of different queries or models are not comparable. A score of 1 is the image itself.
 
     Args:
-        words: what to look for: `beach - people + sunset`
-        like: an image file to look for, alone or with words; repeatable
-        unlike: an image file to avoid; repeatable
+        words: what to search for: `beach - people + sunset`
+        like: an image file to search for, alone or with text; repeatable
+        unlike: an image file to subtract; repeatable
         folder: only images under this folder
-        model: whose index: a run, by name or path
-        top: how many images, or groups of duplicates
-        min_score: only images with at least this score; with `--duplicates`, 0.998
+        model: model whose index is searched: a run, by name or path
+        top: maximum number of images, or of groups of duplicates
+        min_score: minimum score; 0.998 with `--duplicates`
         paths: print paths only, one per line
-        null: paths end in NUL, for `xargs -0`
-        sheet: draw the results as a contact sheet, a PNG
+        null: print paths that end in NUL, for `xargs -0`
+        sheet: write the results as a contact sheet (PNG)
         thumbnails: show small images in the terminal
-        duplicates: list groups of equal or nearly equal images
+        duplicates: list groups of duplicates and near-duplicates
     """
     query, as_paths = join_words(words), paths or null
     check_options(top=top, min_score=min_score, sheet=sheet, paths=as_paths, json=json)
     show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
         if query or like or unlike or sheet:
-            raise UserError("`--duplicates` takes no query", hint="omit the query: images are compared")
+            raise UserError(
+                "`--duplicates` does not take a query",
+                hint="omit the query: all images are compared with each other",
+            )
         score = NEARLY_EQUAL if min_score is None else min_score
         record, groups = find_duplicates(model, score, folder, top)
         show(record, groups, [row for group in groups for row in group_rows(group)])
@@ -119,11 +122,11 @@ def check_options(
     if top is not None and not 1 <= top <= MAX_RESULTS:
         raise UserError(f"`--top` is {top}", hint=f"use 1 to {MAX_RESULTS:,}")
     if min_score is not None and not -1 <= min_score <= 1:
-        raise UserError(f"`--min-score` is {min_score}", hint="a score lies between -1 and 1")
+        raise UserError(f"`--min-score` is {min_score}", hint="use a score from -1 to 1")
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise UserError(f"`--sheet` is `{sheet}`", hint="the sheet is a PNG, such as `found.png`")
     if paths and json:
-        raise UserError("`--paths` and `--json` do not go together", hint="choose one of them")
+        raise UserError("`--paths` and `--json` cannot be combined", hint="choose one of them")
 
 
 def read_terms(words: str, likes: Sequence[str], unlikes: Sequence[str]) -> "list[Term]":
@@ -133,7 +136,9 @@ def read_terms(words: str, likes: Sequence[str], unlikes: Sequence[str]) -> "lis
     terms += [Term(1, image=image_bytes(name)) for name in likes]
     terms += [Term(-1, image=image_bytes(name)) for name in unlikes]
     if not terms:
-        raise UserError("the query is empty", hint=f"say what to look for: `{own_name()} search red bicycle`")
+        raise UserError(
+            "the query is empty", hint=f"add what to search for: `{own_name()} search red bicycle`"
+        )
     return terms
 
 
@@ -172,7 +177,7 @@ def prepare_graph(searcher: "Searcher") -> None:
 
     if searcher.needs_graph:
         count = plural(len(searcher.rows_N), "image")
-        say(f"preparing {count} for faster search, once; Ctrl-C continues without")
+        say(f"preparing {count} for faster search (once); Ctrl-C skips this")
         try:
             follow(searcher.build_graph())
         except KeyboardInterrupt:
@@ -249,7 +254,7 @@ def write_sheet(path: Path, matches: "Sequence[Match]") -> None:
 
     images = zip(load_images(matches), matches, strict=True)
     draw_sheet(path, [(image, [f"{match.score:.3f}"], name_of(match)) for image, match in images])
-    say(f"drawn: `{path}`")
+    say(f"contact sheet: `{path}`")
 
 
 def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
@@ -259,7 +264,7 @@ def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
     for path in (path for group in groups for path in group):
         if not null and "\n" in path:
             what = f"the name of `{shortened(path)}` contains a line break"
-            raise UserError(what, hint="add `-0`: then paths end in NUL")
+            raise UserError(what, hint="add `-0` to end paths with NUL")
     sys.stdout.flush()
     out = sys.stdout.buffer
     out.write(between.join(b"".join(os.fsencode(path) + end for path in group) for group in groups))
@@ -269,16 +274,18 @@ def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
 def say_notes(query: str, results: "Results", min_score: float | None, index: "Index") -> None:
     """What the person should know about the results."""
     if word := re.search(r"\s-(\w+)", query):
-        say(f"`-{word[1]}` was searched as a word; ` - {word[1]}`, with spaces, subtracts it")
+        say(f"`-{word[1]}` was used as a word; to subtract it, write ` - {word[1]}` with spaces")
     if not results.matches:
-        say("nothing was found" if min_score is None else f"no image scores {min_score} or more")
+        say("nothing was found" if min_score is None else f"no image has a score of {min_score} or more")
     if results.num_gone:
         gone = f"{plural(results.num_gone, 'image')} no longer exist{'s' if results.num_gone == 1 else ''}"
         say(f"{gone}: `{own_name()} index` updates the index")
     for folder in results.unreachable:
         say(f"`{folder}` cannot be opened now; its images are omitted")
     if was_trained_since(index):
-        say(f"`{index.name}` was trained since: `{own_name()} index` embeds the images with the new weights")
+        say(
+            f"`{index.name}` was trained further: `{own_name()} index` embeds the images with the new weights"
+        )
 
 
 def was_trained_since(index: "Index") -> bool:
@@ -324,5 +331,5 @@ def group_rows(group: "Sequence[Match]") -> Iterator[tuple[str, ...]]:
 
 def say_duplicates(groups: "Sequence[Sequence[Match]]", min_score: float) -> None:
     spare = sum(len(group) - 1 for group in groups)
-    found = f"{plural(len(groups), 'group')} of equal or nearly equal images, {spare:,} more than needed"
-    say(f"{found if groups else 'no two images are equal or nearly equal'}; `--min-score` is {min_score:g}")
+    found = f"{plural(len(groups), 'group')} of duplicates or near-duplicates, {spare:,} redundant"
+    say(f"{found if groups else 'no duplicates or near-duplicates'}; `--min-score` is {min_score:g}")

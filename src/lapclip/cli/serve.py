@@ -35,19 +35,19 @@ def serve(
     open: bool = True,
     batching: bool = True,
 ) -> int:
-    """Serve a model and its images: a page to search with, and the same over HTTP.
+    """Serve a search page and an HTTP API for a model and its index.
 
-    `/openapi.json` describes what can be asked. Only images of the index are ever shown.
+    `/openapi.json` describes the API. Only indexed images are served.
 
     Args:
         model: a run or a model folder; default: the model of the index that was updated last
-        port: default: any free one
-        host: address to listen at; one that other machines reach needs a token
-        token: what clients must send; better in LAPCLIP_TOKEN, which other users cannot see
-        allow_host: another host name of this server, as behind a proxy
-        rate: requests a second of one client; default: 20 if other machines can ask
+        port: port to listen on; default: any free port
+        host: address to listen on; a token is required if other machines can reach it
+        token: token that clients must send; prefer LAPCLIP_TOKEN, which other users cannot see
+        allow_host: additional host name of this server, for example behind a proxy
+        rate: maximum requests per second per client; default: 20 if other machines have access
         open: open the page in the browser
-        batching: embed the requests of several clients together
+        batching: embed requests of several clients in one batch
     """
     require_web()
     import webbrowser
@@ -57,7 +57,7 @@ def serve(
     from lapclip.serve.limits import Limits
 
     if rate is not None and not 0 < rate < 1e6:
-        raise UserError(f"`--rate {rate:g}` is not a number of requests a second", hint="choose one above 0")
+        raise UserError(f"`--rate {rate:g}` is not a valid rate", hint="use a number above 0")
     is_here = is_local(host, allow_host)
     token = checked_token(token or os.environ.get("LAPCLIP_TOKEN") or None)
     is_own_token = token is None and not is_here
@@ -80,7 +80,7 @@ def serve(
         address = address_of(listening, names[0] if names else host)
         app = build_server(service, address=address, hosts=hosts, token=token, limits=limits)
         entrance = f"{address}?token={quote(token)}" if token else address
-        say(f"serving at {entrance if is_own_token else address} (Ctrl-C ends it)")
+        say(f"serving at {entrance if is_own_token else address} (Ctrl-C stops it)")
         images = (
             f"{index.num_images:,} images of `{'`, `'.join(index.folders)}`" if index else "no images yet"
         )
@@ -103,13 +103,13 @@ def serve(
 def require_web() -> None:
     """Refuses when the packages that serve pages are not installed."""
     if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
-        raise UserError("a page needs starlette and uvicorn", hint="pip install 'lapclip[web]'")
+        raise UserError("serving a page needs starlette and uvicorn", hint="pip install 'lapclip[web]'")
 
 
 def checked_token(token: str | None) -> str | None:
     if token is not None and not re.fullmatch(TOKEN, token):
-        message = "a token has 16 to 256 letters, digits or `._~-`, and this one does not"
-        raise UserError(message, hint="omit it, and one is generated")
+        message = "invalid token: it must have 16 to 256 characters, only letters, digits and `._~-`"
+        raise UserError(message, hint="omit it to have one generated")
     return token
 
 

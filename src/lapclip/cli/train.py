@@ -43,21 +43,21 @@ def train(
 ) -> int:
     """Train a CLIP from images and captions.
 
-    Say how long: `lapclip train --minutes 10`. Ctrl-C saves and stops; `--resume NAME` continues from there.
+    Set a budget: `lapclip train --minutes 10`. Ctrl-C saves and stops; `--resume NAME` continues from there.
 
     Args:
-        config: a TOML file of settings, such as a run's `config.toml`; flags win
-        run: name of the new run; makes `runs/NAME` here
+        config: a TOML file of settings, such as a run's `config.toml`; flags override it
+        run: name of the new run, created as `runs/NAME`
         resume: continue this run, by name or path; a larger budget extends a finished one
-        background: train detached from this terminal: returns at once, continues when it is closed
+        background: train in the background: returns immediately and continues when the terminal is closed
     """
     if resume is not None and (run is not None or config is not None):
         raise UserError(
-            "`--resume` takes name and settings from the run itself", hint="omit `--run` and `--config`"
+            "`--resume` uses the name and the settings of the run", hint="omit `--run` and `--config`"
         )
     if background:
         return start(config, run, resume, flags, as_json=json)
-    with stop_requests("stopping as soon as all is saved") as requests, ExitStack() as held:
+    with stop_requests("stopping after saving") as requests, ExitStack() as held:
         reserved = None
         if lock_handle is not None:
             from lapclip.runs.run import RUNS, Run, open_run
@@ -71,7 +71,7 @@ def train(
         )
         if requests:
             complain(
-                "stopped before training began", f"`lapclip train --resume {folder.reference}` begins it"
+                "stopped before training started", f"`lapclip train --resume {folder.reference}` starts it"
             )
             return 130
         return show_training(settings, folder, data, requests, as_json=json)
@@ -201,7 +201,7 @@ def show_training(config: "Config", run: "Run", data: "Data", requests: list[int
                 elif isinstance(event, Continued):
                     awake.enter_context(keep_awake())
     result = read_end(run.path / "events.jsonl").finished
-    assert result is not None, "it is the last thing that is written"
+    assert result is not None, "it is written last"
     stopped = result.reason == "stopped"
     show_result(run, result, write_page(run), stopped=stopped)
     if as_json:
@@ -236,7 +236,7 @@ def write_page(run: "Run") -> Path | None:
     try:
         return write_report(run)
     except (UserError, OSError) as problem:
-        say(f"warning: no report: {problem}")
+        say(f"warning: could not write the report: {problem}")
     return None
 
 
@@ -252,9 +252,9 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
     if result.recall is not None:
         people.print(recall_table(result.recall), highlight=False)
         if result.best_step != result.step:
-            say(f"the table is for step {result.best_step:,}, the best one; it is what `eval` loads")
+            say(f"the table is for step {result.best_step:,}, the best checkpoint, which `eval` loads")
     if not stopped:
-        say(f"what it finds for a few captions: {run.path}/learned.png")
+        say(f"images found for a few captions: {run.path}/learned.png")
     if page is not None:
         say(f"the report: {page}")
     say("next:")

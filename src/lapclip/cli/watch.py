@@ -22,21 +22,21 @@ def watch(
     to: Literal["tensorboard", "wandb"] | None = None,
     json: AsJson = False,
 ) -> int:
-    """Watch a run learn: curves, speed, memory, the machine and what to mind.
+    """Watch a run: curves, speed, memory, machine and warnings.
 
-    `q` leaves, and training goes on. On a pipe, plain lines now and then until the run ends.
+    `q` quits; training continues. On a pipe, prints plain lines until the run ends.
 
     Args:
-        run: a run, by name or path; without one, the newest here, running ones first
-        once: show it once and end
-        web: as a page in the browser
-        port: of the page, if not any free one
+        run: a run, by name or path; default: the newest in this folder, running ones first
+        once: print the view once and exit
+        web: show the run as a page in the browser
+        port: port of the page; default: any free port
         open: open the page in the browser
-        to: hand the run's figures on to this tool
+        to: export the run's metrics to this tool
     """
     refuse_together(once=once and not json, web=web, to=to is not None, json=json)
     if port is not None and not web:
-        raise UserError("`--port` is for the page", hint="add `--web`")
+        raise UserError("`--port` needs `--web`", hint="add `--web`, or omit `--port`")
     if web:
         return show_page(run, port, open)
     from lapclip.runs.history import Summary
@@ -71,7 +71,7 @@ def show_page(name: str | None, port: int | None, open_browser: bool) -> int:
     shown = find_run(name) if name is not None else None
     with listen(port) as listening:
         address = address_of(listening)
-        say(f"the page is at {address} (Ctrl-C ends it; training goes on)")
+        say(f"the page is at {address} (Ctrl-C stops serving it; training continues)")
         sys.stderr.flush()
         if open_browser:
             webbrowser.open(address)
@@ -83,7 +83,7 @@ def show_page(name: str | None, port: int | None, open_browser: bool) -> int:
 def refuse_together(**flags: bool) -> None:
     asked = [f"`--{name}`" for name, is_asked in flags.items() if is_asked]
     if len(asked) > 1:
-        raise UserError(f"{' and '.join(asked)} do not go together", hint="choose one of them")
+        raise UserError(f"{' and '.join(asked)} cannot be combined", hint="choose one of them")
 
 
 def show(watched: "Summary", *, once: bool) -> int:
@@ -101,5 +101,5 @@ def show(watched: "Summary", *, once: bool) -> int:
         code = 130
     if not watched.is_over:
         name = watched.run.reference
-        say(f"left; `{name}` goes on training, and `{own_name()} watch {name}` shows it again")
+        say(f"`{name}` continues training; `{own_name()} watch {name}` shows it again")
     return code

@@ -252,7 +252,7 @@ def cannot_store(path: Path, error: OSError) -> UserError:
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     why = (error.strerror or str(error)).lower()
     hint = "free some disk space; what is indexed already is kept"
-    hint = hint if is_full else "set LAPCLIP_CACHE to a folder you may write to"
+    hint = hint if is_full else "set LAPCLIP_CACHE to a writable folder"
     return UserError(f"cannot write the index in `{path}`: {why}", hint=hint)
 
 
