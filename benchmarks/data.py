@@ -211,14 +211,13 @@ def normalised(batches: Iterator[Any], image_size: int) -> Iterator[Any]:
     """What the DataLoader gives: numbers, in the size that the model looks at."""
     import torch
 
-    from lapclip.step.feed import augment
+    from lapclip.config import DataConfig
+    from lapclip.step.feed import augment_batch
 
     mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
     for step, batch in enumerate(batches):
-        images = augment(
-            torch.from_numpy(batch.images), image_size, step=step, seed=0, crop=1.0, flip=False, colour=0.0
-        )
-        yield (images.float() / 255 - mean) / std, batch.tokens, batch.ends
+        images = augment_batch(batch, DataConfig(), image_size=image_size, seed=0, step=step).images
+        yield (torch.from_numpy(images).float() / 255 - mean) / std, batch.tokens, batch.ends
 
 
 def rate(batches: Iterator[Any]) -> tuple[int, float]:

@@ -12,20 +12,19 @@ from test_resolve import DATA, LAPTOP, resolved
 from lapclip.autotune import measure as race
 from lapclip.autotune import quick as tryout
 from lapclip.autotune.cache import folder_for, remember
-from lapclip.autotune.measure import step_bytes
 from lapclip.autotune.plans import Candidate, Measured
 from lapclip.autotune.quick import plans_for
 from lapclip.autotune.resolve import Choices, resolve_workers
+from lapclip.autotune.work import Work
 from lapclip.config import Config, Plan
+from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.errors import UserError
 from lapclip.files import cache_folder
 from lapclip.machine.device import DEVICES
-from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run
 from lapclip.train.prepare import draft_of, open_here, prepare, preparing
 from lapclip.units import finished
 
-NUM_PARAMETERS = 76_736_001  # of `small`
 LONG = 3000  # steps: long enough for a twentieth of them to be worth measuring
 
 
@@ -43,10 +42,16 @@ def quick(monkeypatch):
     monkeypatch.setattr(tryout, "MAX_SECONDS", 0.2)
 
 
-@pytest.mark.parametrize("budget", [{"steps": 6}, {"epochs": 0.1}, {"minutes": 0.1}], ids=str)
-def test_too_short_a_run_measures_nothing(budget, with_train):
-    run = prepare(with_train(**({"steps": None} | budget)))
-    assert not remembered() and run.load_config().train.chunk == 8
+def test_too_short_a_run_or_one_with_everything_asked_for_measures_nothing(with_train):
+    for budget in ({"steps": 6}, {"epochs": 0.1}, {"minutes": 0.1}):
+        run = prepare(with_train(**({"steps": None} | budget)))
+        assert not remembered() and run.load_config().train.chunk == 8
+    config = with_train(steps=LONG, chunk=4)
+    device = replace(config.device, device="cpu", precision="fp32", compile=False, keep_memory=True)
+    run = prepare(replace(config, device=device))
+    assert not remembered()
+    asked = {reasons_of(run)[name] for name in ("device", "precision", "threads", "chunk", "compile")}
+    assert asked == {"asked for"}
 
 
 def test_a_long_run_is_measured_within_a_twentieth_of_it_and_gives_reasons(with_train, quick):
@@ -82,47 +87,32 @@ def test_the_second_run_takes_what_was_measured_and_says_how_old_it_is(with_trai
     assert reasons_of(short)["chunk"] == reasons_of(first)["chunk"], "also for a run too short to measure"
 
 
-def test_where_everything_was_asked_for_nothing_is_measured(with_train):
-    config = with_train(steps=LONG, chunk=4)
-    device = replace(config.device, device="cpu", precision="fp32", compile=False, keep_memory=True)
-    run = prepare(replace(config, device=device))
-    assert not remembered()
-    asked = {reasons_of(run)[name] for name in ("device", "precision", "threads", "chunk", "compile")}
-    assert asked == {"asked for"}
-
-
-def with_memory_of(config: Config, *more: Plan) -> Config:
+def with_memory_of(config: Config, *more: Plan, rejected: str | None = None) -> Config:
     """The same settings; and it is known of their plans that all are slow, of some more that they are fast."""
     _, draft = draft_of(config)
-    plans = plans_for(draft)
-    candidates = [Candidate(plan, 100.0, 0.01, 0.1) for plan in plans]
+    candidates = [Candidate(plan, 100.0, 0.01, 0.1, rejected) for plan in plans_for(draft)]
     candidates += [Candidate(plan, 900.0, 0.01, 0.1) for plan in more]
     known = Measured(tuple(candidates), time.time(), 1.0)
     remember(folder_for(draft.machine, draft.work.key()), known)
     return config
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        Plan("cpu", "fp32", threads=2, chunk=8),
-        Plan("cpu", "fp32", threads=1, chunk=8, keep_memory=False),
-        Plan("cpu", "bf16", threads=1, chunk=8),
-        Plan("mps", "fp32", threads=1, chunk=8),
-        Plan("cpu", "fp32", threads=1, chunk=2),
-    ],
-    ids=Plan.in_words,
-)
-def test_what_was_asked_for_stays_though_something_faster_is_known(other, with_train, monkeypatch):
+FASTER = [
+    Plan("cpu", "fp32", threads=2, chunk=8),
+    Plan("cpu", "bf16", threads=1, chunk=8),
+    Plan("mps", "fp32", threads=1, chunk=8),
+    Plan("cpu", "fp32", threads=1, chunk=2),
+]
+
+
+def test_what_was_asked_for_stays_though_something_faster_is_known(with_train, monkeypatch):
     monkeypatch.setitem(DEVICES, "mps", fakes.Elsewhere())
     config = with_train(steps=LONG, chunk=8)
-    asked = replace(config.device, device="cpu", precision="fp32", threads=1, keep_memory=True)
     # Compiling stays open, as it does for most people; it is tried by `lapclip bench` only.
-    undecided = {"keep_memory": None} if other.keep_memory else {"precision": None}
-    config = with_memory_of(replace(config, device=replace(asked, **undecided)), other)
-    config = prepare(config).load_config()
-    assert (config.device.device, config.device.threads, config.train.chunk) == ("cpu", 1, 8)
-    assert config.device.precision == "fp32" if other.keep_memory else config.device.keep_memory is True
+    device = replace(config.device, device="cpu", precision="fp32", threads=1)
+    config = prepare(with_memory_of(replace(config, device=device), *FASTER)).load_config()
+    asked = (config.device.device, config.device.precision, config.device.threads, config.train.chunk)
+    assert asked == ("cpu", "fp32", 1, 8)
 
 
 def test_a_limit_of_memory_holds_though_a_larger_chunk_was_measured_before(with_train):
@@ -136,12 +126,8 @@ def test_a_limit_of_memory_holds_though_a_larger_chunk_was_measured_before(with_
     assert config.train.chunk <= chunk
 
 
-def test_where_every_way_was_refused_the_usual_one_is_taken(with_train):
-    config = with_train(steps=LONG)
-    _, draft = draft_of(config)
-    plans = plans_for(draft)
-    refused = tuple(Candidate(plan, rejected="wrong") for plan in plans)
-    remember(folder_for(draft.machine, draft.work.key()), Measured(refused, time.time(), 1.0))
+def test_where_every_plan_was_refused_the_usual_one_is_taken(with_train):
+    config = with_memory_of(with_train(steps=LONG), rejected="wrong")
     config = prepare(config).load_config()
     assert (config.device.device, config.device.precision, config.train.chunk) == ("cpu", "fp32", 8)
 
@@ -165,8 +151,8 @@ def test_the_chunk_follows_the_memory_that_may_be_used():
     assert chunks == sorted(chunks) and 1 <= chunks[0] < chunks[-1] == 64
     for gigabytes in (2, 3, 5):
         config, choices = resolved_within(gigabytes)
-        size = shape_of(config.model)
-        assert step_bytes(size, NUM_PARAMETERS, config.train.chunk, False) <= gigabytes * 1e9
+        work = Work(config.model, config.train, NUM_CHARACTERS, num_tokens=8)
+        assert work.step_bytes(config.train.chunk) <= gigabytes * 1e9
         assert f"{gigabytes}.0 GB" in choices["chunk"].reason
 
 
@@ -177,7 +163,7 @@ def test_too_little_memory_is_refused_in_a_sentence():
     resolved_within(1.8)
     with pytest.raises(UserError, match=r"chunks of 64 need about .* GB with `small`") as refusal:
         resolved_within(2, chunk=64)
-    assert "`--chunk`" in refusal.value.hint
+    assert "`--max-memory" in refusal.value.hint
     config, choices = resolved_within(2, chunk=1)
     assert config.train.chunk == 1 and choices["chunk"].origin == "asked"
 

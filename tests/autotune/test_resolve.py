@@ -4,7 +4,6 @@ from dataclasses import fields, replace
 
 import pytest
 
-from lapclip.autotune.measure import Work, activation_bytes
 from lapclip.autotune.plans import Budget
 from lapclip.autotune.resolve import (
     DataSummary,
@@ -14,6 +13,7 @@ from lapclip.autotune.resolve import (
     resolve_settings,
     resolve_tokenizer,
 )
+from lapclip.autotune.work import Work
 from lapclip.config import Config, load_config
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.errors import UserError
@@ -78,9 +78,9 @@ def test_the_chunk_fits_into_what_is_free():
 
 def test_the_guess_of_activations_is_near_what_autograd_keeps():
     """For `small`: 333 MB for four pairs, counted with autograd's own hooks; the guess errs to the safe side."""
-    from lapclip.model.clip import SIZES
-
-    assert 0.333e9 / 4 < activation_bytes(SIZES["small"], recompute=False) < 1.4 * 0.333e9 / 4
+    config = load_config(flags={"size": "small"})
+    work = Work(config.model, config.train, NUM_CHARACTERS, num_tokens=8)
+    assert 0.333e9 < work.step_bytes(4) - work.step_bytes(0) < 1.4 * 0.333e9
 
 
 def test_batch_and_validation_set_are_no_larger_than_the_data():

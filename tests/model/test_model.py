@@ -14,23 +14,18 @@ from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
 
 
 def count(name: str, *, vocab_size: int = 33, has_bias: bool = False) -> int:
-    with torch.device("meta"):
-        return CLIP(SIZES[name], vocab_size=vocab_size, has_bias=has_bias).num_parameters
+    return count_parameters(SIZES[name], vocab_size=vocab_size, has_bias=has_bias)
 
 
 @pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_counting_without_building_agrees_with_building(name, has_bias):
-    counted = count_parameters(SIZES[name], vocab_size=123, has_bias=has_bias)
-    assert counted == count(name, vocab_size=123, has_bias=has_bias)
+def test_counting_without_building_agrees_with_building(name):
+    with torch.device("meta"):
+        built = CLIP(SIZES[name], vocab_size=123, has_bias=True).num_parameters
+    assert count(name, vocab_size=123, has_bias=True) == built == 1 + count(name, vocab_size=123)
 
 
 def test_sizes_have_the_documented_parameter_counts():
-    assert (count("small"), count("base"), count("small", has_bias=True)) == (
-        76_736_001,
-        105_426_689,
-        76_736_002,
-    )
+    assert (count("small"), count("base")) == (76_736_001, 105_426_689)
     # As published, with the 49,408 tokens of OpenAI's BPE.
     published = {"vit-b-32": 151_277_313, "vit-b-16": 149_620_737, "vit-l-14": 427_616_513}
     assert {name: count(name, vocab_size=49408) for name in published} == published
@@ -124,8 +119,7 @@ def test_recomputing_changes_no_gradient():
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
-@pytest.mark.parametrize("name", ["nano", "tiny"])
-@pytest.mark.parametrize("num_tokens", [8, 24])
+@pytest.mark.parametrize(("name", "num_tokens"), [("nano", 8), ("tiny", 24)])
 def test_flops_are_what_torch_counts(name, num_tokens):
     size = SIZES[name]
     model = CLIP(size, vocab_size=40)

@@ -12,12 +12,13 @@ import pytest
 import torch
 from conftest import picture_folder
 
-from lapclip.config import load_config
-from lapclip.data.batches import Batch, load_batches
+from lapclip.config import DataConfig, load_config
+from lapclip.data.batches import Batch
 from lapclip.data.open import Data
 from lapclip.errors import UserError
 from lapclip.model.clip import shape_of
-from lapclip.step.feed import ahead, augment, augment_batch, feed
+from lapclip.step import feed as step_feed
+from lapclip.step.feed import ahead, augment_batch, feed
 from lapclip.train.prepare import draft_of, open_here
 from lapclip.units import finished
 
@@ -42,55 +43,27 @@ def fed(config, data: Data, *, first_step: int = 0, workers: int = 0):
     return feed(data.training, tokenizer, size, config.data, batch_size=8, seed=3, first_step=first_step, workers=workers)  # fmt: skip
 
 
-def without_a_thread(config, data: Data, count: int) -> list[Batch]:
-    size = shape_of(config.model)
-    batches = load_batches(
-        data.training, draft_of(config, data)[0], batch_size=8, image_size=size.image_size,
-        text_length=size.text_length, seed=3, first_step=0, workers=0,
-    )  # fmt: skip
-    return [
-        augment_batch(batch, config.data, image_size=size.image_size, seed=3, step=step)
-        for step, batch in enumerate(islice(batches, count))
-    ]
-
-
 def assert_same(found: list[Batch], expected: list[Batch]) -> None:
     for one, other in zip(found, expected, strict=True):
         for name in ARRAYS:
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
 
 
-def test_batches_are_the_same_with_the_thread_and_without_and_after_a_resume(config):
+def test_batches_are_the_same_with_the_thread_and_without_and_after_a_resume(config, monkeypatch):
     data, before = opened(config), set(threading.enumerate())
     assert data.training.only_copies, "then a thread prepares them"
-    expected = without_a_thread(config, data, 6)
+    with monkeypatch.context() as patch:
+        patch.setattr(step_feed, "ahead", lambda batches: batches)
+        expected = list(islice(fed(config, data), 6))
     for first in (0, 4):
         with closing(fed(config, data, first_step=first)) as coming:
             assert_same(list(islice(coming, 6 - first)), expected[first:])
-    assert len({batch.images.tobytes() for batch in expected}) == 6, (
-        "each step augments its images differently"
-    )
+    assert len({batch.images.tobytes() for batch in expected}) == 6, "each step augments differently"
     assert expected[0].images.shape == (8, 3, 16, 16) and expected[0].images.dtype == np.uint8
     assert set(threading.enumerate()) == before, "closing ends the thread"
 
 
-def test_the_next_batch_is_made_while_this_one_is_used():
-    second_began = threading.Event()
-
-    def batches() -> Iterator[str]:
-        yield "first"
-        second_began.set()
-        yield "second"
-        yield "third"
-
-    coming = ahead(batches())
-    assert next(coming) == "first"
-    assert second_began.wait(PATIENCE_SECONDS), "nobody has asked for the second one yet"
-    assert next(coming) == "second"
-    coming.close()
-
-
-def test_closing_waits_for_a_batch_that_is_being_made_and_takes_no_more():
+def test_one_batch_is_made_while_the_one_before_is_used_and_closing_waits_for_it():
     """Memory holds this batch and the next, no more."""
     is_asked, may_go_on, made = threading.Event(), threading.Event(), []
 
@@ -104,8 +77,8 @@ def test_closing_waits_for_a_batch_that_is_being_made_and_takes_no_more():
         yield 2
 
     coming = ahead(batches())
-    next(coming)
-    assert is_asked.wait(PATIENCE_SECONDS)
+    assert next(coming) == 0
+    assert is_asked.wait(PATIENCE_SECONDS), "before anybody has asked for the second one"
     threading.Timer(0.05, may_go_on.set).start()
     coming.close()
     assert made == [1]
@@ -147,27 +120,31 @@ def test_workers_give_the_same_batches_and_end_with_the_feed():
 
 # Augmentation: the same after a resume, never outside the image, and nothing when nothing is asked for.
 
-NOTHING = {"crop": 1.0, "flip": False, "colour": 0.0}
+
+def augmented(images: torch.Tensor, size: int, *, step: int = 0, seed: int = 0, **settings) -> torch.Tensor:
+    batch = Batch(images.numpy(), *[np.zeros(0)] * 4)
+    given = augment_batch(batch, DataConfig(**settings), image_size=size, seed=seed, step=step).images
+    assert given.dtype == np.uint8
+    return images if given is batch.images else torch.from_numpy(given)
 
 
-def pictures(num: int = 16, size: int = 24) -> torch.Tensor:
+def random_images(num: int = 16, size: int = 24) -> torch.Tensor:
     random = np.random.default_rng(0)
     return torch.from_numpy(random.integers(0, 255, (num, 3, size, size), dtype=np.uint8))
 
 
 def test_seed_and_step_decide_everything():
-    images = pictures()
-    assert augment(images, 24, step=3, seed=0, **NOTHING) is images
-    settings = {"crop": 0.5, "flip": True, "colour": 0.3}
-    one, again = (augment(images, 16, step=3, seed=0, **settings) for _ in range(2))
-    assert torch.equal(one, again) and one.shape == (16, 3, 16, 16) and one.dtype == torch.uint8
-    assert not torch.equal(one, augment(images, 16, step=4, seed=0, **settings))
-    assert not torch.equal(one, augment(images, 16, step=3, seed=1, **settings))
+    images, settings = random_images(), {"crop": 0.5, "flip": True, "colour": 0.3}
+    assert augmented(images, 24, step=3, crop=1.0, flip=False, colour=0.0) is images
+    one, again = (augmented(images, 16, step=3, **settings) for _ in range(2))
+    assert torch.equal(one, again) and one.shape == (16, 3, 16, 16)
+    assert not torch.equal(one, augmented(images, 16, step=4, **settings))
+    assert not torch.equal(one, augmented(images, 16, step=3, seed=1, **settings))
 
 
 def test_a_flip_mirrors_about_every_second_image():
-    images = pictures(num=400, size=8)
-    flipped = augment(images, 8, step=0, seed=0, crop=1.0, flip=True, colour=0.0)
+    images = random_images(num=400, size=8)
+    flipped = augmented(images, 8, crop=1.0, flip=True, colour=0.0)
     same = (flipped == images).flatten(1).all(1)
     mirrored = (flipped == images.flip(-1)).flatten(1).all(1)
     assert bool((same ^ mirrored).all()) and 150 < int(mirrored.sum()) < 250
@@ -175,7 +152,7 @@ def test_a_flip_mirrors_about_every_second_image():
 
 def test_a_crop_shows_a_part_of_the_image_and_nothing_beside_it():
     ramp = torch.arange(64, dtype=torch.uint8).mul(4)[None, None, None].expand(200, 3, 64, 64).contiguous()
-    shown = augment(ramp, 32, step=0, seed=0, crop=0.3, flip=False, colour=0.0).float()
+    shown = augmented(ramp, 32, crop=0.3, flip=False, colour=0.0).float()
     width = (shown[:, 0, 0, -1] - shown[:, 0, 0, 0]) / 252 * 63 / 64 * 32 / 31  # of the image, about
     assert bool((shown[:, 0, 0].diff() >= 0).all()), "no fold at the border"
     assert 0.4 < float(width.min()) < 0.65 and float(width.max()) <= 1.02
@@ -185,7 +162,7 @@ def test_a_crop_shows_a_part_of_the_image_and_nothing_beside_it():
 
 def test_colour_changes_grey_images_in_brightness_only():
     grey = torch.full((50, 3, 8, 8), 100, dtype=torch.uint8)
-    shown = augment(grey, 8, step=0, seed=0, crop=1.0, flip=False, colour=0.4).float()
+    shown = augmented(grey, 8, crop=1.0, flip=False, colour=0.4).float()
     assert float(shown.std(dim=1).max()) <= 1
     means = shown.mean(dim=(1, 2, 3))
     assert float(means.min()) >= 59 and float(means.max()) <= 141 and float(means.std()) > 10

@@ -11,7 +11,7 @@ from lapclip.model.clip import CLIP
 from lapclip.runs.events import KINDS_OF_MEMORY, PARTS
 from lapclip.step.loss import softmax_loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.profile import SavedTensors, StepProfiler, gradient_norms, layer_of
+from lapclip.step.profile import SavedTensors, StepProfiler, gradient_norms, place_of
 from lapclip.step.step import Update, move
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,7 +56,7 @@ def test_activations_grow_with_the_pairs_in_memory_at_once():
         step(profiler, chunk=chunk)
         held[chunk] = profiler.saved.peak
         assert profiler.saved.held == 0, "all is let go after the backward pass"
-    assert held[2] < held[4] < held[B]
+    assert held[2] < held[4] < held[B] / 1.5
     # In one chunk both towers are held, otherwise one after the other.
     assert held[4] == pytest.approx(2 * held[2], rel=0.2)
 
@@ -81,8 +81,8 @@ def test_a_storage_that_many_tensors_share_counts_once():
 
 
 def test_norms_by_layer_are_the_whole_gradient_in_order():
-    profiler = StepProfiler(processor(), can_count=False)
-    model = new_model("sigmoid")
+    model, profiler = new_model("sigmoid"), StepProfiler(processor(), can_count=False)
+    assert gradient_norms(model) == {}
     for parameter in model.parameters():
         parameter.grad = torch.randn_like(parameter)
     norms = gradient_norms(model)
@@ -96,11 +96,7 @@ def test_norms_by_layer_are_the_whole_gradient_in_order():
     assert profiler.grad_norms == norms
 
 
-def test_a_twelfth_block_comes_after_the_second():
-    model = new_model(size="small")
-    names = list(dict.fromkeys(layer_of(name) for name, _ in model.named_parameters()))
-    for parameter in model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    assert set(gradient_norms(model)) == set(names)
-    image = [name for name in gradient_norms(model) if name.startswith("image")]
-    assert image == ["image.patches", *(f"image.{number}" for number in range(12)), "image.out"]
+def test_the_tenth_block_comes_after_the_second():
+    layers = ["image.10", "scale", "text.tokens", "image.out", "image.2", "image.patches"]
+    expected = ["image.patches", "image.2", "image.10", "image.out", "text.tokens", "scale"]
+    assert sorted(layers, key=place_of) == expected

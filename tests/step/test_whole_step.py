@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lapclip.config import Plan
 from lapclip.machine.device import DEVICES
 from lapclip.runs.events import Finished, Step
-from lapclip.step.loss import LOSSES, softmax_loss
+from lapclip.step.loss import softmax_loss
 from lapclip.step.optim import build_optimizer
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
@@ -34,19 +34,22 @@ def followed(plan: Plan = PLAN, **options) -> Follower:
     return follower
 
 
-def assert_nothing_but_numbers_comes_back(follower: Follower):
+@pytest.mark.parametrize(
+    ("plan", "loss", "share", "recompute"),
+    [
+        (PLAN, "softmax", 1.0, False),
+        (PLAN, "sigmoid", 0.5, True),
+        (CHUNKED, "softmax", 0.5, True),
+        (CHUNKED, "sigmoid", 1.0, False),
+        (replace(PLAN, precision="fp16"), "softmax", 0.5, False),
+    ],
+)
+def test_a_step_leaves_nothing_behind_and_copies_only_its_numbers_back(plan, loss, share, recompute):
+    model, now = new_model(loss, recompute=recompute), Progress(loss_scale=1024.0)
+    follower = followed(plan, loss=loss, share=share, model=model, now=now)
     assert follower.mixed == follower.float64 == []
     assert [found.place for found in follower.copied] == ["step.py:run"]
     assert follower.copied[0].num_elements <= 8
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("share", [1.0, 0.5])
-@pytest.mark.parametrize("plan", [PLAN, CHUNKED, replace(PLAN, precision="fp16")], ids=Plan.in_words)
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_step_leaves_nothing_behind_and_copies_only_its_numbers_back(loss, plan, share, recompute):
-    model, now = new_model(loss, recompute=recompute), Progress(loss_scale=1024.0)
-    assert_nothing_but_numbers_comes_back(followed(plan, loss=loss, share=share, model=model, now=now))
 
 
 def test_following_a_step_changes_no_number_of_it():
@@ -82,7 +85,7 @@ def test_a_whole_run_leaves_nothing_behind_and_copies_once_a_step(small_config, 
     assert {place.split(":")[0] for place in places[first + 3 :]} == {"embedder.py", "loop.py", "messages.py"}
 
 
-# The check must be able to fail: each mistake of these would stop or slow a real accelerator, and none a processor.
+# The check must be able to fail: each of these mistakes would stop or slow a real accelerator, and none a processor.
 
 
 def test_a_buffer_left_behind_is_caught_and_named():
@@ -108,39 +111,24 @@ def without_a_device(image_BE, text_BE, *others):
     return F.cross_entropy(image_BE @ text_BE.T, torch.arange(len(image_BE)))
 
 
-def stacking_a_number(image_BE, text_BE, *others):
-    return torch.stack([softmax_loss(image_BE, text_BE, *others), torch.tensor(1.0)]).sum()
-
-
 def in_double(image_BE, text_BE, *others):
     weights_BB = torch.eye(len(image_BE), dtype=torch.float64, device=image_BE.device)
     return (weights_BB * (image_BE @ text_BE.T)).float().sum()
 
 
-@pytest.mark.parametrize("mistake", [without_a_device, stacking_a_number, in_double])
-def test_what_is_made_elsewhere_or_as_a_float64_is_caught_and_named(mistake):
-    follower = followed(loss_fn=mistake)
-    found = follower.float64 if mistake is in_double else follower.mixed
-    assert found[0].place == f"test_whole_step.py:{mistake.__name__}"
-
-
-def test_a_single_number_may_stay_behind_where_accelerators_let_it():
-    assert_nothing_but_numbers_comes_back(
-        followed(loss_fn=lambda *given: softmax_loss(*given) * torch.tensor(2.0))
-    )
+def test_what_is_made_elsewhere_or_as_a_float64_is_caught_and_named():
+    assert followed(loss_fn=without_a_device).mixed[0].place == "test_whole_step.py:without_a_device"
+    assert followed(loss_fn=in_double).float64[0].place == "test_whole_step.py:in_double"
 
 
 @pytest.mark.parametrize(
     "look",
     [
         lambda loss, same: loss.item(),
-        lambda loss, same: bool(loss > 0),
         lambda loss, same: f"{loss:.3f}",
-        lambda loss, same: loss.detach().cpu(),
         lambda loss, same: loss.detach().to("cpu", non_blocking=True),
         lambda loss, same: np.asarray(loss.detach()),
         lambda loss, same: torch.zeros(()).copy_(loss.detach()),
-        lambda loss, same: same.nonzero(),
         lambda loss, same: same[same],
     ],
 )
@@ -173,16 +161,11 @@ def test_the_backward_pass_is_watched_too():
     assert follower.copied[0].place == "test_whole_step.py:backward" and len(follower.copied) == 2
 
 
-def test_attention_and_convolutions_are_given_contiguous_tensors():
+def test_attention_and_images_are_given_as_contiguous_tensors():
     """Some versions of an accelerator misread others; `WrongOnPermuted` does too."""
     right = attempt(PLAN, Elsewhere()).gradients
     assert_alike(attempt(PLAN, WrongOnPermuted()).gradients, right, 1e-4)
     permuted = np.ascontiguousarray(BATCH.images.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    misread = attempt(PLAN, WrongOnPermuted(), batch=replace(BATCH, images=permuted)).gradients
     with pytest.raises(AssertionError):
-        assert_alike(
-            attempt(PLAN, WrongOnPermuted(), batch=replace(BATCH, images=permuted)).gradients, right, 1e-4
-        )
-    query = torch.randn(2, 5, 4, 8, generator=torch.Generator().manual_seed(0)).transpose(1, 2)
-    expected = F.scaled_dot_product_attention(query, query, query)
-    with WrongOnPermuted().autocast("fp32"):
-        assert not torch.allclose(F.scaled_dot_product_attention(query, query, query), expected, atol=1e-2)
+        assert_alike(misread, right, 1e-4)

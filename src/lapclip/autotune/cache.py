@@ -24,6 +24,12 @@ MAX_BYTES = 5_000_000
 T = TypeVar("T")
 
 
+class Stored(msgspec.Struct):
+    """The part that all stored results have."""
+
+    when: float  # seconds since 1970
+
+
 def folder_for(machine: Machine, facts: dict[str, Any]) -> Path:
     """The folder of what was measured of something on this machine."""
     here = [machine.chip, machine.system, machine.num_cores, machine.memory_bytes]
@@ -55,8 +61,8 @@ def is_sound(plan: Plan) -> bool:
 def remember(folder: Path, measured: Measured) -> None:
     """Stores a measurement, unless memory ran out, which may be different tomorrow."""
     if not any(candidate.ran_out_of_memory for candidate in measured.candidates):
-        plans = sorted(json.dumps(asdict(plan), sort_keys=True) for plan in measured.plans)
-        store(folder / f"{digest(plans)}.json", asdict(measured))
+        name = digest(sorted(plan.in_words() for plan in measured.plans))
+        store(folder / f"{name}.json", asdict(measured))
 
 
 def store(path: Path, result: dict[str, Any]) -> None:
@@ -73,17 +79,8 @@ def load(path: Path, kind: type[T]) -> T | None:
     try:
         if path.stat().st_size > MAX_BYTES:
             return None
-        stored = msgspec.json.decode(path.read_bytes())
-        if not 0 <= time.time() - stored["when"] < MAX_DAYS * 86400:
-            return None
-        return msgspec.convert(stored, kind)
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-        ArithmeticError,
-        RecursionError,
-        msgspec.MsgspecError,
-    ):
+        stored = path.read_bytes()
+        age_seconds = time.time() - msgspec.json.decode(stored, type=Stored).when
+        return msgspec.json.decode(stored, type=kind) if 0 <= age_seconds < MAX_DAYS * 86400 else None
+    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None  # a file may hold anything

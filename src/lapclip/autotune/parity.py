@@ -9,17 +9,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from lapclip.autotune.work import Work
 from lapclip.config import Config, Plan, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError
 from lapclip.machine.device import Device, device_named, no_memory_left, processor, ran_out_of_memory
-from lapclip.model.clip import CLIP, build_model
+from lapclip.model.clip import CLIP, shape_of
 from lapclip.step.feed import feed
-from lapclip.step.loss import LOSSES, NEEDS_BIAS, Loss
+from lapclip.step.loss import Loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.step import Inputs, choose_patches, contrastive_step, move
+from lapclip.step.step import Inputs, contrastive_step
 
 # The norm of a difference as a share of the gradient's norm. Two orders of sums differ by 1e-6 in fp32, bf16 by 3%
 # and fp16 by 0.5% from fp32, as measured on a CPU; a gradient that is off by 1% must be noticed in fp32.
@@ -28,19 +29,6 @@ MIN_SHARE = 1e-4  # of the whole gradient: a tensor's own gradient may vanish, a
 MIN_NORM = 1e-8  # of a gradient that is not zero
 NUM_PAIRS = 16  # are enough
 MAX_LOSS_SCALE = 2.0**16
-
-
-@dataclass(frozen=True)
-class Probe:
-    """The batch that is tried on both devices."""
-
-    batch: Batch
-    keep_BK: Tensor | None
-    loss_fn: Loss
-    text_length: int | None = None  # the model's, where captions are padded as for an accelerator
-
-    def inputs(self, device: str) -> Inputs:
-        return move(self.batch, device_named(device), self.keep_BK, fixed_length=self.text_length)
 
 
 @dataclass(frozen=True)
@@ -56,38 +44,24 @@ def build_checked(
 ) -> tuple[CLIP, Plan, str | None]:
     """The new model of a run where it is trained, its plan, and what was wrong with another plan.
 
-    A plan that was measured and computes wrong numbers is replaced by the CPU; one that was asked for is an error.
+    The first pairs of the training data are tried. A plan that was measured and computes wrong numbers is replaced by
+    the CPU; one that was asked for is an error.
     """
-    model = new_model(config, tokenizer)
+    num_tokens = shape_of(config.model).text_length
+    work = Work(config.model, config.train, tokenizer.vocab_size, num_tokens)
+    model = work.new_model(processor())
     if plan.is_plain:
         return model, plan, None
+    first = {"batch_size": num_probed(plan, work.batch_size), "seed": config.train.seed, "first_step": 0}
+    with closing(feed(source, tokenizer, model.size, config.data, workers=0, **first)) as batches:
+        batch = next(batches)
     try:
-        return place_checked(model, first_pairs(config, source, tokenizer, model, plan), plan), plan, None
+        return place_checked(model, work, batch, plan), plan, None
     except UserError as problem:
         if is_asked:
             raise
         plain = replace(plan, device=processor().name, precision="fp32", compile=False)
-        return new_model(config, tokenizer), plain, problem.message
-
-
-def new_model(config: Config, tokenizer: Tokenizer) -> CLIP:
-    has_bias = config.train.loss in NEEDS_BIAS
-    return build_model(
-        config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias, seed=config.train.seed
-    )
-
-
-def first_pairs(config: Config, source: Source, tokenizer: Tokenizer, model: CLIP, plan: Plan) -> Probe:
-    """The first pairs of the training data."""
-    cfg = config.train
-    assert cfg.batch_size and cfg.keep_patches and cfg.loss, "resolved"
-    draw = {"batch_size": num_probed(plan, cfg.batch_size), "seed": cfg.seed}
-    with closing(
-        feed(source, tokenizer, model.size, config.data, first_step=0, workers=0, **draw)
-    ) as batches:
-        batch = next(batches)
-    keep_BK = choose_patches(0, num_patches=model.image.num_patches, share=cfg.keep_patches, **draw)
-    return Probe(batch, keep_BK, LOSSES[cfg.loss], model.size.text_length)
+        return work.new_model(processor()), plain, problem.message
 
 
 def num_probed(plan: Plan, batch_size: int) -> int:
@@ -95,10 +69,11 @@ def num_probed(plan: Plan, batch_size: int) -> int:
     return min(batch_size, plan.chunk if plan.compile else NUM_PAIRS)
 
 
-def reference(model: CLIP, probe: Probe, plan: Plan) -> Gradients:
+def reference(model: CLIP, work: Work, batch: Batch, plan: Plan) -> Gradients:
     """The correct gradients: the CPU in fp32, with the model still there and no more in memory than the plan holds."""
     plain = Plan(processor().name, "fp32", threads=plan.threads, chunk=plan.chunk)
-    return gradients_in_memory(model, probe.inputs(plain.device), probe.loss_fn, plain)
+    inputs = work.inputs(batch, processor(), work.size.text_length)
+    return gradients_in_memory(model, inputs, work.loss_fn, plain)
 
 
 def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) -> Gradients:
@@ -130,35 +105,36 @@ def gradients_in_memory(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) 
         device_named(plan.device).release_memory()
 
 
-def disagreement(model: CLIP, probe: Probe, expected: Gradients, plan: Plan) -> str | None:
+def disagreement(model: CLIP, work: Work, batch: Batch, expected: Gradients, plan: Plan) -> str | None:
     """What is wrong with a plan, naming the worst tensor; None when it agrees with the CPU."""
-    if problem := optimizer_problem(device_named(plan.device)):
+    device = device_named(plan.device)
+    if problem := optimizer_problem(device):
         return problem
-    straight = probe.inputs(plan.device)
+    straight = work.inputs(batch, device, work.size.text_length)
     kinds = {"contiguous": straight, "permuted": permuted(straight)}
     if plan.compile:
         kinds.pop("permuted")  # would be compiled again, into a program that nothing trains with
     for kind, inputs in kinds.items():
         # Once whole and once in chunks: both are trained with.
         chunk = len(straight.images) if kind == "contiguous" else -(-len(straight.images) // 2)
-        found = gradients_in_memory(model, inputs, probe.loss_fn, replace(plan, chunk=min(plan.chunk, chunk)))
+        found = gradients_in_memory(model, inputs, work.loss_fn, replace(plan, chunk=min(plan.chunk, chunk)))
         if problem := difference(found, expected, TOLERANCES[plan.precision]):
             return f"{problem}, with {kind} inputs"
     return None
 
 
-def place_checked(model: CLIP, probe: Probe, plan: Plan) -> CLIP:
+def place_checked(model: CLIP, work: Work, batch: Batch, plan: Plan) -> CLIP:
     """Moves a model from the CPU to where it is trained, and refuses where the numbers are wrong.
 
     A new model, also for a run that is resumed: the loss of a trained one nearly vanishes, and then its gradients in
     low precision are mostly rounding.
     """
     try:
-        expected = None if plan.is_plain else reference(model, probe, plan)
+        expected = None if plan.is_plain else reference(model, work, batch, plan)
         model = device_named(plan.device).place(model)
         if plan.compile:
             model.compile_towers()
-        problem = None if expected is None else disagreement(model, probe, expected, plan)
+        problem = None if expected is None else disagreement(model, work, batch, expected, plan)
     except (RuntimeError, MemoryError) as error:
         if ran_out_of_memory(error):
             raise no_memory_left(error) from None
@@ -179,20 +155,17 @@ def first_line(error: BaseException) -> str:
 
 def optimizer_problem(device: Device) -> str | None:
     """Whether AdamW changes weights there as it does on the CPU; it has been wrong as well."""
+    weights = torch.linspace(-1, 1, 35).view(5, 7)
     changes = []
     for place in (processor(), device):
-        layer = nn.Linear(7, 5)
-        weights = torch.linspace(-1, 1, 40)
-        torch.nn.utils.vector_to_parameters(weights.clone(), layer.parameters())
+        layer = nn.Linear(7, 5, bias=False)
+        layer.weight.data = weights.clone()
         layer = place.place(layer)
         optimizer = build_optimizer(layer, TrainConfig(lr=1e-3))
         for step in range(1, 4):
-            for parameter in layer.parameters():
-                parameter.grad = torch.cos(step * parameter.detach())
+            layer.weight.grad = torch.cos(step * layer.weight.detach())
             optimizer.step()
-        changes.append(
-            torch.nn.utils.parameters_to_vector(p.detach().cpu() for p in layer.parameters()) - weights
-        )
+        changes.append(layer.weight.detach().cpu() - weights)
     expected, found = changes
     error = float((found - expected).norm() / expected.norm())
     if error <= TOLERANCES["fp32"]:

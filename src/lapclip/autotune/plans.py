@@ -172,43 +172,36 @@ def remark_on(candidate: Candidate, measured: Measured) -> str | None:
 
 
 def reasons_for(choice: Candidate, measured: Measured) -> dict[str, str]:
-    """Why each part of the chosen plan, in words; a part that had no rival has no reason."""
+    """Why each part of the chosen plan, in words; a part that had no rival has no reason.
+
+    The chosen value is compared with each other value by two plans that differ in nothing else, close to the choice.
+    """
+    by_plan = {candidate.plan: candidate for candidate in measured.candidates}
+    chosen = vars(choice.plan)
+    closest = sorted(
+        by_plan, key=lambda plan: sum(value != chosen[part] for part, value in vars(plan).items())
+    )
     reasons = {}
     for part in PLAN:
-        others = dict.fromkeys(getattr(c.plan, part) for c in measured.candidates)
-        pairs = [
-            closest_pair(choice, measured.candidates, part, other)
-            for other in others
-            if other != getattr(choice.plan, part)
-        ]
-        said = [words for pair in pairs if pair and (words := comparison(*pair, part))]
-        if said:
-            reasons[part] = "; ".join(said)
+        said: dict[Any, str | None] = {}  # by the other value
+        for plan in closest:
+            like = by_plan.get(replace(plan, **{part: chosen[part]}))
+            if like and like.plan != plan and like.pairs_per_second is not None:
+                said.setdefault(getattr(plan, part), comparison(like, by_plan[plan], part))
+        if any(said.values()):
+            reasons[part] = "; ".join(filter(None, said.values()))
     return reasons
-
-
-def closest_pair(
-    choice: Candidate, candidates: Iterable[Candidate], part: str, other: Any
-) -> tuple[Candidate, Candidate] | None:
-    """Two candidates that differ in one part alone, the chosen value against another; close to the choice."""
-    by_plan = {candidate.plan: candidate for candidate in candidates}
-    pairs = [
-        (by_plan[like], rival)
-        for rival in by_plan.values()
-        if getattr(rival.plan, part) == other
-        and (like := replace(rival.plan, **{part: getattr(choice.plan, part)})) in by_plan
-        and by_plan[like].pairs_per_second is not None
-    ]
-    return min(pairs, key=lambda pair: num_differences(pair[0].plan, choice.plan), default=None)
-
-
-def num_differences(one: Plan, other: Plan) -> int:
-    return sum(getattr(one, part) != getattr(other, part) for part in PLAN)
 
 
 def comparison(chosen: Candidate, rival: Candidate, part: str) -> str | None:
     """How two compare; nothing where the rival won, together with other parts that were not chosen."""
-    named = in_words(part, getattr(rival.plan, part))
+    value = getattr(rival.plan, part)
+    named = {
+        "threads": f"{value} thread{'s' * (value != 1)}",
+        "chunk": f"chunks of {value}",
+        "compile": "compiled" if value else "uncompiled",
+        "keep_memory": f"with freed memory {'kept' if value else 'given back'}",
+    }.get(part, f"`{value}`")
     if rival.pairs_per_second is None:
         return f"{named}: {rival.rejected}"
     assert chosen.pairs_per_second is not None
@@ -220,19 +213,6 @@ def comparison(chosen: Candidate, rival: Candidate, part: str) -> str | None:
     if factor >= 1 - TIE:
         return f"as fast as {named}"
     return f"{named} is {1 / factor - 1:.0%} faster and slow to start" if part == "compile" else None
-
-
-def in_words(part: str, value: Any) -> str:
-    """The value of a part of a plan, as something that another can be faster than."""
-    if part == "threads":
-        return "1 thread" if value == 1 else f"{value} threads"
-    if part == "chunk":
-        return f"chunks of {value}"
-    if part == "compile":
-        return "compiled" if value else "uncompiled"
-    if part == "keep_memory":
-        return "with freed memory kept" if value else "with freed memory given back"
-    return f"`{value}`"
 
 
 def spread_of(seconds: list[float]) -> float:

@@ -4,12 +4,13 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from lapclip.autotune.cache import folder_for, recall, remember
-from lapclip.autotune.measure import Progress, Rig, Work, measure
+from lapclip.autotune.measure import Progress, Rig, measure
 from lapclip.autotune.plans import Measured, asked_parts, plans_on, thread_counts
-from lapclip.autotune.resolve import Draft, devices_for, resolve_chunk, room_on
+from lapclip.autotune.resolve import Draft, devices_for, resolve_chunk
+from lapclip.autotune.work import Work
 from lapclip.config import Plan
-from lapclip.machine.device import Device, default_threads, processor
-from lapclip.model.clip import flops_per_pair, shape_of
+from lapclip.machine.device import default_threads, processor
+from lapclip.model.clip import flops_per_pair
 
 SHARE_OF_BUDGET = 0.05
 MAX_SECONDS = 10.0  # per candidate
@@ -19,16 +20,6 @@ MANY_FLOPS = 1e12  # a second, which no laptop's step exceeds by much
 FEW = 2  # pairs, to estimate the time of a step from
 
 
-def chunks_on(device: Device, draft: Draft, num: int) -> list[int]:
-    """The largest chunk that fits on a device, and so many halves of it."""
-    config, batch_size = draft.config, draft.work.batch_size
-    room = room_on([device], config.device, draft.machine)[device.name]
-    chunk = resolve_chunk(config, draft.work, room).value
-    if config.train.chunk is not None:
-        return [min(config.train.chunk, batch_size)]
-    return sorted({max(1, -(-chunk // 2**halved)) for halved in range(num)}, reverse=True)
-
-
 def plans_for(
     draft: Draft, *, num_chunks: int = 2, thorough: bool = False, compile: bool = False
 ) -> list[Plan]:
@@ -36,8 +27,11 @@ def plans_for(
     asked = asked_parts(draft.config)
     threads = [asked["threads"]] if "threads" in asked else thread_counts(draft.machine, default_threads())
     plans: list[Plan] = []
-    for device in devices_for(draft.config.device):
-        chunks = chunks_on(device, draft, num_chunks)
+    for device in devices_for(draft.config):
+        largest = resolve_chunk(draft, device).value
+        chunks = sorted({-(-largest // 2**halved) for halved in range(num_chunks)}, reverse=True)
+        if "chunk" in asked:
+            chunks = [min(asked["chunk"], draft.work.batch_size)]
         plans += plans_on(device, asked, threads, chunks, thorough=thorough, compile=compile)
     return plans
 
@@ -54,7 +48,7 @@ def try_out(draft: Draft) -> Generator[Progress, None, Measured | None]:
     if budget.steps is not None and budget.steps * SHARE_OF_BUDGET < num_steps:
         return None
     if budget.seconds is not None:
-        flops = 3 * work.batch_size * flops_per_pair(shape_of(work.model), num_tokens=work.num_tokens)
+        flops = 3 * work.batch_size * flops_per_pair(work.size, num_tokens=work.num_tokens)
         if budget.seconds * SHARE_OF_BUDGET < max(MIN_SECONDS, num_steps * flops / MANY_FLOPS):
             return None
     yield "measuring which execution plan is fastest here"

@@ -1,24 +1,13 @@
 """Pure: config, measurements and a summary of the data in, complete config and the reason of each choice out."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lapclip.autotune.measure import Work, step_bytes
 from lapclip.autotune.plans import Budget, Candidate, Measured, asked_parts, choose, reasons_for
-from lapclip.config import (
-    BUDGETS,
-    PLAN,
-    SETTINGS,
-    Config,
-    DeviceConfig,
-    FormatName,
-    Plan,
-    TrainConfig,
-    value_of,
-    with_values,
-)
+from lapclip.autotune.work import Work
+from lapclip.config import BUDGETS, PLAN, SETTINGS, Config, FormatName, Plan, value_of, with_values
 from lapclip.data.advice import Advice, DataFacts, advise_tokenizer
 from lapclip.errors import UserError
 from lapclip.machine.device import Device, default_threads, device_named, present_devices
@@ -107,7 +96,7 @@ class Draft:
     def resolve(self, measured: Measured | None = None) -> tuple[Config, Choices]:
         """The complete config, and the choice of each setting that was undecided."""
         chosen, choices = resolve_plan(self, measured)
-        size = shape_of(self.work.model)
+        size = self.work.size
         num_flops = 3 * flops_per_pair(size, num_tokens=size.text_length)
         step_seconds = self.work.batch_size / (chosen.pairs_per_second or TYPICAL_FLOPS / num_flops)
         workers = resolve_workers(self.data, self.machine, self.work.batch_size, step_seconds)
@@ -131,26 +120,27 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
         )
     proposed = {
         "batch_size": batch_size,
-        "loss": resolve_loss(data),
+        "loss": advised(data, "loss") or Choice("softmax", "CLIP's own"),
         "lr": Choice(recipe.lr, recipe.why),
         "keep_patches": Choice(recipe.keep_patches, recipe.why),
-        "eval_every": resolve_eval_every(config.train, data.num_train, batch_size.value),
+        "eval_every": resolve_eval_every(config, data.num_train, batch_size.value),
         **resolve_looks(data),
     }
     if data.format is not None:
         proposed["format"] = Choice(data.format, "detected")
     choices |= {name: asked_or(config, name, choice) for name, choice in proposed.items()}
-    if config.model.text_length is None and (advised := data.advice.get("text_length")):
-        choices["text_length"] = Choice(advised.value, advised.why, "advised")
+    if config.model.text_length is None and (choice := advised(data, "text_length")):
+        choices["text_length"] = choice
     if data.num_validation < config.data.num_validation:
         reason = f"all validation images of `{config.data.source}`"
         choices["num_validation"] = Choice(data.num_validation, reason)
     config = with_values(config, {name: choice.value for name, choice in choices.items()})
     size = shape_of(config.model)
     shape = {name: getattr(size, name) for name in ("image_size", "patch_size", "text_length")}
-    config = with_values(config, shape)
     hidden = LOOKS if data.is_drawn else ()
-    return config, {n: c for n, c in choices.items() if n not in hidden or c.origin == "asked"}
+    return with_values(config, shape), {
+        n: c for n, c in choices.items() if n not in hidden or c.origin == "asked"
+    }
 
 
 def asked_or(config: Config, name: str, choice: Choice) -> Choice:
@@ -158,17 +148,20 @@ def asked_or(config: Config, name: str, choice: Choice) -> Choice:
     return choice if asked is None or choice.origin == "asked" else Choice(asked, ASKED, "asked")
 
 
-def resolve_tokenizer(config: Config, share_outside_a_to_z: float) -> Choice:
-    """The kind of tokenizer, which must exist before the rest can be resolved."""
+def advised(data: DataSummary, name: str) -> Choice | None:
+    advice = data.advice.get(name)
+    return Choice(advice.value, advice.why, "advised") if advice else None
+
+
+def resolve_tokenizer(config: Config, share: float) -> Choice:
+    """The kind of tokenizer, which must exist before the rest can be resolved; `share` of letters is outside a to z."""
     if config.data.tokenizer is not None:
         return Choice(config.data.tokenizer, ASKED, "asked")
     if config.model.size not in CHARACTER_SIZES:
         return Choice("bpe", "words of your captions become tokens, in any language")
-    facts = DataFacts(
-        num_train=0, num_validation=0, tokenizer="characters", share_outside_a_to_z=share_outside_a_to_z
-    )
-    if (advised := advise_tokenizer(facts)) is not None:
-        return Choice(advised.value, advised.why, "advised")
+    facts = DataFacts(num_train=0, num_validation=0, tokenizer="characters", share_outside_a_to_z=share)
+    if advice := advise_tokenizer(facts):
+        return Choice(advice.value, advice.why, "advised")
     return Choice("characters", f"`{config.model.size}` is the documents' model and counts their 33 symbols")
 
 
@@ -176,11 +169,11 @@ def resolve_plan(draft: Draft, measured: Measured | None) -> tuple[Candidate, Ch
     """The fastest plan of those measured, or a plain one."""
     config, batch_size, asked = draft.config, draft.work.batch_size, asked_parts(draft.config)
     chosen = choose(measured.candidates, draft.budget, batch_size) if measured else None
-    room = room_on(devices_for(config.device), config.device, draft.machine)
     name = chosen.plan.device if chosen else asked.get("device", "cpu")
-    chunk = resolve_chunk(config, draft.work, room[name])
+    chunk = resolve_chunk(draft, device_named(name))
     reasons = DEFAULTS | {"chunk": chunk.reason}
-    if measured is None and (others := [f"`{other}`" for other in room if other != name]):
+    others = [f"`{device.name}`" for device in devices_for(config) if device.name != name]
+    if measured is None and others:
         reasons["device"] = f"the run is too short to measure whether {' or '.join(others)} is faster"
     found = reasons_for(chosen, measured) if measured and chosen else {}
     if chosen and chosen.plan.chunk == chunk.value and "chunk" in found:
@@ -198,36 +191,27 @@ def resolve_plan(draft: Draft, measured: Measured | None) -> tuple[Candidate, Ch
     return chosen, choices
 
 
-def devices_for(asked: DeviceConfig) -> list[Device]:
+def devices_for(config: Config) -> list[Device]:
     """The one asked for, which must be present, or all that are."""
-    return list(present_devices()) if asked.device == "auto" else [device_named(asked.device)]
+    asked = config.device.device
+    return list(present_devices()) if asked == "auto" else [device_named(asked)]
 
 
-def room_on(devices: Sequence[Device], asked: DeviceConfig, machine: Machine) -> dict[str, int]:
-    """Memory that may be used on each device, in bytes."""
-    if asked.max_memory is not None:
-        return {device.name: int(asked.max_memory * 1e9) for device in devices}
-    return {
-        device.name: int(device.free_bytes(machine.available_bytes) * SHARE_OF_MEMORY) for device in devices
-    }
-
-
-def resolve_chunk(config: Config, work: Work, limit: int) -> Choice:
+def resolve_chunk(draft: Draft, device: Device) -> Choice:
     """The largest chunk that fits into memory; a limit that was asked for is kept or refused."""
-    recompute, size, num_parameters = work.model.recompute, shape_of(work.model), work.num_parameters
+    config, work, allowed = draft.config, draft.work, draft.config.device.max_memory
+    free_bytes = device.free_bytes(draft.machine.available_bytes) * SHARE_OF_MEMORY
+    limit = free_bytes if allowed is None else allowed * 1e9
     least = min(config.train.chunk or 1, work.batch_size)
-    needed = step_bytes(size, num_parameters, least, recompute)
-    if config.device.max_memory is not None and needed > limit:
-        enough = math.ceil(needed / 1e8) / 10
+    needed = work.step_bytes(least)
+    if allowed is not None and needed > limit:
         raise UserError(
             f"chunks of {least} need about {needed / 1e9:.1f} GB with `{config.model.size}`,"
             f" and `--max-memory` allows {limit / 1e9:.1f}",
-            hint=f"allow more: `--max-memory {enough:g}`"
-            if least == 1
-            else "choose a smaller `--chunk`, or omit it",
+            hint=f"allow more: `--max-memory {math.ceil(needed / 1e8) / 10:g}`",
         )
     chunk = work.batch_size
-    while chunk > 1 and step_bytes(size, num_parameters, chunk, recompute) > limit:
+    while chunk > 1 and work.step_bytes(chunk) > limit:
         chunk = (chunk + 1) // 2
     if chunk == work.batch_size:
         return Choice(chunk, "the whole batch fits into memory")
@@ -235,17 +219,11 @@ def resolve_chunk(config: Config, work: Work, limit: int) -> Choice:
 
 
 def resolve_batch_size(recipe: Recipe, data: DataSummary) -> Choice:
-    advised = data.advice.get("batch_size")
-    if advised is not None and advised.value < recipe.batch_size:
-        return Choice(advised.value, advised.why, "advised")
+    if (choice := advised(data, "batch_size")) and choice.value < recipe.batch_size:
+        return choice
     if recipe.batch_size > data.num_train:
         return Choice(data.num_train, "all the pairs there are")
     return Choice(recipe.batch_size, recipe.why)
-
-
-def resolve_loss(data: DataSummary) -> Choice:
-    advised = data.advice.get("loss")
-    return Choice(advised.value, advised.why, "advised") if advised else Choice("softmax", "CLIP's own")
 
 
 def resolve_workers(data: DataSummary, machine: Machine, batch_size: int, step_seconds: float) -> Choice:
@@ -274,8 +252,8 @@ def resolve_looks(data: DataSummary) -> Choices:
     }
 
 
-def resolve_eval_every(train: TrainConfig, num_train: int, batch_size: int) -> Choice:
-    budget = Budget.of(train, num_train, batch_size)
+def resolve_eval_every(config: Config, num_train: int, batch_size: int) -> Choice:
+    budget = Budget.of(config.train, num_train, batch_size)
     if budget.steps is not None:
         every = str(max(1, budget.steps // 10))
     else:

@@ -114,7 +114,7 @@ class KnownOps:
 
 def ops_section(config: Config, *, fresh: bool) -> Work:
     """Single operations."""
-    devices = with_processor(devices_for(config.device))
+    devices = with_processor(devices_for(config))
     file = folder_for(read_machine(), {"ops": [device.name for device in devices]}) / "ops.json"
     known = None if fresh else load(file, KnownOps)
     timings = known.ops if known else []
@@ -163,7 +163,7 @@ def ops_table(timings: Sequence[OpTiming]) -> Table:
 
 def sizes_section(config: Config, *, fresh: bool) -> Work:
     """All sizes."""
-    devices = with_processor(devices_for(config.device))
+    devices = with_processor(devices_for(config))
     results = yield from study_sizes(devices, fresh=fresh, max_memory=config.device.max_memory)
     ratios = {id(r): speed_up(results, r) for r in results}
     faster = [f"`{r.size}`" for r in results if (ratios[id(r)] or 0) > 1]

@@ -17,17 +17,18 @@ from typing import Any
 import msgspec
 
 from lapclip.autotune.cache import folder_for, load, store
-from lapclip.autotune.measure import Rigs, num_in_block, step_bytes
+from lapclip.autotune.measure import Rigs, num_in_block
 from lapclip.autotune.parity import first_line
 from lapclip.autotune.plans import spread_of
 from lapclip.autotune.resolve import CHARACTER_SIZES, SHARE_OF_MEMORY
+from lapclip.autotune.work import Work
 from lapclip.config import Plan, load_config
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.data.workers import STOPPING, start_worker
 from lapclip.errors import UserError
 from lapclip.machine.device import Device, default_threads, processor, ran_out_of_memory, set_up_process
 from lapclip.machine.hardware import limit_openmp_spinning, read_machine
-from lapclip.model.clip import count_parameters, flops_per_pair, shape_of
+from lapclip.model.clip import flops_per_pair, shape_of
 from lapclip.train.prepare import draft_of
 
 STUDIED = ("nano", "tiny", "small", "base", "medium", "large", "huge")
@@ -90,10 +91,10 @@ def measure_or_estimate(
     name: str, device: str, room: float, smaller: SizeResult | None
 ) -> Generator[str, None, SizeResult]:
     """Measures one size, in a new process; estimates it when it does not fit."""
-    shape = shape_of(load_config(flags={"size": name}).model)
-    vocab_size = NUM_CHARACTERS if name in CHARACTER_SIZES else VOCABULARY
-    num_parameters = count_parameters(shape, vocab_size=vocab_size, has_bias=False)
-    memory_bytes = step_bytes(shape, num_parameters, 1, False)
+    config = load_config(flags={"size": name})
+    shape, vocab_size = shape_of(config.model), NUM_CHARACTERS if name in CHARACTER_SIZES else VOCABULARY
+    work = Work(config.model, config.train, vocab_size, shape.text_length)
+    memory_bytes = work.step_bytes(1)
     if memory_bytes <= room or smaller is None:
         found = yield from in_a_process(name, device, room, smaller.flops_per_second if smaller else None)
         if found is not None:
@@ -106,7 +107,7 @@ def measure_or_estimate(
     pairs_per_second = smaller.flops_per_second / flops
     return SizeResult(
         size=name,
-        num_parameters=num_parameters,
+        num_parameters=work.num_parameters,
         device=device,
         batch_size=smaller.batch_size,
         chunk=1,

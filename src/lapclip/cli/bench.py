@@ -57,7 +57,7 @@ def bench(
         from lapclip.bench.steps import in_words, look_over
         from lapclip.train.prepare import open_here
 
-    devices_for(config.device)  # one asked for by name must be there
+    devices_for(config)  # one asked for by name must be there
     compile = bool(flags.get("compile"))
     works = [ops_section(config, fresh=fresh)] * ops + [sizes_section(config, fresh=fresh)] * sizes
     with stop_requests("stopping; completed measurements are kept") as requests:

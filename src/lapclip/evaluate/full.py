@@ -174,32 +174,22 @@ def worst_mistakes(pool: Pool, ranks: Ranks, links: Links, limit: int) -> list[M
     images: set[int] = set()
     worst: list[Mistake] = []
     for query in np.lexsort((-gap_M, -ranks.rank_Q)).tolist():
-        if len(worst) >= limit or ranks.rank_Q[query] == 1:
+        rank, caption = int(ranks.rank_Q[query]), int(links.key_Q[query])
+        if len(worst) >= limit or rank == 1:
             break
-        caption = int(links.key_Q[query])
         if caption in captions:
             continue
-        mistake = describe_mistake(pool, ranks, links, query, gap=float(gap_M[query]))
-        if mistake.index not in images:
+        cosine_N, is_correct_N = pool.image_NE @ pool.text_ME[query], links.rows(np.array([query]))[0]
+        own, wrong = np.flatnonzero(is_correct_N), np.flatnonzero(~is_correct_N)
+        index = int(pool.indices[own[cosine_N[own].argmax()]])
+        if index not in images:
             captions.add(caption)
-            images.add(mistake.index)
-            worst.append(mistake)
+            images.add(index)
+            first = wrong[np.argsort(-cosine_N[wrong], kind="stable")[: min(NUM_FOUND, rank - 1)]]
+            found = tuple((int(pool.indices[n]), float(cosine_N[n])) for n in first)
+            score, gap = float(ranks.correct_Q[query]), float(gap_M[query])
+            worst.append(Mistake(pool.captions[query], index, rank, score, gap, found))
     return worst
-
-
-def describe_mistake(pool: Pool, ranks: Ranks, links: Links, query: int, *, gap: float) -> Mistake:
-    cosine_N, is_correct_N = pool.image_NE @ pool.text_ME[query], links.rows(np.array([query]))[0]
-    own, wrong = np.flatnonzero(is_correct_N), np.flatnonzero(~is_correct_N)
-    rank = int(ranks.rank_Q[query])
-    first = wrong[np.argsort(-cosine_N[wrong], kind="stable")[: min(NUM_FOUND, rank - 1)]]
-    return Mistake(
-        caption=pool.captions[query],
-        index=int(pool.indices[own[cosine_N[own].argmax()]]),
-        rank=rank,
-        score=float(ranks.correct_Q[query]),
-        gap=gap,
-        found=tuple((int(pool.indices[n]), float(cosine_N[n])) for n in first),
-    )
 
 
 def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> Generator[Progress, None, Retrieved]:
@@ -268,8 +258,7 @@ def differences(own_UK: np.ndarray, other_UK: np.ndarray, asked_UK: np.ndarray) 
     """Each difference of two recalls with its 95% interval and p-value."""
     difference_UK = own_UK - other_UK
     total_K = difference_UK.sum(axis=0) / asked_UK.sum(axis=0)
-    interval_K2 = resampled_intervals(difference_UK, asked_UK)
-    tests = zip(
-        total_K.tolist(), interval_K2.tolist(), sign_flip_p_values(difference_UK).tolist(), strict=True
-    )
-    return [{"difference": d, "interval": interval, "p_value": p_value} for d, interval, p_value in tests]
+    interval_K2, p_value_K = resampled_intervals(difference_UK, asked_UK), sign_flip_p_values(difference_UK)
+    columns = (total_K.tolist(), interval_K2.tolist(), p_value_K.tolist())
+    names = ("difference", "interval", "p_value")
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -39,19 +39,13 @@ def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:
     """Recall in both directions and accuracy in batches, as `Evaluated` events report them."""
     links = Links.of_captions(pool)
     ranks = finished(rank_both(pool, links))
-    num_found = {way: int((ranks[way].rank_Q <= max(KS)).sum()) for way in DIRECTIONS}
-    interval = f"interval@{max(KS)}"
-    return {
-        "num_images": len(pool.image_NE),
-        "num_captions": len(pool.text_ME),
-        **{
-            way: recall_summary([ranks[way]])
-            | {interval: wilson_interval(num_found[way], len(ranks[way].rank_Q))}
-            for way in DIRECTIONS
-        },
-        "in_batch": batch_accuracy(pool, batch_size),
-        "negatives": accuracy_by_difficulty(pool),
-    }
+    result: dict[str, Any] = {"num_images": len(pool.image_NE), "num_captions": len(pool.text_ME)}
+    for way in DIRECTIONS:
+        is_found_Q = ranks[way].rank_Q <= max(KS)
+        interval = wilson_interval(int(is_found_Q.sum()), len(is_found_Q))
+        result[way] = recall_summary([ranks[way]]) | {f"interval@{max(KS)}": interval}
+    result["in_batch"] = batch_accuracy(pool, batch_size)
+    return result | {"negatives": accuracy_by_difficulty(pool)}
 
 
 def rank_both(pool: Pool, links: Links) -> Generator[Progress, None, dict[str, Ranks]]:
@@ -87,18 +81,13 @@ def rank_block(cosine_QA: np.ndarray, is_pair_QA: np.ndarray) -> tuple[np.ndarra
 
 def recall_summary(pools: Sequence[Ranks]) -> dict[str, Any]:
     """Recall, median rank and chance in one direction, averaged over pools."""
-
-    def mean(values: list[Any]) -> float:
-        return float(np.mean(values))
-
-    return {
-        **{f"recall@{k}": mean([np.mean(pool.rank_Q <= k) for pool in pools]) for k in KS},
-        "median_rank": mean([np.median(pool.rank_Q) for pool in pools]),
-        **{
-            f"chance@{k}": mean([chance(pool.num_correct_Q, pool.num_answers, k) for pool in pools])
-            for k in KS
-        },
-    }
+    each = [
+        {f"recall@{k}": np.mean(pool.rank_Q <= k) for k in KS}
+        | {"median_rank": np.median(pool.rank_Q)}
+        | {f"chance@{k}": chance(pool.num_correct_Q, pool.num_answers, k) for k in KS}
+        for pool in pools
+    ]
+    return {name: float(np.mean([pool[name] for pool in each])) for name in each[0]}
 
 
 def chance(num_correct_Q: np.ndarray, num_answers: int, k: int) -> float:
@@ -125,16 +114,10 @@ def batch_accuracy(pool: Pool, batch_size: int) -> dict[str, Any]:
 
 def pool_loss(pool: Pool, loss_fn: Loss, scale: Tensor, bias: Tensor | None, batch_size: int) -> float:
     """The loss over the pool, in batches as in training."""
-    losses = [
-        loss_fn(
-            torch.from_numpy(pool.image_NE[images]),
-            torch.from_numpy(pool.text_ME[captions]),
-            scale,
-            bias,
-            torch.from_numpy(is_pair.T),
-        )
-        for captions, images, is_pair in batches(pool, batch_size)
-    ]
+    losses = []
+    for captions, images, is_pair in batches(pool, batch_size):
+        image_BE, text_BE = torch.from_numpy(pool.image_NE[images]), torch.from_numpy(pool.text_ME[captions])
+        losses.append(loss_fn(image_BE, text_BE, scale, bias, torch.from_numpy(is_pair.T)))
     return float(torch.stack(losses).mean())
 
 

@@ -17,11 +17,6 @@ CONFIDENCE = 0.95
 MAX_CELLS = 4_000_000  # numbers in memory at once
 
 
-def shares(found_NK: np.ndarray, asked_NK: np.ndarray) -> np.ndarray:
-    """The share of successful queries, over all images."""
-    return found_NK.sum(axis=0) / asked_NK.sum(axis=0)
-
-
 def intervals(
     found_NK: np.ndarray, asked_NK: np.ndarray, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
 ) -> np.ndarray:
@@ -29,13 +24,10 @@ def intervals(
     a bootstrap would be certain."""
     interval_K2 = resampled_intervals(found_NK, asked_NK, num_resamples=num_resamples, seed=seed)
     num_images = len(found_NK)
-    for k in range(found_NK.shape[1]):
-        if not (found_NK[:, k] > 0).any():
-            interval_K2[k] = wilson_interval(0, num_images)
-        elif np.array_equal(found_NK[:, k], asked_NK[:, k]):
-            interval_K2[k] = wilson_interval(num_images, num_images)
+    interval_K2[(found_NK == asked_NK).all(axis=0)] = wilson_interval(num_images, num_images)
+    interval_K2[~found_NK.any(axis=0)] = wilson_interval(0, num_images)
     # The measured share lies within, even with very few images and despite rounding.
-    share_K = shares(found_NK, asked_NK)
+    share_K = found_NK.sum(axis=0) / asked_NK.sum(axis=0)
     return np.stack([np.minimum(interval_K2[:, 0], share_K), np.maximum(interval_K2[:, 1], share_K)], axis=1)
 
 
@@ -89,7 +81,5 @@ def wilson_interval(num_found: int, num_queries: int, confidence: float = CONFID
     share = num_found / num_queries
     centre = share + z**2 / (2 * num_queries)
     reach = z * math.sqrt(share * (1 - share) / num_queries + z**2 / (4 * num_queries**2))
-    return [
-        max(0.0, (centre - reach) / (1 + z**2 / num_queries)),
-        min(1.0, (centre + reach) / (1 + z**2 / num_queries)),
-    ]
+    whole = 1 + z**2 / num_queries
+    return [max(0.0, (centre - reach) / whole), min(1.0, (centre + reach) / whole)]

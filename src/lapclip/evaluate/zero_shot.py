@@ -29,15 +29,10 @@ class Predictions:
 
 
 def predict(
-    image_NE: np.ndarray,
-    label_LE: np.ndarray,
-    true_N: np.ndarray,
-    classes: tuple[str, ...],
-    *,
-    max_cells: int = MAX_CELLS,
+    image_NE: np.ndarray, label_LE: np.ndarray, true_N: np.ndarray, classes: tuple[str, ...]
 ) -> Predictions:
     """Compares images with the labels' embeddings, in blocks of images."""
-    some = max(1, max_cells // len(classes))
+    some = max(1, MAX_CELLS // len(classes))
     rank_N, predicted_N = np.empty(len(true_N), dtype=int), np.empty(len(true_N), dtype=int)
     for start in range(0, len(true_N), some):
         block, true = slice(start, start + some), true_N[start : start + some]
@@ -96,15 +91,8 @@ def by_class(predictions: Predictions, confused: list[dict[str, Any]]) -> list[d
         own = predictions.is_correct()[predictions.true_N == number]
         if len(own):
             pair = worst.get(label, {"taken_for": None, "num_images": 0})
-            table.append(
-                {
-                    "label": label,
-                    "num_images": len(own),
-                    "top1": float(own.mean()),
-                    "taken_for": pair["taken_for"],
-                    "num_taken_for": pair["num_images"],
-                }
-            )
+            row = {"label": label, "num_images": len(own), "top1": float(own.mean())}
+            table.append(row | {"taken_for": pair["taken_for"], "num_taken_for": pair["num_images"]})
     return table
 
 

@@ -31,20 +31,15 @@ class Size:
     patch_bias: bool = True
     projection_bias: bool = True
 
+    @property
+    def num_patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
 
 def openai(image: Shape, text: Shape, patch_size: int, embedding: int) -> Size:
-    return Size(
-        image,
-        text,
-        224,
-        patch_size,
-        77,
-        embedding,
-        "quick_gelu",
-        pre_norm=True,
-        patch_bias=False,
-        projection_bias=False,
-    )
+    """As OpenAI's models are."""
+    size = Size(image, text, 224, patch_size, 77, embedding, "quick_gelu")
+    return replace(size, pre_norm=True, patch_bias=False, projection_bias=False)
 
 
 # All the sizes there are. `small` and `base` count 76,736,001 and 105,426,689 parameters with 33 symbols.
@@ -83,9 +78,8 @@ class CLIP(nn.Module):
         self.project_text = nn.Linear(size.text.width, size.embedding, bias=size.projection_bias)
         # Of shape [1]: FSDP2 refuses scalars.
         self.log_scale = nn.Parameter(torch.tensor([math.log(scale)]))
-        self.bias = (
-            nn.Parameter(torch.tensor([-10.0])) if has_bias else None
-        )  # sigmoid loss only, arXiv 2303.15343
+        # For the sigmoid loss only, arXiv 2303.15343.
+        self.bias = nn.Parameter(torch.tensor([-10.0])) if has_bias else None
         self.apply(initialise)
         for tower, width in ((self.image, size.image.width), (self.text, size.text.width)):
             nn.init.normal_(tower.positions, std=0.02)
@@ -174,10 +168,9 @@ def build_model(config: ModelConfig, *, vocab_size: int, has_bias: bool, seed: i
 
 def count_parameters(size: Size, *, vocab_size: int, has_bias: bool) -> int:
     """What `CLIP(...).num_parameters` would say, without building it."""
-    num_patches = (size.image_size // size.patch_size) ** 2
     image, text = size.image.width, size.text.width
     patches = 3 * size.patch_size**2 * image + (image if size.patch_bias else 0)
-    positions = (1 + num_patches) * image + size.text_length * text
+    positions = (1 + size.num_patches) * image + size.text_length * text
     projections = (image + text + (2 if size.projection_bias else 0)) * size.embedding
     blocks = sum(s.depth * (12 * s.width**2 + 13 * s.width) + 2 * s.width for s in (size.image, size.text))
     norm = 2 * image if size.pre_norm else 0
@@ -189,15 +182,11 @@ def flops_per_pair(size: Size, *, num_tokens: int, num_patches: int | None = Non
 
     A product of [m, k] by [k, n] counts 2mkn. The last block works at one place only, so it counts as it is run.
     """
-    kept = num_patches or (size.image_size // size.patch_size) ** 2
+    kept = num_patches or size.num_patches
     patches = 2 * kept * 3 * size.patch_size**2 * size.image.width
     projections = 2 * size.embedding * (size.image.width + size.text.width)
-    return (
-        patches
-        + projections
-        + transformer_flops(size.image, kept + 1)
-        + transformer_flops(size.text, num_tokens)
-    )
+    towers = transformer_flops(size.image, kept + 1) + transformer_flops(size.text, num_tokens)
+    return patches + projections + towers
 
 
 def transformer_flops(shape: Shape, num_tokens: int) -> int:

@@ -63,32 +63,23 @@ def ahead(batches: Iterator[Batch]) -> Generator[Batch]:
 
 
 def augment_batch(batch: Batch, config: DataConfig, *, image_size: int, seed: int, step: int) -> Batch:
-    images = augment(
-        torch.from_numpy(batch.images), image_size, step=step, seed=seed,
-        crop=config.crop or 1.0, flip=bool(config.flip), colour=config.colour or 0.0,
-    )  # fmt: skip
-    return replace(batch, images=images.numpy())
-
-
-def augment(
-    images: Tensor, image_size: int, *, step: int, seed: int, crop: float, flip: bool, colour: float
-) -> Tensor:
     """Bytes [B, 3, S, S] in, bytes [B, 3, H, H] out; unchanged when there is nothing to do."""
-    num, stored = len(images), images.shape[-1]
+    crop, flip, colour = config.crop or 1.0, bool(config.flip), config.colour or 0.0
+    num, stored = len(batch.images), batch.images.shape[-1]
     if crop == 1 and not flip and colour == 0 and stored == image_size:
-        return images
+        return batch
     rng = np.random.default_rng([seed, step, 2])  # 1 is for patches
     share = rng.uniform(crop, 1.0, num)
     stretch = np.exp(rng.uniform(-0.15, 0.15, num)) if crop < 1 else np.ones(num)
     width, height = (np.minimum(1.0, np.sqrt(share * s)) for s in (stretch, 1 / stretch))
     left, top = (rng.uniform(-1, 1, num) * (1 - extent) for extent in (width, height))
     mirrored = np.where(rng.random(num) < 0.5 * flip, -1.0, 1.0)
-    grid_BHH2 = sampling_grid(left, mirrored * width, top, height, image_size).to(images.device)
-    cropped = F.grid_sample(images.float(), grid_BHH2, align_corners=False)
+    grid_BHH2 = sampling_grid(left, mirrored * width, top, height, image_size)
+    images = F.grid_sample(torch.from_numpy(batch.images).float(), grid_BHH2, align_corners=False)
     if colour > 0:
         factors = torch.from_numpy(rng.uniform(1 - colour, 1 + colour, (3, num, 1, 1, 1)).astype(np.float32))
-        cropped = jitter(cropped, *factors.to(images.device))
-    return cropped.clamp_(0, 255).round_().to(torch.uint8)
+        images = jitter(images, *factors)
+    return replace(batch, images=images.clamp_(0, 255).round_().to(torch.uint8).numpy())
 
 
 def sampling_grid(

@@ -91,7 +91,6 @@ class SavedTensors:
 
     def __init__(self) -> None:
         self.others: set[int] = set()  # storages that exist with or without a backward pass
-        self.bytes_of: dict[int, int] = {}
         self.holders: Counter[int] = Counter()
         self.held = self.peak = 0
 
@@ -102,31 +101,25 @@ class SavedTensors:
     def unpack(saved: "SavedTensor") -> Tensor:
         return saved.tensor
 
-    def add(self, storage: int, num_bytes: int) -> None:
-        self.holders[storage] += 1
-        if self.holders[storage] == 1 and storage not in self.others:
-            self.bytes_of[storage] = num_bytes
-            self.held += num_bytes
-            self.peak = max(self.peak, self.held)
-
-    def remove(self, storage: int) -> None:
-        self.holders[storage] -= 1
-        if not self.holders[storage]:
-            self.held -= self.bytes_of.pop(storage, 0)
-
 
 class SavedTensor:
     """One tensor saved for the backward pass; deleted when autograd no longer needs it."""
 
-    __slots__ = ("all", "storage", "tensor")
+    __slots__ = ("all", "num_bytes", "storage", "tensor")
 
     def __init__(self, tensor: Tensor, saved: SavedTensors):
         self.tensor, self.all = tensor, saved
         self.storage = tensor.untyped_storage().data_ptr()
-        saved.add(self.storage, tensor.untyped_storage().nbytes())
+        self.num_bytes = 0 if self.storage in saved.others else tensor.untyped_storage().nbytes()
+        if not saved.holders[self.storage]:
+            saved.held += self.num_bytes
+            saved.peak = max(saved.peak, saved.held)
+        saved.holders[self.storage] += 1
 
     def __del__(self) -> None:
-        self.all.remove(self.storage)
+        self.all.holders[self.storage] -= 1
+        if not self.all.holders[self.storage]:
+            self.all.held -= self.num_bytes
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:
@@ -178,16 +171,9 @@ class Inspector:
         return StepProfiler(device_named(plan.device), can_count=not (plan.compile or self.recompute))
 
     def inspected(
-        self,
-        profiler: StepProfiler,
-        *,
-        step: int,
-        seconds: float,
-        model: nn.Module,
-        optimizer: Optimizer,
-        batch: Iterable[Tensor],
+        self, profiler: StepProfiler, memory: dict[str, int | None], *, step: int, seconds: float
     ) -> Inspected:
-        """The event of a step that was profiled and took so many seconds."""
+        """The event of a step that was profiled and took so many seconds; `memory` is of its profiler."""
         self.last, device = time.monotonic(), profiler.device
         used, peak = (device.peak_bytes(),) * 2 if device.is_accelerator else memory_now()
         self.peak = max(self.peak, peak)
@@ -197,7 +183,7 @@ class Inspector:
         return Inspected(
             step=step,
             parts=parts,
-            memory=profiler.memory(model, optimizer, batch),
+            memory=memory,
             memory_used=used,
             memory_peak=self.peak,
             memory_limit=self.limit or device.memory_bytes(),

@@ -157,12 +157,9 @@ class Loop:
             if step_seconds < elapsed_seconds:
                 yield self.report(messages.slept(now.step, elapsed_seconds - step_seconds))
             elif isinstance(profiler, StepProfiler):
-                yield from self.tell(
-                    self.inspector.inspected(
-                        profiler, step=now.step, seconds=step_seconds,
-                        model=model, optimizer=self.update.optimizer, batch=inputs.tensors,
-                    )
-                )  # fmt: skip
+                memory = profiler.memory(model, self.update.optimizer, inputs.tensors)
+                seen = self.inspector.inspected(profiler, memory, step=now.step, seconds=step_seconds)
+                yield from self.tell(seen)
             if self.update.plan != plan:
                 self.keep_plan(chunk="memory ran out with more")
                 yield from self.tell(messages.out_of_memory(now.step, self.update.plan))

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lapclip.autotune.measure import Work
 from lapclip.autotune.plans import Budget, plan_of
 from lapclip.autotune.quick import try_out
 from lapclip.autotune.resolve import (
@@ -26,6 +25,7 @@ from lapclip.autotune.resolve import (
     resolve_settings,
     resolve_tokenizer,
 )
+from lapclip.autotune.work import Work
 from lapclip.config import BUDGETS, PLAN, Config, FormatName, load_config, with_values
 from lapclip.data.advice import advise, facts_of_captions, share_outside_a_to_z
 from lapclip.data.batches import fetch
