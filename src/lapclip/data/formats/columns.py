@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
 from lapclip.data.catalogue import SIDES, Options, Problems, Side
 from lapclip.data.files import file_stamp, is_image_name
@@ -58,62 +58,42 @@ class Columns:
     key: str | None  # of images that are data
 
 
-class Row(NamedTuple):
-    """The cells of one row that are used, and where it is in its file."""
-
-    number: int  # from 1, header included
-    place: int
-    length: int
-    image: Any  # for an image in the cell itself, only what is known without reading it
-    has_data: bool  # the cell itself holds an image
-    caption: Any
-    side: Any
-    label: Any
-    key: Any
+# The used cells of a row: its number from 1, header included; its place in the file; the image, of which only what is
+# known without reading it if the cell itself holds it; whether it does; the caption, the side, the label and the key.
+Row = tuple[int, int, Any, bool, Any, Any, Any, Any]
 
 
-class Table(Protocol):
-    """A tabular file or split in any format. It can be sent to another process."""
-
-    @property
-    def format(self) -> str: ...
-    @property
-    def label(self) -> str: ...  # what people call the file or split
-    @property
-    def names(self) -> tuple[str, ...]: ...  # of its columns
-    @property
-    def side(self) -> Side | None: ...  # of all its rows, unless a row says otherwise
-
-    def sample(self) -> list[list[Any]]:
-        """The cells of the first rows."""
-
-    def rows(self, columns: Columns, problems: Problems) -> Iterator[Row]:
-        """All rows that have an image and a caption cell."""
-
-    def row_name(self, label: str, number: int) -> str:
-        """What an image in that row is called when nothing else names it."""
-
-    def cell(self, columns: Columns, place: int, length: int) -> Any:
-        """The image cell of the row at that place; OSError or ValueError when it cannot be read."""
-
-    def state(self) -> str:
-        """Changes whenever the file may have changed; empty when it is gone."""
-
-
-class FileTable:
-    """What tables that are files have in common."""
+class Table:
+    """A tabular file, or a split of a dataset, in any format. It can be sent to another process."""
 
     path: Path
-    side: Side | None = None
+    format: str
+    names: tuple[str, ...]  # of its columns
+    side: Side | None = None  # of all its rows, unless a row says otherwise
 
     @property
     def label(self) -> str:
+        """What people call it."""
         return str(self.path)
 
+    def sample(self) -> list[list[Any]]:
+        """The cells of the first rows."""
+        raise NotImplementedError
+
+    def rows(self, columns: Columns, problems: Problems) -> Iterator[Row]:
+        """All rows that have an image and a caption cell."""
+        raise NotImplementedError
+
+    def cell(self, columns: Columns, place: int) -> Any:
+        """The image cell of the row at that place; OSError or ValueError when it cannot be read."""
+        raise NotImplementedError
+
     def row_name(self, label: str, number: int) -> str:
+        """What an image in that row is called when nothing else names it."""
         return f"{label}#{number}"
 
     def state(self) -> str:
+        """Changes whenever the file may have changed; empty when it is gone."""
         return file_stamp(str(self.path.absolute()))
 
 
@@ -136,7 +116,7 @@ def find_columns(names: Sequence[str], rows: list[list[Any]], source: str, optio
             f"no column of `{source}` seems to hold {' or '.join(missing)}; it has {listed(names)}",
             hint=f"name {'it' if len(flags) == 1 else 'them'} with {' and '.join(flags)}",
         )
-    if share(cells[image], is_web) > 0.5:
+    if most(cells[image], is_web):
         address = next(cell for cell in cells[image] if is_web(cell))
         raise UserError(
             f"`{source}` gives its images as web addresses, such as `{shortened(address)}`, "
@@ -144,17 +124,17 @@ def find_columns(names: Sequence[str], rows: list[list[Any]], source: str, optio
             hint="download them first with `img2dataset`, and pass the shards that it writes",
         )
     rest = {name: cells[name] for name in names if name not in (image, caption)}
-    holds_data = share(cells[image], lambda cell: is_data(cell) or isinstance(cell, bytes)) > 0.5
-    side = first(SPLITS, rest, lambda name: share(rest[name], side_in) > 0.5)
+    holds_data = most(cells[image], lambda cell: is_data(cell) or isinstance(cell, bytes))
+    side = first(SPLITS, rest, lambda name: most(rest[name], side_in))
     key = first(KEYS, rest, lambda name: is_key(rest[name], cells[image]))
     return Columns(image, caption, "data" if holds_data else "path", side, first(LABELS, rest), key)
 
 
 def is_key(cells: list[Any], images: list[Any]) -> bool:
     """Whether rows with the same cell hold the same image; a class, say, has many."""
-    pairs = [(cell, image) for cell, image in zip(cells, images, strict=False) if is_scalar(cell)]
     seen: dict[Any, Any] = {}
-    return share(cells, is_scalar) > 0.5 and all(seen.setdefault(key, image) == image for key, image in pairs)
+    pairs = zip(cells, images, strict=False)
+    return most(cells, is_scalar) and all(seen.setdefault(k, i) == i for k, i in pairs if is_scalar(k))
 
 
 def named(wanted: str | None, names: Sequence[str], source: str, flag: str) -> str | None:
@@ -176,40 +156,33 @@ def listed(names: Sequence[str]) -> str:
 
 def guess_image(cells: dict[str, list[Any]]) -> str | None:
     """By name where the content fits, then by content, then web addresses, then names of files without a suffix."""
-
-    def looks_right(name: str) -> bool:
-        return share(cells[name], is_image) > 0.5
-
-    return (
-        first(IMAGES, cells, looks_right)
-        or max(filter(looks_right, cells), key=lambda name: share(cells[name], is_image), default=None)
-        or next((name for name in cells if share(cells[name], is_web) > 0.5), None)
-        or first(
-            IMAGES,
-            cells,
-            lambda name: share(cells[name], lambda c: isinstance(c, bytes) or is_scalar(c)) > 0.5,
-        )
-    )
+    fitting = [name for name, own in cells.items() if most(own, is_image)]
+    addresses = [name for name, own in cells.items() if most(own, is_web)]
+    others = [
+        name for name, own in cells.items() if most(own, lambda c: isinstance(c, bytes) or is_scalar(c))
+    ]
+    return first(IMAGES, fitting) or next(iter(fitting + addresses), None) or first(IMAGES, others)
 
 
 def guess_caption(cells: dict[str, list[Any]]) -> str | None:
     """By name, then the column with the most words."""
-
-    def has_captions(name: str) -> bool:
-        return share(cells[name], lambda cell: bool(captions_in(cell)) and not is_image(cell)) > 0.5
-
-    if found := first(CAPTIONS, cells, has_captions):
-        return found
+    fitting = [
+        name
+        for name, own in cells.items()
+        if most(own, lambda cell: captions_in(cell) and not is_image(cell))
+    ]
     words = {name: sum(map(num_words, own)) / max(len(own), 1) for name, own in cells.items()}
     wordiest = max(words, key=lambda name: words[name], default="")
-    if words.get(wordiest, 0) >= 2:
-        return wordiest
-    return first(SHORT_CAPTIONS, cells, has_captions) or (wordiest if words.get(wordiest, 0) > 0 else None)
+    by_words = wordiest if words.get(wordiest) else None
+    return (
+        first(CAPTIONS, fitting)
+        or (by_words if words.get(wordiest, 0) >= 2 else None)
+        or first(SHORT_CAPTIONS, fitting)
+        or by_words
+    )
 
 
-def first(
-    wanted: Sequence[str], names: Iterable[str], fits: Callable[[str], bool] = lambda name: True
-) -> str | None:
+def first(wanted: Sequence[str], names: Iterable[str], fits: Callable[[str], bool] = bool) -> str | None:
     """The column with the earliest of some names."""
     by_name: dict[str, str] = {}
     for name in names:
@@ -217,10 +190,10 @@ def first(
     return next((by_name[word] for word in wanted if word in by_name and fits(by_name[word])), None)
 
 
-def share(cells: list[Any], test: Callable[[Any], object]) -> float:
-    """Of the cells that are not empty."""
+def most(cells: list[Any], test: Callable[[Any], object]) -> bool:
+    """Whether most of the cells that are not empty pass a test."""
     filled = [cell for cell in cells if cell is not None and cell != ""]
-    return sum(bool(test(cell)) for cell in filled) / len(filled) if filled else 0.0
+    return 2 * sum(bool(test(cell)) for cell in filled) > len(filled)
 
 
 def is_scalar(cell: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, is_image_name, open_regular
-from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, image_name, plain
+from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, Table, image_name, plain
 from lapclip.data.formats.names import sides_in
 from lapclip.data.formats.tables import find_image, gather, same_columns
 from lapclip.errors import MissingPackage, UserError, shortened
@@ -35,17 +35,21 @@ SAVE_AGAIN = "save it again with `save_to_disk`"
 
 
 @dataclass(frozen=True)
-class ArrowTable:
+class ArrowTable(Table):
     """One split of a dataset."""
 
     dataset: Any
-    label: str  # the split
+    split: str
     names: tuple[str, ...]  # of columns that may hold images or texts
-    side: Side | None
     roots: list[str]  # the dataset's own folders
     name_counts: Counter[str]  # rows of the whole dataset by the file name of their image
+    side: Side | None = None
     format: str = "hf"
     image_columns: dict[str, Any] = field(default_factory=dict)  # selected when first read
+
+    @property
+    def label(self) -> str:
+        return self.split
 
     def row_name(self, label: str, number: int) -> str:
         return f"{label}/{number - 1}"
@@ -94,9 +98,9 @@ class ArrowTable:
                 file = os.path.basename(path)
                 key = file if self.name_counts[file] == 1 else ""
                 image = "" if data else relative(path, self.roots)
-                yield Row(number, number - 1, 0, image, data, caption, side, name, key)
+                yield number, number - 1, image, data, caption, side, name, key
 
-    def cell(self, columns: Columns, place: int, length: int) -> Any:
+    def cell(self, columns: Columns, place: int) -> Any:
         if columns.image not in self.image_columns:  # selecting a column takes longer than reading a cell
             selected = self.dataset.select_columns([columns.image])
             self.image_columns[columns.image] = selected.with_format("arrow")
@@ -112,7 +116,7 @@ def open_hugging_face(name: str, options: Options) -> Catalogue:
     gathering, counts = Gathering(), Counter[str]()
     named = {plain(column) for column in (options.image_column, options.caption_column) if column}
     tables = [
-        ArrowTable(dataset, split or "rows", text_columns(dataset, named), side, roots, counts)
+        ArrowTable(dataset, split or "rows", text_columns(dataset, named), roots, counts, side)
         for (split, dataset), side in zip(splits.items(), sides_in(splits), strict=True)
     ]
     if options.image_column is None:

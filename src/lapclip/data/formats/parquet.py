@@ -15,7 +15,7 @@ from typing import Any
 
 from lapclip.data.catalogue import Problems
 from lapclip.data.files import MAX_BYTES, open_regular
-from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, FileTable, Row
+from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, Table
 from lapclip.errors import MissingPackage
 
 MAX_KEPT = 256 * 2**20  # bytes of images that were read last
@@ -156,7 +156,7 @@ class ImageCells:
 
 
 @dataclass(frozen=True)
-class ParquetTable(FileTable):
+class ParquetTable(Table):
     """A Parquet file; images are quick to read in order, or in a few places in turn."""
 
     path: Path
@@ -203,12 +203,14 @@ class ParquetTable(FileTable):
                             if TOO_LARGE in cells:
                                 what = f"has a text of more than {MAX_CELL >> 20} MB; it was omitted"
                                 problems.add("skipped", what, f"{self.path.name}:row {number}")
-                            image, *others = (None if cell is TOO_LARGE else cell for cell in cells)
-                            yield Row(number, number - 1, 0, image, is_data, *others)
+                            image, caption, side, label, key = (
+                                None if cell is TOO_LARGE else cell for cell in cells
+                            )
+                            yield number, number - 1, image, is_data, caption, side, label, key
             except (pyarrow.ArrowException, OSError):
                 problems.add("unreadable", "is broken from here on", f"{self.path.name}:row {number + 1}")
 
-    def cell(self, columns: Columns, place: int, length: int) -> Any:
+    def cell(self, columns: Columns, place: int) -> Any:
         import pyarrow
 
         with self.images.lock:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, file_stamp, is_image_name, open_regular, read_file
@@ -17,7 +18,6 @@ from lapclip.data.formats.columns import (
     NUM_SAMPLED,
     WEB,
     Columns,
-    Row,
     Table,
     captions_in,
     find_columns,
@@ -26,7 +26,7 @@ from lapclip.data.formats.columns import (
     image_bytes,
     image_name,
     is_image,
-    share,
+    most,
     side_in,
 )
 from lapclip.data.formats.folder import folders_in
@@ -57,13 +57,11 @@ class CellReader:
     paths: list[str]  # empty for images in cells
     parts: "array[int]"  # for each image, the table; in quotes: before Python 3.12 an array has no such type
     places: "array[int]"  # and where its row is
-    lengths: "array[int]"
 
     def read(self, index: int) -> bytes:
         if path := self.paths[index]:
             return read_file(path)
-        table = self.tables[self.parts[index]]
-        return image_bytes(table.cell(self.columns, self.places[index], self.lengths[index]))
+        return image_bytes(self.tables[self.parts[index]].cell(self.columns, self.places[index]))
 
     def stamp(self, index: int) -> str:
         if path := self.paths[index]:
@@ -84,11 +82,11 @@ def looks_like_table(path: Path) -> bool:
         rows = table.sample()
     except (OSError, ValueError):
         return False
-    if len(table.names) < 2 or len(rows) + (table.header > 0) < 2:
+    if len(table.names) < 2 or len(rows) + table.has_header < 2:
         return False
     cells = {name: [row[i] for row in rows if i < len(row)] for i, name in enumerate(table.names)}
     image = guess_image(cells)
-    return image is not None and share(cells.pop(image), is_image) > 0.5 and guess_caption(cells) is not None
+    return image is not None and most(cells.pop(image), is_image) and guess_caption(cells) is not None
 
 
 def open_table(files: list[Path], name: str, options: Options) -> Catalogue:
@@ -156,38 +154,38 @@ def gather(
 ) -> CellReader | None:
     """Adds the rows of all tables; returns a reader unless all images are files."""
     find = lru_cache(maxsize=None)(find)
-    reader = CellReader(list(tables), columns, gathering.paths, array("i"), array("q"), array("q"))
+    parts, places = array("i"), array("q")
     labels = short_labels([table.label for table in tables])
     for part, (table, label) in enumerate(zip(tables, labels, strict=True)):
-        for row in table.rows(columns, gathering.problems):
-            side = table.side if row.side is None else side_in(row.side) or table.side
-            captions = captions_in(row.caption) or [""]
-            group = None if row.label is None else " ".join(captions_in(row.label))[:200] or None
-            row_name = table.row_name(label, row.number)
-            if row.has_data:
-                name = data_name(row, part, row_name, label, gathering.index, reader.parts)
-                gathering.add(name, captions, side=side, label=group)
-            elif name := image_name(row.image):
-                gathering.add_file(name, find(name), captions, side=side, label=group)
+        for number, place, image, has_data, caption, split, group, key in table.rows(
+            columns, gathering.problems
+        ):
+            captions = captions_in(caption) or [""]
+            side = table.side if split is None else side_in(split) or table.side
+            class_name = None if group is None else " ".join(captions_in(group))[:200] or None
+            if has_data:
+                row_name = table.row_name(label, number)
+                name = data_name(image, image_name(key), label, row_name, part, gathering.index, parts)
+                gathering.add(name, captions, side=side, label=class_name)
+            elif name := image_name(image):
+                gathering.add_file(name, find(name), captions, side=side, label=class_name)
             else:
-                gathering.problems.add("incomplete", "has no image", row_name)
-            if len(reader.parts) < len(gathering.paths):
-                reader.parts.append(part)
-                reader.places.append(row.place)
-                reader.lengths.append(row.length)
+                gathering.problems.add("incomplete", "has no image", table.row_name(label, number))
+            if len(parts) < len(gathering.paths):
+                parts.append(part)
+                places.append(place)
     gathering.drop_single_labels()
-    return None if all(gathering.paths) else reader
+    return None if all(gathering.paths) else CellReader(list(tables), columns, gathering.paths, parts, places)
 
 
 def data_name(
-    row: Row, part: int, row_name: str, label: str, numbers: dict[str, int], parts: Sequence[int]
+    image: Any, key: str, label: str, row_name: str, part: int, numbers: dict[str, int], parts: Sequence[int]
 ) -> str:
-    """What an image in a row is called: by its key, which counts in its own file only, or by its row."""
-    key = image_name(row.key)
+    """What an image in a row is called: by its key, which counts in its own file only, by its path or by its row."""
     for name in (key, f"{label}#{key}") if 0 < len(key) <= MAX_KEY else ():
         if name not in numbers or parts[numbers[name]] == part:
             return name
-    name = image_name(row.image) if isinstance(row.image, dict) else ""
+    name = image_name(image) if isinstance(image, dict) else ""
     if not name or name in numbers:
         name = row_name
     while name in numbers:
@@ -225,7 +223,7 @@ def image_folders(table: Table, columns: Columns, beside: list[Path], options: O
                 return Folders(folder, *beside)
         raise UserError(f"`{options.images}` is not a folder", hint="pass the folder of images as `--images`")
     rows = islice(table.rows(columns, Problems()), NUM_SAMPLED if columns.kind == "path" else 0)
-    names = list(dict.fromkeys(filter(None, (image_name(row.image) for row in rows))))[:20]
+    names = list(dict.fromkeys(filter(None, (image_name(row[2]) for row in rows))))[:20]
     counts = {str(folder): num_found(Folders(folder), names) for folder in beside}
     for folder in beside:
         own = Folders(folder)
