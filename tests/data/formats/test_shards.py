@@ -179,13 +179,7 @@ def test_what_the_tar_program_writes_is_read(format):
         Path(f"in/{folder}/{number}.txt").write_text(f"caption {number}\n")
     os.symlink("/etc/passwd", "in/link.png")
     os.link(f"in/{folder}/0.png", "in/hard.png")
-    with open("in/hole.png", "wb") as file:
-        file.truncate(2**20)
-        file.seek(2**19)
-        file.write(b"x")
-    has_sparse = format not in ("v7", "ustar")
-    sparse = ["--sparse"] if has_sparse else ["--exclude=hole.png"]
-    subprocess.run(["tar", *sparse, "-cf", "a.tar", f"--format={format}", "-C", "in", "."], check=True)
+    subprocess.run(["tar", "-cf", "a.tar", f"--format={format}", "-C", "in", "."], check=True)
     catalogue = opened("a.tar")
     by_name = dict(zip(catalogue.names, range(9), strict=False))
     names = {f"a.tar/{folder}/{n}.png" for n in range(3)}
@@ -193,10 +187,7 @@ def test_what_the_tar_program_writes_is_read(format):
     for name in by_name:
         assert catalogue.captions[by_name[name]] == [f"caption {name[-5]}"]
         assert catalogue.reader.read(by_name[name]) == image(int(name[-5]))
-    assert "a.tar/link.png" in problem(catalogue, "is a link, not a file")
-    assert catalogue.problems.counts["is a link, not a file"] == 2
-    if has_sparse:
-        assert problem(catalogue, "is a sparse file, which cannot be read") == ["a.tar/hole.png"]
+    assert "a.tar/link.png" in problem(catalogue, tar.NO_FILE) and len(problem(catalogue, tar.NO_FILE)) == 2
 
 
 def test_every_kind_of_caption_is_found():
@@ -261,7 +252,7 @@ def test_of_several_images_the_likeliest_is_taken_unless_one_is_asked_for():
     write("a.tar", images | {"a.txt": "short", "a.long.txt": "long"})
     catalogue = opened("a.tar")
     assert catalogue.names == ["a.tar/a.png"] and catalogue.reader.read(0) == image(3)
-    assert problem(catalogue, "is a further image of its pair") == ["a.tar/a.mask.png", "a.tar/a.image.png"]
+    assert problem(catalogue, "is a further image of its pair") == ["a.tar/a.image.png", "a.tar/a.mask.png"]
     chosen = opened("a.tar", image_column="mask.png", caption_column="long.txt")
     assert chosen.names == ["a.tar/a.mask.png"] and chosen.captions == [["long"]]
 
@@ -292,8 +283,9 @@ def test_links_devices_and_names_that_lead_out_are_never_followed():
             archive.addfile(member, io.BytesIO(b"abc"))
     catalogue = opened("a.tar")
     assert catalogue.names == ["a.tar/fine..png.png"] and catalogue.captions == [["abc"]]
-    assert problem(catalogue, "is a link, not a file") == ["a.tar/sym.txt", "a.tar/hard.txt"]
-    assert problem(catalogue, "is a device, not a file") == ["a.tar/dev.png", "a.tar/fifo.png"]
+    assert problem(catalogue, tar.NO_FILE) == [
+        f"a.tar/{n}" for n in ("sym.txt", "hard.txt", "dev.png", "fifo.png")
+    ]
     assert problem(catalogue, "has a name that leads out of the archive") == [
         "a.tar/../up.png",
         "a.tar//abs.png",
@@ -402,7 +394,7 @@ def test_texts_that_are_too_large_or_broken_cost_only_themselves():
     write("a.tar", {**{f"{key}.png": image() for key in "abcdef"}, **bad, **pairs(1)})
     catalogue = opened("a.tar")
     assert len(catalogue.names) == 1
-    assert problem(catalogue, "is a text of more than 1 MB") == ["a.tar/a.txt"]
+    assert problem(catalogue, "has more than 1 MB") == ["a.tar/a.txt"]
     assert problem(catalogue, "is not UTF-8 text") == ["a.tar/b.txt"]
     assert problem(catalogue, "is not JSON") == ["a.tar/c.json", "a.tar/d.json", "a.tar/e.json"]
     assert catalogue.problems.counts["has no caption"] == 6

@@ -13,10 +13,9 @@ from urllib.parse import unquote
 
 import bracex
 
-from lapclip.errors import MissingPackage, UserError
+from lapclip.errors import MissingPackage, UserError, shortened
 
 MAX_SHARDS = 100_000
-MAX_BRACES = 100
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 # Protocols that would run a program, or open another file within one: shards are read from where they lie.
 REFUSED = {
@@ -51,20 +50,19 @@ def without_query(url: str) -> str:
 def expand(pattern: str) -> list[str]:
     """Every shard that a pattern means, each once; UserError when there is none, or far too many."""
     shards: dict[str, None] = {}
-    for written in BETWEEN.split(pattern):
-        refuse(written, pattern)
-        is_file = written.lower().startswith("file://")
-        part = unquote(written[len("file://") :].removeprefix("localhost")) if is_file else written
-        try:
+    try:
+        for written in BETWEEN.split(pattern):
+            refuse(written, pattern)
+            is_file = written.lower().startswith("file://")
+            part = unquote(written[len("file://") :].removeprefix("localhost")) if is_file else written
             is_literal = os.path.exists(part)
-            names = [part] if is_literal else bracex.expand(part, keep_escapes=True, limit=MAX_SHARDS)
-            for name in names:
+            for name in [part] if is_literal else bracex.expand(part, keep_escapes=True, limit=MAX_SHARDS):
                 shards.update(dict.fromkeys(matching(name)))
                 if len(shards) > MAX_SHARDS:
                     raise bracex.ExpansionLimitException
-        except bracex.ExpansionLimitException:
-            what = f"`{pattern}` means more than {MAX_SHARDS:,} shards"
-            raise UserError(what, hint="check the numbers in its braces") from None
+    except (bracex.ExpansionLimitException, RecursionError):
+        what = f"`{shortened(pattern)}` means more than {MAX_SHARDS:,} shards"
+        raise UserError(what, hint="check the numbers in its braces") from None
     if not shards:
         raise UserError(f"no shard matches `{pattern}`", hint="give shards that exist, as in `folder/*.tar`")
     return list(shards)
@@ -82,8 +80,6 @@ def refuse(part: str, pattern: str) -> None:
             f"`{part}` is not opened: `{protocol}:` would run a program or open a file within another",
             hint=COPY_SHARDS,
         )
-    if part.count("{") > MAX_BRACES:
-        raise UserError(f"a pattern of more than {MAX_BRACES} braces is not read", hint="use fewer braces")
 
 
 def matching(name: str) -> list[str]:
@@ -217,11 +213,9 @@ def filesystem(url: str) -> tuple[Any, str]:
     """fsspec's file system of a URL, and the path there."""
     try:
         from fsspec.core import url_to_fs  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingPackage(f"`{url}` cannot be opened without fsspec", "data") from None
-    try:
+
         return url_to_fs(url)
-    except ImportError as error:
+    except ImportError as error:  # fsspec, or what it needs for this protocol
         if url.startswith(WEB):
             raise MissingPackage(f"`{url}` cannot be opened: a package is missing", "data") from None
         raise UserError(f"`{url}` cannot be opened: a package is missing", hint=str(error)) from None

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side, clean_caption
-from lapclip.data.files import MAX_BYTES, MISSING, is_image_name, open_regular
+from lapclip.data.files import MAX_BYTES, MISSING, file_stamp, is_image_name, open_regular
 from lapclip.data.formats.columns import captions_in, side_in
 from lapclip.data.formats.names import sides_in
 from lapclip.data.formats.remote import COPY_SHARDS, NoRanges, RemoteFiles, expand, is_url, without_query
@@ -26,7 +27,6 @@ TEXTS = ("txt", "text", "caption", "cap", "json", "cls")
 CAPTION_KEYS = ("caption", "captions", "text", "texts", "sentence", "sentences", "raw")
 LESSER_KEYS = ("description", "title", "alt", "alt_text", "TEXT", "CAPTION", "prompt")  # the first non-empty
 CLASS_KEYS = ("class_name", "label_name", "label", "class")
-NO_IMAGE = 9  # a rank below all others
 META = re.compile(r"(^|/)__[^/]*__($|/)")  # webdataset's own notes
 
 
@@ -50,21 +50,14 @@ class ShardReader:
 
     def stamp(self, index: int) -> str:
         shard = self.shards[self.shard_of[index]]
-        known = self.remote.stamp(shard) if is_url(shard) else local_stamp(shard)
+        # Without the path: a shard that was moved is the same shard.
+        known = self.remote.stamp(shard) if is_url(shard) else " ".join(file_stamp(shard).split(" ")[:2])
         return known and f"{known} {self.offsets[index]} {self.sizes[index]}"
 
 
 def local_read(path: str, offset: int, size: int) -> bytes:
     with open_regular(path) as file:
         return os.pread(file.fileno(), size, offset)
-
-
-def local_stamp(path: str) -> str:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return ""
-    return f"{found.st_size} {found.st_mtime_ns}"
 
 
 @contextmanager
@@ -82,10 +75,8 @@ def opened(shard: str, remote: RemoteFiles) -> Iterator[tuple[ReadAt, int]]:
 class Pair:
     """What the members of one key amount to."""
 
-    image: str = ""
-    rank: int = NO_IMAGE  # of the image: lower is likelier to be the one meant
-    offset: int = 0
-    size: int = 0
+    key: str
+    images: list[tuple[int, str, int, int]] = field(default_factory=list)  # rank, name, offset and size
     captions: list[str] = field(default_factory=list)
     label: str | None = None
     side: Side | None = None
@@ -121,35 +112,39 @@ def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
             gathering.problems.add("unreadable", f"cannot be opened: {reason}", title)
             continue
         for pair in pairs:
-            path = f"{title}/{pair.image}"
-            if is_complete(pair, path, gathering):
-                gathering.add(path, pair.captions, side=pair.side or side, label=pair.label)
-                reader.shard_of.append(number)
-                reader.offsets.append(pair.offset)
-                reader.sizes.append(pair.size)
+            add_pair(pair, number, title, side, gathering, reader)
     return gathering.catalogue(name, "tar", reader)
 
 
-def is_complete(pair: Pair, path: str, gathering: Gathering) -> bool:
-    """Whether there is an image and something said about it; what is missing is noted."""
-    pair.captions = list(dict.fromkeys(map(clean_caption, pair.captions)))
-    if not any(pair.captions):
-        pair.captions = [pair.label.replace("_", " ")] if pair.label else []
-    if pair.rank == NO_IMAGE:
+def add_pair(
+    pair: Pair, shard: int, title: str, side: Side | None, gathering: Gathering, reader: ShardReader
+) -> None:
+    """Adds the likeliest of the images with one key, with what is said about it; what is missing is noted."""
+    (_, image, offset, size), *others = sorted(pair.images, key=itemgetter(0)) or [(0, pair.key, 0, 0)]
+    for _, name, _, _ in others:
+        gathering.problems.add("skipped", "is a further image of its pair", f"{title}/{name}")
+    path = f"{title}/{image}"
+    captions = list(dict.fromkeys(filter(None, map(clean_caption, pair.captions))))
+    if not captions and pair.label:
+        captions = [pair.label.replace("_", " ")]
+    if not pair.images:
         gathering.problems.add("incomplete", "has no image", path)
-    elif not any(pair.captions):
+    elif not captions:
         number = "has a class number, but nothing names the class"
         gathering.problems.add("incomplete", number if pair.has_class_number else "has no caption", path)
     elif path in gathering.index:
         gathering.problems.add("skipped", "comes twice", path)
     else:
-        return True
-    return False
+        gathering.add(path, captions, side=pair.side or side, label=pair.label)
+        reader.shard_of.append(shard)
+        reader.offsets.append(offset)
+        reader.sizes.append(size)
 
 
 def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, options: Options) -> Iterable[Pair]:
     """All pairs of one archive, in the order of their first members."""
     pairs: dict[str, Pair] = {}
+    wanted = options.image_column and options.image_column.lower().lstrip(".")
     for full_name, offset, size, problem in walk(read, length):
         name = full_name.removeprefix("./")  # as GNU tar writes for `.`
         if problem:
@@ -157,53 +152,28 @@ def find_pairs(read: ReadAt, length: int, title: str, problems: Problems, option
             continue
         folder, slash, file = name.rpartition("/")
         stem, _, kind = file.partition(".")
-        if not stem or not kind or ("__" in name and META.search(name)):
-            continue  # no key, as webdataset sees it: `.DS_Store`, `._photo.jpg` of macOS, `README`
         kind = kind.lower()
+        is_image, is_text = is_image_name(f".{kind}"), kind.rpartition(".")[2] in TEXTS
+        # No key, as webdataset sees it: `.DS_Store`, `._photo.jpg` of macOS, `README`, or its own notes.
+        if not stem or not (is_image or is_text) or ("__" in name and META.search(name)):
+            continue
         key = folder + slash + stem
-        if is_image_name(f".{kind}"):
-            pair = pairs.setdefault(key, Pair(key))
-            if size > MAX_BYTES:
-                problems.add("skipped", f"has more than {MAX_BYTES >> 20} MB", f"{title}/{name}")
-                continue
-            add_image(pair, name, kind, (offset, size), title=title, problems=problems, options=options)
-        elif kind.rpartition(".")[2] in TEXTS:
-            pair = pairs.setdefault(key, Pair(key))
-            if size > MAX_TEXT_BYTES:
-                what = f"is a text of more than {MAX_TEXT_BYTES >> 20} MB"
-                problems.add("skipped", what, f"{title}/{name}")
-                continue
+        pair = pairs.setdefault(key, Pair(key))
+        max_bytes = MAX_BYTES if is_image else MAX_TEXT_BYTES
+        if size > max_bytes:
+            problems.add("skipped", f"has more than {max_bytes >> 20} MB", f"{title}/{name}")
+        elif is_image:
+            first, dot, _ = kind.partition(".")
+            rank = 0 if not dot else 1 if first in ("image", "img", "0") else 2
+            if wanted in (None, kind):
+                pair.images.append((rank, name, offset, size))
+        else:
             try:
                 add_text(pair, kind, read(offset, size), options)
             except (ValueError, RecursionError):
                 what = "is not JSON" if kind.endswith("json") else "is not UTF-8 text"
                 problems.add("unreadable", what, f"{title}/{name}")
     return pairs.values()
-
-
-def add_image(
-    pair: Pair,
-    name: str,
-    kind: str,
-    place: tuple[int, int],
-    *,
-    title: str,
-    problems: Problems,
-    options: Options,
-) -> None:
-    """Takes the likeliest of several images with one key; the others are noted."""
-    if options.image_column:
-        if kind != options.image_column.lower().lstrip("."):
-            return
-        rank = 0
-    else:
-        first, dot, _ = kind.partition(".")
-        rank = 0 if not dot else 1 if first in ("image", "img", "0") else 2
-    if pair.rank < NO_IMAGE:
-        other = name if rank >= pair.rank else pair.image
-        problems.add("skipped", "is a further image of its pair", f"{title}/{other}")
-    if rank < pair.rank:
-        pair.image, pair.rank, (pair.offset, pair.size) = name, rank, place
 
 
 def add_text(pair: Pair, kind: str, data: bytes, options: Options) -> None:

@@ -18,9 +18,7 @@ MAX_NAME_CHARACTERS = 4096
 CUT_OFF = Problem("unreadable", "is the last whole member of a shard that is cut off")
 DAMAGED = Problem("unreadable", "is the last member before a damaged place in its shard")
 LEADS_OUT = Problem("skipped", "has a name that leads out of the archive")
-LINK = Problem("skipped", "is a link, not a file")
-DEVICE = Problem("skipped", "is a device, not a file")
-SPARSE = Problem("skipped", "is a sparse file, which cannot be read")
+NO_FILE = Problem("skipped", "is a link, a device or a sparse file, not a plain file")
 
 ReadAt = Callable[[int, int], bytes]  # offset and size to bytes; fewer only at the file's end
 
@@ -42,55 +40,44 @@ def walk(read: ReadAt, length: int) -> Iterator[Member]:
     for _ in range(MAX_MEMBERS):
         header = read(offset, BLOCK) if offset < length else b""
         if header == ZEROS:
-            if not last and offset == 0:
+            if offset == 0:
                 yield Member("", problem=Problem("unreadable", "is an archive without members"))
             return
         size = number(header[124:136])
         if len(header) < BLOCK or not is_header(header) or size < 0:
-            if offset == 0:
-                yield Member("", problem=what_it_is(header))
-            else:
-                yield ending(last, CUT_OFF if len(header) < BLOCK else DAMAGED)
+            cut_or_damaged = ending(last, CUT_OFF if len(header) < BLOCK else DAMAGED)
+            yield Member("", problem=what_it_is(header)) if offset == 0 else cut_or_damaged
             return
-        kind = header[156:157]
-        body = offset + BLOCK
-        if kind in b"LKxXg":
-            if size > MAX_HEADER_BYTES or body + size > length:
-                yield ending(last, CUT_OFF if body + size > length else DAMAGED)
-                return
-            if kind == b"L":
-                fields["path"] = text(read(body, size))
-            elif kind in b"xX":
-                fields |= extended(read(body, size))
-            offset = body + padded(size)
-            continue
-        name = fields.get("GNU.sparse.name") or fields.get("path") or short_name(header)
-        if "size" in fields:
+        kind, body = header[156:157], offset + BLOCK
+        is_extension = kind in b"LKxXg"  # about the next member
+        if not is_extension and "size" in fields:
             size = int(fields["size"]) if fields["size"].isdecimal() and len(fields["size"]) < 19 else -1
-        is_sparse = kind == b"S" or any(key.startswith("GNU.sparse.") for key in fields)
-        fields = {}
         if kind in b"123456":  # links, devices and folders have no body, whatever their size says
             size = 0
-        if kind == b"S":
-            body = after_map(read, header, body)
-        if size < 0 or body + size > length:
-            yield ending(last, DAMAGED if size < 0 else CUT_OFF)
+        if size < 0 or body + size > length or (is_extension and size > MAX_HEADER_BYTES):
+            yield ending(last, CUT_OFF if body + size > length else DAMAGED)
             return
-        if kind in b"0\x00712346S" and not name.endswith("/"):
-            yield Member(name, body, size, problem_of(kind, name, is_sparse))
-        last = name
-        offset = body + padded(size)
+        offset = body + (size + BLOCK - 1) // BLOCK * BLOCK
+        if kind == b"L":
+            fields["path"] = text(read(body, size))
+        elif kind in b"xX":
+            fields |= extended(read(body, size))
+        elif not is_extension:
+            last = fields.get("path") or short_name(header)
+            fields = {}
+            if kind in b"0\x00712346S" and not last.endswith("/"):
+                yield Member(last, body, size, problem_of(kind, last))
     what = f"has more than {MAX_MEMBERS:,} members; the rest was omitted"
     yield Member("", problem=Problem("skipped", what))
 
 
-def problem_of(kind: bytes, name: str, is_sparse: bool) -> Problem | None:
+def problem_of(kind: bytes, name: str) -> Problem | None:
     """Why a member is skipped; None for a plain file."""
     if len(name) > MAX_NAME_CHARACTERS:
         return Problem("skipped", f"has a name of more than {MAX_NAME_CHARACTERS:,} characters")
     if name.startswith("/") or (".." in name and ".." in name.split("/")):
         return LEADS_OUT
-    return LINK if kind in b"12" else DEVICE if kind in b"346" else SPARSE if is_sparse else None
+    return NO_FILE if kind in b"12346S" else None
 
 
 def ending(last: str, problem: Problem) -> Member:
@@ -120,10 +107,6 @@ def number(field: bytes) -> int:
         return -1
 
 
-def padded(size: int) -> int:
-    return (size + BLOCK - 1) // BLOCK * BLOCK
-
-
 def text(data: bytes) -> str:
     return data.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
 
@@ -146,16 +129,7 @@ def extended(data: bytes) -> dict[str, str]:
         if not start < space < end <= len(data):
             break
         key, _, value = data[space + 1 : end - 1].partition(b"=")
-        if key in (b"path", b"size") or key.startswith(b"GNU.sparse."):
+        if key in (b"path", b"size"):
             fields[text(key)] = text(value)
         start = end
     return fields
-
-
-def after_map(read: ReadAt, header: bytes, body: int) -> int:
-    """Where the bytes of an old GNU sparse file begin: behind any further blocks of its map."""
-    more = header[482:483]
-    while more not in (b"\0", b""):
-        more = read(body, BLOCK)[504:505]
-        body += BLOCK
-    return body
