@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from lapclip.data.catalogue import Options
-from lapclip.data.formats.folder import open_folder
+from lapclip.data.formats.folder import look_through, open_folder
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import caption_in_name, class_name, side_of
 from lapclip.errors import UserError
@@ -42,7 +42,8 @@ def write(name: str, text: str | bytes) -> None:
 
 
 def opened(format: str | None = None, **options):
-    return open_folder(FOLDER, "photos", Options(format=format, **options))
+    asked = Options(format=format, **options)
+    return open_folder(look_through(FOLDER, asked), "photos", asked)
 
 
 def captions(catalogue) -> dict[str, list[str]]:

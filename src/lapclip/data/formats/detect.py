@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Options
-from lapclip.data.files import NOT_REGULAR, Folders
+from lapclip.data.files import NOT_REGULAR, Folders, is_image_name
 from lapclip.errors import UserError
 
 FOLDER_FORMATS = ("txt", "metadata", "classes", "names")
@@ -90,93 +90,103 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
     One stray table or archive does not make a folder of captioned images anything else, unless it has a name that
     tables of captions have, or, where the captions are not in files beside the images, it names images itself.
     """
-    from lapclip.data.formats.annotations import open_annotations
-    from lapclip.data.formats.folder import kind_here, open_folder
+    from lapclip.data.formats.annotations import looks_like_annotations, open_annotations
+    from lapclip.data.formats.folder import kind_of, look_through, open_folder
     from lapclip.data.formats.hugging_face import open_hugging_face
     from lapclip.data.formats.shards import read_shards
     from lapclip.data.formats.tables import looks_like_table, open_table
 
-    if options.format in FOLDER_FORMATS:
-        return open_folder(path, name, options)
-
     def may_be(*formats: str) -> bool:
         return options.format is None or options.format in formats
 
-    if may_be("hf") and is_saved_dataset(path):
+    entries = scanned(path, name)
+    if options.format in FOLDER_FORMATS:
+        return open_folder(look_through(path, options, entries), name, options)
+    names = {entry.name for entry in entries}
+    if may_be("hf") and is_saved_dataset(path, names):
         return open_hugging_face(f"hf:{path}", options)
-    shards = own_files(path, path.glob("*.tar")) if may_be("tar") else []
-    known = known_tables(path) if may_be(*TABLE_FORMATS) else []
-    others = other_tables(path) if may_be(*TABLE_FORMATS) and not known else []
-    strays = len(shards) + len(others)
-    kind = kind_here(path, strays) if strays and options.format is None else None
-    if kind is not None:
-        shards = []
-        others = [] if kind == "txt" else [file for file in others if looks_like_table(file)]
+    shards = own_files(path, names, ".tar") if may_be("tar") else []
+    known = known_tables(path, names) if may_be(*TABLE_FORMATS) else []
+    others = other_tables(path, names) if may_be(*TABLE_FORMATS) and not known else []
+    listing = None
+    if options.format is None and 0 < len(shards) + len(others) < sum(map(is_image_name, names)):
+        listing = look_through(path, options, entries)
+        if kind := kind_of(listing):
+            shards = []
+            others = [] if kind == "txt" else [file for file in others if looks_like_table(file)]
     if shards:
         return read_shards([str(shard) for shard in shards], name, options)
-    if may_be(*ANNOTATION_FORMATS) and (found := annotations(path)):
-        return open_annotations(found, name, options)
+    if may_be(*ANNOTATION_FORMATS):
+        found = own_files(path, names, ".json") + files_below(path, names, "annotations", ".json")
+        if annotations := [file for file in sorted(found) if looks_like_annotations(file)]:
+            return open_annotations(annotations, name, options)
     if known or others:
         return open_table(known or only_one(others, path), name, options)
     if options.format is not None:
         raise UserError(
             f"`{name}` holds nothing of format `{options.format}`", hint="omit `--format`: lapclip detects it"
         )
-    return open_folder(path, name, options)
+    return open_folder(listing or look_through(path, options, entries), name, options)
 
 
-def own_files(path: Path, files: Iterable[Path]) -> list[Path]:
-    """The regular files among some that were found in a folder; a link out of it is nothing that a person passed."""
+def scanned(path: Path, name: str) -> list[os.DirEntry[str]]:
+    """What is in a folder; large ones are scanned only once."""
+    try:
+        with os.scandir(os.path.realpath(path)) as entries:
+            return list(entries)
+    except OSError as error:
+        raise UserError(
+            f"`{name}` cannot be opened: {error.strerror}", hint="check its permissions"
+        ) from None
+
+
+def own_files(path: Path, names: Iterable[str], suffix: str | tuple[str, ...] = "") -> list[Path]:
+    """The regular files among some names; a link that leads out of the folder is nothing that a person passed."""
     from lapclip.data.formats.hugging_face import own_folders
 
     folders = Folders(*own_folders(os.path.abspath(path)))
-    return sorted(file for file in files if file.is_file() and folders.contains(os.path.realpath(file)))
+    files = sorted(path / name for name in names if name.lower().endswith(suffix))
+    return [file for file in files if file.is_file() and folders.contains(os.path.realpath(file))]
 
 
-def is_saved_dataset(path: Path) -> bool:
+def files_below(path: Path, names: Iterable[str], folder: str, suffix: str) -> list[Path]:
+    """The same in a folder within, if there is one."""
+    inner = os.listdir(path / folder) if folder in names and (path / folder).is_dir() else []
+    return own_files(path, [os.path.join(folder, name) for name in inner], suffix)
+
+
+def is_saved_dataset(path: Path, names: set[str]) -> bool:
     """Whether `save_to_disk` wrote it: a dataset, or one in each folder."""
-    if own_files(path, [path / "dataset_dict.json"]):
-        return bool(own_files(path, path.glob("*/state.json")))
-    beside = [path / "dataset_info.json", *path.glob("*.arrow")]
-    return bool(own_files(path, [path / "state.json"]) and own_files(path, beside))
+    if own_files(path, {"dataset_dict.json"} & names):
+        return bool(own_files(path, [os.path.join(name, "state.json") for name in names]))
+    beside = [name for name in names if name == "dataset_info.json" or name.endswith(".arrow")]
+    return bool(own_files(path, {"state.json"} & names) and own_files(path, beside))
 
 
-def annotations(path: Path) -> list[Path]:
-    from lapclip.data.formats.annotations import looks_like_annotations
-
-    files = (file for folder in (path, path / "annotations") for file in folder.glob("*.json"))
-    return [file for file in own_files(path, files) if looks_like_annotations(file)]
-
-
-def known_tables(path: Path) -> list[Path]:
+def known_tables(path: Path, names: set[str]) -> list[Path]:
     """The table of a folder that is known by its name."""
     from lapclip.data.formats.tables import looks_like_table
 
     for name in FIRST_TABLES:
-        found = own_files(path, [path / name])
+        found = own_files(path, {name} & names)
         if found and (name != "captions.txt" or looks_like_table(found[0])):
             return found
     return []
 
 
-def other_tables(path: Path) -> list[Path]:
+def other_tables(path: Path, names: set[str]) -> list[Path]:
     """All Parquet files, or all other tables."""
-    from lapclip.data.formats.tables import looks_like_table
+    from lapclip.data.formats.tables import SUFFIXES, looks_like_table
 
-    for folder in (path, path / "data"):
-        if parquet := own_files(path, folder.glob("*.parquet")):
-            return parquet
-    found = own_files(path, (file for file in path.iterdir() if may_be_table(file)))
-    return [file for file in found if file.suffix.lower() != ".txt" or looks_like_table(file)]
-
-
-def may_be_table(file: Path) -> bool:
-    """By its name; captions beside images are many small text files, and a table is none of them."""
-    from lapclip.data.formats.tables import is_table_name
-
-    if file.suffix.lower() == ".txt":
-        return not any(file.with_suffix(s).exists() for s in (".jpg", ".jpeg", ".png", ".webp"))
-    return is_table_name(file.name)
+    if parquet := own_files(path, names, ".parquet") or files_below(path, names, "data", ".parquet"):
+        return parquet
+    # Captions beside images are many small text files, and a table is none of them.
+    stems = {os.path.splitext(name)[0] for name in names if is_image_name(name)}
+    texts = {
+        name for name in names if name.lower().endswith(".txt") and os.path.splitext(name)[0] not in stems
+    }
+    tables = own_files(path, names, SUFFIXES)
+    return sorted({*tables, *filter(looks_like_table, own_files(path, texts))})
 
 
 def only_one(tables: list[Path], path: Path) -> list[Path]:

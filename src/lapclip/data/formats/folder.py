@@ -3,7 +3,8 @@
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,23 +33,27 @@ class Listing:
     texts: dict[str, str]  # by name in lower case suffix and composed letters
     links: dict[str, str]  # where those files that are links lead
     num_files: int
+    problems: Problems
 
     def path(self, name: str) -> str:
         return self.links.get(name) or os.path.join(self.root, name)
 
+    def places(self) -> dict[str, tuple[Side | None, str]]:
+        return placed({os.path.dirname(image) for image in self.names})
 
-def open_folder(path: Path, name: str, options: Options) -> Catalogue:
+
+def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
     """The images of a folder, with captions as its kind has them."""
     gathering = Gathering()
-    listing = look_through(path, Folders(path, *filter(None, [options.images])), gathering.problems)
+    gathering.problems = listing.problems
     if not listing.names:
         found = f"{listing.num_files:,} files and no images" if listing.num_files else "no files"
         raise UserError(
             f"`{name}` holds {found}{gathering.most_common_problem()}",
             hint="pass a folder with images, such as JPEG or PNG files",
         )
-    places = placed({os.path.dirname(image) for image in listing.names})
-    kind = options.format or kind_of(listing, places)
+    places = listing.places()
+    kind = options.format or kind_of(listing)
     if kind is None:
         example = shortened(listing.names[0])
         raise UserError(
@@ -57,12 +62,12 @@ def open_folder(path: Path, name: str, options: Options) -> Catalogue:
             " or name a table with both, such as `pairs.csv`",
         )
     if kind == "txt":
-        count_lonely_texts(listing, gathering.problems)
+        count_lonely_texts(listing)
     for image in listing.names:
         side, folder = places[os.path.dirname(image)]
         label = None
         if kind == "txt":
-            captions = captions_beside(listing, image, gathering.problems)
+            captions = captions_beside(listing, image)
         elif kind == "metadata":
             captions = description(listing.path(image))
         elif kind == "names":
@@ -77,23 +82,16 @@ def open_folder(path: Path, name: str, options: Options) -> Catalogue:
     return gathering.catalogue(name, kind)
 
 
-def kind_here(path: Path, num_others: int) -> str | None:
-    """The kind of a folder with more images directly in it than some other files; None if it has no captions."""
-    with os.scandir(path) as entries:
-        if sum(is_image_name(entry.name) for entry in entries) <= num_others:
-            return None
-    listing = look_through(path, Folders(path), Problems())
-    return kind_of(listing, placed({os.path.dirname(image) for image in listing.names}))
-
-
-def walk(root: str, problems: Problems) -> Iterator[os.DirEntry[str]]:
-    """All that is no folder, except hidden files; links to folders are not followed."""
+def walk(
+    root: str, problems: Problems, entries: Sequence[os.DirEntry[str]] = ()
+) -> Iterator[os.DirEntry[str]]:
+    """All that is no folder, except hidden files; links to folders are not followed. Entries are those of the root."""
     pending = [root]
     while pending:
         folder = pending.pop()
         try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
+            with nullcontext(entries) if entries and folder == root else os.scandir(folder) as found:
+                for entry in found:
                     if entry.name.startswith(".") or entry.name in UNSEEN:
                         continue
                     if not entry.is_dir(follow_symlinks=False):
@@ -123,32 +121,37 @@ def folders_in(base: str) -> list[str]:
         return []
 
 
-def look_through(path: Path, folders: Folders, problems: Problems) -> Listing:
+def is_used(name: str) -> bool:
+    return is_image_name(name) or name.lower().endswith(TEXT_SUFFIXES)
+
+
+def look_through(path: Path, options: Options, entries: Sequence[os.DirEntry[str]] = ()) -> Listing:
     root = os.path.realpath(path)
+    folders = Folders(root, *filter(None, [options.images]))
+    listing = Listing(root, [], {}, {}, 0, Problems())
     start = len(root.rstrip(os.sep)) + 1
     found: list[str] = []
     linked: list[str] = []
-    num_files = 0
-    for entry in walk(root, problems):
-        num_files += 1
-        is_link = entry.is_symlink()
-        if entry.name.lower().endswith(TEXT_SUFFIXES) or is_image_name(entry.name) or is_link:
-            (linked if is_link else found).append(entry.path[start:])
-            if not is_link and not entry.is_file(follow_symlinks=False):
-                problems.add("skipped", NOT_REGULAR, found.pop())
-    links: dict[str, str] = {}
-    for name in sorted(linked):
-        target = folders.find(os.path.join(root, name))
-        if os.path.isdir(os.path.join(root, name)):
-            problems.add("skipped", "is a link to a folder; such links are not followed", name)
-        elif not is_image_name(name) and not name.lower().endswith(TEXT_SUFFIXES):
+    for entry in walk(root, listing.problems, entries):
+        listing.num_files += 1
+        if entry.is_symlink():
+            linked.append(entry.path)
+        elif is_used(entry.name) and entry.is_file():
+            found.append(entry.path[start:])
+        elif is_used(entry.name):
+            listing.problems.add("skipped", NOT_REGULAR, entry.path[start:])
+    for path_of_link in sorted(linked):
+        name, target = path_of_link[start:], folders.find(path_of_link)
+        if os.path.isdir(path_of_link):
+            listing.problems.add("skipped", "is a link to a folder; such links are not followed", name)
+        elif not is_used(name):
             continue
         elif isinstance(target, Problem):
-            problems.add("skipped", target.what, name)
+            listing.problems.add("skipped", target.what, name)
         else:
-            links[name] = target
-    listing = Listing(root, [], {}, links, num_files)
-    for name in sorted([*found, *links]):
+            listing.links[name] = target
+            found.append(name)
+    for name in sorted(found):
         if is_image_name(name):
             listing.names.append(name)
         else:
@@ -157,8 +160,8 @@ def look_through(path: Path, folders: Folders, problems: Problems) -> Listing:
     return listing
 
 
-def kind_of(listing: Listing, places: dict[str, tuple[Side | None, str]]) -> str | None:
-    """The first kind that most of the images fit; only a few images are opened for it."""
+def kind_of(listing: Listing) -> str | None:
+    """The first kind that most of the images fit, None for no captions; only a few images are opened for it."""
     names = listing.names
     num_with_text = sum(bool(texts_beside(listing, name)) for name in names)
     if num_with_text * 10 >= len(names):
@@ -169,6 +172,7 @@ def kind_of(listing: Listing, places: dict[str, tuple[Side | None, str]]) -> str
         return "metadata"
     if are_captions(names):
         return "names"
+    places = listing.places()
     classes = [places[os.path.dirname(name)][1] for name in names]
     if len({*classes} - {""}) >= 2 and classes.count("") * 20 <= len(classes):
         return "classes"
@@ -208,14 +212,15 @@ def texts_beside(listing: Listing, image: str) -> list[str]:
     return []
 
 
-def count_lonely_texts(listing: Listing, problems: Problems) -> None:
+def count_lonely_texts(listing: Listing) -> None:
     used = {text for image in listing.names for text in texts_beside(listing, image)}
     for text in sorted({*listing.texts.values()} - used):
-        problems.add("incomplete", "has no image beside it", text)
+        listing.problems.add("incomplete", "has no image beside it", text)
 
 
-def captions_beside(listing: Listing, image: str, problems: Problems) -> list[str]:
+def captions_beside(listing: Listing, image: str) -> list[str]:
     captions: list[str] = []
+    problems = listing.problems
     for name in texts_beside(listing, image):
         try:
             with open_regular(listing.path(name)) as file:

@@ -6,9 +6,8 @@ folder nor on the hub.
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -17,7 +16,16 @@ from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, is_image_name, open_regular
-from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, Table, image_name, plain
+from lapclip.data.formats.columns import (
+    MAX_SAMPLED,
+    NUM_SAMPLED,
+    Columns,
+    Row,
+    Table,
+    image_name,
+    listed,
+    plain,
+)
 from lapclip.data.formats.names import sides_in
 from lapclip.data.formats.tables import find_image, gather, same_columns
 from lapclip.errors import MissingPackage, UserError, shortened
@@ -28,7 +36,6 @@ NUM_IMAGES = 16  # in a batch with images
 BUILDERS = {"arrow", "cache", "csv", "imagefolder", "json", "parquet", "webdataset"}
 SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".tar", ".zip")
 MAX_FILES = 100_000  # looked at before a folder is taken for one without data
-NO_SCRIPTS = "which lapclip does not run"
 AS_PARQUET = "pass a copy in Parquet, as `Dataset.to_parquet` writes it"
 LOCAL_COPY = "check the name, or pass a local copy as `hf:FOLDER`"
 SAVE_AGAIN = "save it again with `save_to_disk`"
@@ -42,7 +49,6 @@ class ArrowTable(Table):
     split: str
     names: tuple[str, ...]  # of columns that may hold images or texts
     roots: list[str]  # the dataset's own folders
-    name_counts: Counter[str]  # rows of the whole dataset by the file name of their image
     side: Side | None = None
     format: str = "hf"
     image_columns: dict[str, Any] = field(default_factory=dict)  # selected when first read
@@ -95,10 +101,8 @@ class ArrowTable(Table):
             ):
                 number += 1
                 caption = text.replace("_", " ") if is_class and text else text
-                file = os.path.basename(path)
-                key = file if self.name_counts[file] == 1 else ""
-                image = "" if data else relative(path, self.roots)
-                yield number, number - 1, image, data, caption, side, name, key
+                image = {"path": os.path.basename(path)} if data else relative(path, self.roots)
+                yield number, number - 1, image, data, caption, side, name, None
 
     def cell(self, columns: Columns, place: int) -> Any:
         if columns.image not in self.image_columns:  # selecting a column takes longer than reading a cell
@@ -113,10 +117,10 @@ class ArrowTable(Table):
 def open_hugging_face(name: str, options: Options) -> Catalogue:
     """The catalogue of `hf:NAME`, `hf:NAME:CONFIG` or `hf:FOLDER`."""
     splits, roots = load_splits(name)
-    gathering, counts = Gathering(), Counter[str]()
+    gathering = Gathering()
     named = {plain(column) for column in (options.image_column, options.caption_column) if column}
     tables = [
-        ArrowTable(dataset, split or "rows", text_columns(dataset, named), roots, counts, side)
+        ArrowTable(dataset, split or "rows", text_columns(dataset, named), roots, side)
         for (split, dataset), side in zip(splits.items(), sides_in(splits), strict=True)
     ]
     if options.image_column is None:
@@ -126,14 +130,8 @@ def open_hugging_face(name: str, options: Options) -> Catalogue:
     parts, columns = same_columns(tables, name, options, gathering.problems)
     if columns is None:
         raise UserError(f"`{name}` has no rows", hint="choose another dataset")
-    for table in tables:  # a file name that several images have names none of them
-        if columns.image in table.dataset.column_names:
-            for batch in table.batches([columns.image], NUM_ROWS):
-                paths, _ = images_in(batch.column(0), columns.kind)
-                counts.update(os.path.basename(path) for path in paths if path)
     folders = Folders(*([options.images] if options.images else []), *roots)
     reader = gather(parts, columns, gathering, partial(find_image, folders))
-    counts.clear()  # not needed for reading, and sent to every worker process otherwise
     return gathering.catalogue(name, "hf", reader)
 
 
@@ -207,9 +205,26 @@ def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
     except UserError:
         raise
     except Exception as error:  # datasets, pyarrow, httpx and the hub have errors of their own
+        if (
+            type(error) is ValueError
+            and (choices := configurations(folder or path))
+            and config not in choices
+        ):
+            hint = f"name one: `hf:{path}:{choices[0]}`"
+            raise UserError(f"`{name}` has the configurations {listed(choices)}", hint=hint) from None
         raise explained(error, name) from error
     splits = dict(found) if isinstance(found, dict) else {str(found.split or ""): found}
     return {str(split): dataset for split, dataset in splits.items()}, roots
+
+
+def configurations(path: str) -> list[str]:
+    """The names of a dataset's configurations if it has several."""
+    import datasets
+
+    with suppress(Exception), quietly():  # this comes after another error, which is then shown
+        names = datasets.get_dataset_config_names(path)
+        return names if len(names) > 1 else []
+    return []
 
 
 def is_saved(folder: str) -> bool:
@@ -221,7 +236,7 @@ def check_folder(folder: str, name: str) -> None:
     """UserError for a folder that is a program, holds no data, or whose notes lead out of it."""
     script = os.path.basename(folder) + ".py"
     if os.path.exists(os.path.join(folder, script)):
-        raise UserError(f"`{name}` has a loading script, `{script}`, {NO_SCRIPTS}", hint=AS_PARQUET)
+        raise UserError(f"`{name}` has a loading script, `{script}`, which is not run", hint=AS_PARQUET)
     if is_saved(folder):
         check_saved(folder, name)
         return
@@ -290,11 +305,10 @@ def hub_folders(repository: str) -> list[str]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the progress bars of `datasets` and the hub where nobody would see them; they come back afterwards."""
+    """Without the progress bars of `datasets` and the hub, unless stderr is a terminal: a download may take long."""
     import datasets
     from huggingface_hub import utils as hub
 
-    # Bars are written to stderr; on a terminal they stay, since a download may take long.
     both = () if os.isatty(2) else (datasets, hub)
     shown = [bars for bars in both if not bars.are_progress_bars_disabled()]
     for bars in shown:
@@ -312,15 +326,10 @@ def explained(error: Exception, name: str) -> UserError:
     while isinstance(cause := causes[-1].__cause__, Exception) and len(causes) < 10:
         causes.append(cause)
     kinds = {kind.__name__ for link in causes for kind in type(link).__mro__}
-    text = " ".join(str(error).split())
-    # `datasets` has no narrower classes for scripts and for unknown configurations.
-    if type(error) is RuntimeError:
-        return UserError(f"`{name}` has a loading script, {NO_SCRIPTS}: {shortened(text)}", hint=AS_PARQUET)
-    if type(error) is ValueError:
-        return UserError(f"`{name}`: {shortened(text, 400)}", hint="name a configuration: `hf:NAME:CONFIG`")
     if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError", "TimeoutException"}:
         return UserError(f"`{name}` cannot be fetched: the hub cannot be reached", hint=LOCAL_COPY)
     if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError", "HFValidationError"}:
         return UserError(f"`{name}` is not on the hub, or not open to you", hint=LOCAL_COPY)
     reason = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
-    return UserError(f"`{name}` cannot be read: {shortened(reason, 300)}", hint=LOCAL_COPY)
+    hint = AS_PARQUET if type(error) is RuntimeError else LOCAL_COPY  # as for a dataset that is a program
+    return UserError(f"`{name}` cannot be read: {shortened(reason, 300)}", hint=hint)
