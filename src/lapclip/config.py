@@ -150,7 +150,7 @@ class Plan:
     def in_words(self) -> str:
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         said = f"{self.device} {self.precision}, {threads}, chunk {self.chunk}"
-        return said + ", compiled" * self.compile + ", memory returned" * (not self.keep_memory)
+        return said + ", compiled" * self.compile + ", memory released" * (not self.keep_memory)
 
 
 PLAN = tuple(f.name for f in fields(Plan))

@@ -71,7 +71,7 @@ def test_a_gradient_off_by_one_percent_is_refused_by_its_name(checked_on, seed, 
     said = refusal(lambda: checked_on(device, loss=loss))
     # The model was placed first; the check may place more than that.
     assert f"the gradient of `{device.chosen[0]}` differs from the CPU's by 1.00%" in said
-    assert said.startswith("`mps` in fp32 cannot be trusted with this model")
+    assert said.startswith("`mps` in fp32 gives wrong results for this model")
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -65,7 +65,7 @@ def test_a_long_run_is_measured_within_a_twentieth_of_it_and_gives_reasons(with_
         except StopIteration as end:
             run = end.value
     assert time.perf_counter() - started < 30, "three seconds are allowed, and some for getting ready"
-    assert "measuring which execution plan is fastest here" in said and len(said) > 3
+    assert "measuring which execution plan is fastest" in said and len(said) > 3
     reasons = reasons_of(run)
     assert "chunks of 4" in reasons["chunk"] and "fast" in reasons["chunk"]
     assert reasons["threads"] == "asked for" and len(remembered()) == 1
@@ -135,7 +135,7 @@ def test_where_every_plan_was_refused_the_usual_one_is_taken(with_train):
 def test_without_measuring_nothing_is_claimed_that_was_not_looked_at(small_config, monkeypatch):
     monkeypatch.setitem(DEVICES, "mps", fakes.Elsewhere(claims=("fp32", "fp16")))
     reasons = reasons_of(prepare(small_config))
-    assert "only device" not in reasons["device"], "there is another one, and nobody has timed it"
+    assert "only available device" not in reasons["device"], "there is another one, and nobody has timed it"
     assert "no hardware" not in reasons["precision"]
 
 

@@ -142,11 +142,11 @@ def test_an_estimate_is_marked_by_words_and_by_a_hollow_dashed_line():
 
 
 def test_where_an_accelerator_overtakes_the_cpu_is_said():
-    assert "mps is ahead from 256 on" in texts(draw_ops(TIMINGS))
-    assert "mps is ahead from small on" in texts(draw_sizes(SIZES))
+    assert "mps is faster from 256 on" in texts(draw_ops(TIMINGS))
+    assert "mps is faster from small on" in texts(draw_sizes(SIZES))
     guessed = [*SIZES[:3], size_result("small", 77 * 10**6, "mps", 50.0, is_estimate=True)]
     assert "from small on, by estimate" in texts(draw_sizes(guessed))
-    assert "ahead throughout" in texts(draw_ops([TIMINGS[2], TIMINGS[5]]))
+    assert "faster at every size" in texts(draw_ops([TIMINGS[2], TIMINGS[5]]))
     assert "ahead" not in texts(draw_sizes([result for result in SIZES if result.device == "cpu"]))
 
 
@@ -165,7 +165,7 @@ def test_what_could_not_be_written_is_refused_before_anything_is_measured(tmp_pa
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for attempt in (lambda: check_out(tmp_path / "bench.png"), lambda: draw_sizes(SIZES)):
-        with pytest.raises(UserError, match="images need matplotlib, which is not installed") as error:
+        with pytest.raises(UserError, match="charts need matplotlib, which is not installed") as error:
             attempt()
         assert error.value.hint == "pip install 'lapclip[plot]'"
 

@@ -115,7 +115,7 @@ def test_a_layer_has_vanished_only_when_it_stays_so():
     gone = {"image.patches": 1e-9, "image.0": 0.5, "image.out": 1.0, "text.tokens": 1.0, "scale": 0.0}
     assert kinds(inspected(n, gone if n % 4 else None) for n in range(1, 40)) == []
     assert [w.message for w in said(inspected(n, gone) for n in range(1, 40))] == [
-        "`image.patches` hardly learns: the gradient of `image.patches` is 1.0e-09 long, that of `image.out` 1.0e+00"
+        "`image.patches` hardly learns: the gradient norm of `image.patches` is 1.0e-09, that of `image.out` 1.0e+00"
     ]
     nothing = dict.fromkeys(gone, 0.0)
     assert kinds(inspected(n, nothing) for n in range(1, 40)) == [], "a loss of zero has no gradient anywhere"
@@ -148,7 +148,7 @@ def test_a_rising_loss_means_what_recall_says():
     assert kinds(evaluations([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], RISING)) == ["over-fitting"]
     [fell] = said(evaluations([0.1, 0.5, 0.5, 0.4, 0.3, 0.3], RISING))
     assert fell.kind == "over-fitting" and "recall falls, from 47% to 40%" in fell.message
-    assert "1.50 at step 40" in fell.message and "`best` keeps step 40" in fell.message
+    assert "1.50 at step 40" in fell.message and "`best` is step 40" in fell.message
     assert "`--epochs 0.64`" in fell.hint
 
 
@@ -194,7 +194,7 @@ def test_slower_steps_are_said_when_they_stay_and_no_reason_is_by_design():
             yield at_speed(n, 320.0 if n < 1000 else 200.0, progress=n / 3000, seconds=n / 10)
 
     [warned] = said(events())
-    assert warned.kind == "slower" and "38% slower, 200 pairs/s where it was 320" in warned.message
+    assert warned.kind == "slower" and "38% slower, 200 pairs/s instead of 320" in warned.message
     assert kinds(events(), keep_patches=0.5, whole_from=1 / 3) == []
     assert kinds(events(), keep_patches=1.0, whole_from=1 / 3) == ["slower"]
     assert kinds(events(Warned(1000, "memory ran out", "", "memory-ran-out"))) == []
@@ -214,12 +214,12 @@ def test_slower_for_want_of_data_is_said_as_that():
     [
         ({"other_cores": 0.1}, {"other_cores": 1.9}, "other programs keep 1.9 cores busy", "close"),
         ({"is_plugged": True}, {"is_plugged": False}, "battery", "plug it in"),
-        ({"speed_limit": 1.0}, {"speed_limit": 0.6}, "hot and allows 60%", "cooling"),
-        ({"temperature": 60.0}, {"temperature": 95.0}, "95 degrees", "cooling"),
+        ({"speed_limit": 1.0}, {"speed_limit": 0.6}, "limits its speed to 60%", "cooling"),
+        ({"temperature": 60.0}, {"temperature": 95.0}, "95 °C", "cooling"),
         (
             {"temperature": 50.0, "other_cores": 1.9},
             {"temperature": 60.0, "other_cores": 1.9},
-            "heat, or",
+            "heat or",
             "cooling",
         ),
         ({"swapped_bytes": 0}, {"swapped_bytes": None}, "swaps", "`--chunk 16`"),
@@ -267,10 +267,10 @@ def test_a_resumed_run_is_not_told_again():
 def test_memory_is_near_its_limit_when_it_stays_there():
     near = (inspected(n, used=int(7.5 * GB)) for n in range(1, 10))
     [warned] = said([started(), *near])
-    assert "7.50 GB of the 8.00 GB" in warned.message and "`--chunk 16`" in warned.hint
+    assert "7.50 of 8.00 GB" in warned.message and "`--chunk 16`" in warned.hint
     assert kinds(inspected(n, used=int(7.5 * GB) if n % 2 else GB) for n in range(1, 10)) == []
     [left] = said(inspected(n, memory_available=300_000_000) for n in range(1, 10))
-    assert "0.30 GB of memory left" in left.message
+    assert "0.30 GB of memory is free" in left.message
     assert kinds((inspected(n, memory_available=300_000_000) for n in range(1, 10)), max_memory=8.0) == []
     events = [started(chunk=1), *(inspected(n, used=8 * GB) for n in range(3))]
     assert "`--recompute`" in said(events)[0].hint and "`--size`" in said(events, recompute=True)[0].hint

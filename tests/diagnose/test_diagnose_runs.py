@@ -138,7 +138,7 @@ def test_more_workers_are_advised_where_images_are_drawn(monkeypatch):
 
 def test_learning_by_heart_is_said_with_where_to_end():
     ran = trained(until="over-fitting", source="synthetic:40", batch_size=16, steps=120, num_validation=128)
-    assert_said(ran, "over-fitting", "recall no longer rises", "`best` keeps step", also={"lr-still-high"})
+    assert_said(ran, "over-fitting", "recall no longer rises", "`best` is step", also={"lr-still-high"})
     lowest = min((e for e in ran.events if isinstance(e, Evaluated)), key=lambda e: e.loss)
     assert f"{lowest.loss:.2f} at step {lowest.step}" in ran.said["over-fitting"].message
     assert f"`--epochs {lowest.step * 16 / 40:.2g}`" in ran.said["over-fitting"].hint
@@ -224,7 +224,7 @@ def test_another_busy_program_is_found_to_make_training_slower(monkeypatch, look
     after = [look.readings["other_cores"] for look in looks if look.step > began + 2]
     # On a machine that was busy before, there may be nothing left to take.
     cause = "other programs keep" if np.mean(after) - np.mean(before) > 2 * machine.BUSY_CORES else ""
-    assert_said(ran, "slower", "pairs/s where it was", cause, also={"lr-still-high"})
+    assert_said(ran, "slower", "pairs/s instead of", cause, also={"lr-still-high"})
 
 
 def start_busy_program() -> int:

@@ -142,7 +142,7 @@ def place_checked(model: CLIP, work: Work, batch: Batch, plan: Plan) -> CLIP:
     if problem is not None:
         compiled = ", compiled" if plan.compile else ""
         raise UserError(
-            f"`{plan.device}` in {plan.precision}{compiled} cannot be trusted with this model: {problem}",
+            f"`{plan.device}` in {plan.precision}{compiled} gives wrong results for this model: {problem}",
             hint="train on the CPU: `--device cpu --precision fp32 --no-compile`",
         )
     return model

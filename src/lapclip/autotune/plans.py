@@ -200,7 +200,7 @@ def comparison(chosen: Candidate, rival: Candidate, part: str) -> str | None:
         "threads": f"{value} thread{'s' * (value != 1)}",
         "chunk": f"chunks of {value}",
         "compile": "compiled" if value else "uncompiled",
-        "keep_memory": f"with freed memory {'kept' if value else 'given back'}",
+        "keep_memory": f"with freed memory {'kept' if value else 'released'}",
     }.get(part, f"`{value}`")
     if rival.pairs_per_second is None:
         return f"{named}: {rival.rejected}"
@@ -212,7 +212,7 @@ def comparison(chosen: Candidate, rival: Candidate, part: str) -> str | None:
         return f"{factor - 1:.0%} faster than {named}"
     if factor >= 1 - TIE:
         return f"as fast as {named}"
-    return f"{named} is {1 / factor - 1:.0%} faster and slow to start" if part == "compile" else None
+    return f"{named} is {1 / factor - 1:.0%} faster, but slow to start" if part == "compile" else None
 
 
 def spread_of(seconds: list[float]) -> float:

@@ -51,7 +51,7 @@ def try_out(draft: Draft) -> Generator[Progress, None, Measured | None]:
         flops = 3 * work.batch_size * flops_per_pair(work.size, num_tokens=work.num_tokens)
         if budget.seconds * SHARE_OF_BUDGET < max(MIN_SECONDS, num_steps * flops / MANY_FLOPS):
             return None
-    yield "measuring which execution plan is fastest here"
+    yield "measuring which execution plan is fastest"
     step_seconds = guess_step_seconds(work, plans[0].threads)
     budget_seconds = budget.seconds or (budget.steps or 0) * step_seconds
     allowed = min(SHARE_OF_BUDGET * budget_seconds, max(MAX_SECONDS, STEPS_EACH * step_seconds) * len(plans))

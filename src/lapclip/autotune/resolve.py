@@ -57,8 +57,8 @@ class Recipe:
 
 
 RECIPES = {
-    "nano": Recipe(128, 1e-3, 1.0, "as for `tiny`, at a quarter of its patches"),
-    "tiny": Recipe(128, 1e-3, 0.5, "the best of what was tried, see docs/log.md"),
+    "nano": Recipe(128, 1e-3, 1.0, "as for `tiny`, with a quarter of its patches"),
+    "tiny": Recipe(128, 1e-3, 0.5, "best of the values tried, see docs/log.md"),
     "small": Recipe(12, 3e-4, 1.0, "as in the documents"),
     "base": Recipe(12, 3e-4, 1.0, "as in the documents"),
 }
@@ -71,10 +71,10 @@ NEGLIGIBLE = 0.03  # of a step: preparing a batch may take so long without worke
 SHARE_OF_MEMORY = 0.6  # of what is free, so that the machine stays usable
 LOOKS = ("pack", "crop", "flip", "colour")  # how images are stored and augmented
 DEFAULTS = {
-    "device": "the only device here",
-    "precision": "the most exact",
+    "device": "the only available device",
+    "precision": "the most precise",
     "threads": "torch's default",
-    "compile": "`lapclip bench --compile` measures what it gains",
+    "compile": "not measured; `lapclip bench --compile` measures the gain",
     "keep_memory": "otherwise, on Linux, each step allocates its memory again",
 }
 
@@ -120,7 +120,7 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
         )
     proposed = {
         "batch_size": batch_size,
-        "loss": advised(data, "loss") or Choice("softmax", "CLIP's own"),
+        "loss": advised(data, "loss") or Choice("softmax", "as in CLIP"),
         "lr": Choice(recipe.lr, recipe.why),
         "keep_patches": Choice(recipe.keep_patches, recipe.why),
         "eval_every": resolve_eval_every(config, data.num_train, batch_size.value),
@@ -158,11 +158,11 @@ def resolve_tokenizer(config: Config, share: float) -> Choice:
     if config.data.tokenizer is not None:
         return Choice(config.data.tokenizer, ASKED, "asked")
     if config.model.size not in CHARACTER_SIZES:
-        return Choice("bpe", "words of your captions become tokens, in any language")
+        return Choice("bpe", "trained on your captions, in any language")
     facts = DataFacts(num_train=0, num_validation=0, tokenizer="characters", share_outside_a_to_z=share)
     if advice := advise_tokenizer(facts):
         return Choice(advice.value, advice.why, "advised")
-    return Choice("characters", f"`{config.model.size}` is the documents' model and counts their 33 symbols")
+    return Choice("characters", f"the 33 characters of the documents' `{config.model.size}` model")
 
 
 def resolve_plan(draft: Draft, measured: Measured | None) -> tuple[Candidate, Choices]:
@@ -180,7 +180,7 @@ def resolve_plan(draft: Draft, measured: Measured | None) -> tuple[Candidate, Ch
         found["chunk"] = f"{chunk.reason}; {found['chunk']}"
     told = reasons | found | dict.fromkeys(asked, ASKED)
     if asked.get("chunk", 0) > batch_size:
-        told["chunk"] = f"the whole batch; {asked['chunk']} is more than it has"
+        told["chunk"] = f"the whole batch, which is smaller than {asked['chunk']}"
     parts = {"device": name, "precision": "fp32", "threads": default_threads(), "chunk": chunk.value} | asked
     usual = Plan(**parts | {"chunk": min(batch_size, parts["chunk"])})
     chosen = chosen or Candidate(usual)
@@ -215,14 +215,14 @@ def resolve_chunk(draft: Draft, device: Device) -> Choice:
         chunk = (chunk + 1) // 2
     if chunk == work.batch_size:
         return Choice(chunk, "the whole batch fits into memory")
-    return Choice(chunk, f"more would not fit into the {limit / 1e9:.1f} GB that may be used")
+    return Choice(chunk, f"a larger chunk would not fit into {limit / 1e9:.1f} GB of memory")
 
 
 def resolve_batch_size(recipe: Recipe, data: DataSummary) -> Choice:
     if (choice := advised(data, "batch_size")) and choice.value < recipe.batch_size:
         return choice
     if recipe.batch_size > data.num_train:
-        return Choice(data.num_train, "all the pairs there are")
+        return Choice(data.num_train, "all pairs of the source")
     return Choice(recipe.batch_size, recipe.why)
 
 
@@ -231,7 +231,7 @@ def resolve_workers(data: DataSummary, machine: Machine, batch_size: int, step_s
     if data.only_copies:
         return Choice(0, "a thread copies the next batch from the pack during a step")
     if data.is_remote:
-        return Choice(1, "one process reads ahead, so that nothing is fetched twice")
+        return Choice(1, "one process reads ahead, so that nothing is downloaded twice")
     share = data.fetch_seconds * batch_size / step_seconds
     reason = f"preparing a batch takes {share:.0%} of a step"
     if share < NEGLIGIBLE:
@@ -243,12 +243,14 @@ def resolve_workers(data: DataSummary, machine: Machine, batch_size: int, step_s
 def resolve_looks(data: DataSummary) -> Choices:
     """How images are stored and augmented; what is drawn again each time needs none of it."""
     says_sides = data.says_sides > 0.02
-    sides = f"{data.says_sides:.0%} of the captions say left or right"
+    sides = f"{data.says_sides:.0%} of the captions mention left or right"
     return {
-        "pack": Choice(not data.is_streamed, f"there is {'no ' if data.is_streamed else ''}room for it"),
-        "crop": Choice(1.0 if data.is_drawn else 0.6, "crops vary images that are seen many times"),
-        "flip": Choice(not says_sides, sides if says_sides else "hardly a caption says left or right"),
-        "colour": Choice(0.0, "captions name colours"),
+        "pack": Choice(
+            not data.is_streamed, f"there is {'not ' if data.is_streamed else ''}enough disk space"
+        ),
+        "crop": Choice(1.0 if data.is_drawn else 0.6, "crops vary images that are used many times"),
+        "flip": Choice(not says_sides, sides if says_sides else "few captions mention left or right"),
+        "colour": Choice(0.0, "captions may mention colours"),
     }
 
 
@@ -259,7 +261,7 @@ def resolve_eval_every(config: Config, num_train: int, batch_size: int) -> Choic
     else:
         assert budget.seconds is not None
         every = f"{max(budget.seconds / 10, MIN_SECONDS):g}s"
-    return Choice(every, "ten times in the run, or fewer in a short one")
+    return Choice(every, "ten evaluations per run, fewer in a short one")
 
 
 def recorded(choices: Choices) -> dict[str, dict[str, str]]:

@@ -70,7 +70,7 @@ def drawing() -> Iterator[None]:
                 matplotlib.rcParams.update(LOOK)
                 yield
     except ImportError:
-        raise MissingPackage("images need matplotlib, which is not installed", "plot") from None
+        raise MissingPackage("charts need matplotlib, which is not installed", "plot") from None
     finally:
         logger.setLevel(level)
 
@@ -115,9 +115,9 @@ def draw_steps(measured: Measured, chosen: Plan, title: str) -> "Figure":
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(0, longest * 1.35)  # room for the words after the longest bar
         became = f"{abs(measured.drift):.0%} {'slower' if measured.drift > 0 else 'faster'}"
-        note = f"\nsteps became {became} while this was measured"
+        note = f"\nsteps became {became} during measurement"
         note = note if abs(measured.drift) >= NOTABLE_DRIFT else ""
-        axes.set_xlabel(f"pairs per second; the whisker spans the middle half of the steps{note}")
+        axes.set_xlabel(f"pairs per second; whiskers span the interquartile range of the steps{note}")
         return figure
 
 
@@ -147,7 +147,7 @@ def draw_ops(timings: Sequence[OpTiming]) -> "Figure":
     num_rows = -(-len(ops) // columns)
     heights = [2.6] * num_rows + [1.2 + 0.3 * len(typical)]
     with drawing():
-        figure = new_figure("Single operations: time of one call among many", 0.7 + sum(heights))
+        figure = new_figure("Single operations: time per call, in blocks of calls", 0.7 + sum(heights))
         grid = figure.add_gridspec(num_rows + 1, columns, height_ratios=heights)
         for number, op in enumerate(ops):
             axes = figure.add_subplot(grid[divmod(number, columns)])
@@ -178,7 +178,7 @@ def draw_parts(axes: "Axes", timings: Sequence[OpTiming]) -> None:
     for place, (timing, own) in enumerate(zip(timings, parts, strict=True)):
         first = f"{duration(sum(own))}; the first call {duration(max(0.0, timing.first_call_seconds))} more"
         axes.text(1.012, place, first, va="center", fontsize=8.5)
-    axes.set_title("One call by itself, with new inputs", fontweight="bold", pad=26)
+    axes.set_title("A single call with new inputs", fontweight="bold", pad=26)
     axes.set_yticks(places, [f"{label(t.op)} {t.size}, {label(t.device)}" for t in timings], fontsize=8.5)
     axes.set_ylim(len(timings) - 0.4, -0.6)
     axes.set_xlim(0, 1.36)
@@ -196,7 +196,7 @@ def draw_sizes(results: Sequence[SizeResult]) -> "Figure":
         return {d: {float(r.num_parameters): value(r) for r in results if r.device == d} for d in devices}
 
     with drawing():
-        figure = new_figure("Sizes: how fast, and how much memory", 8.2)
+        figure = new_figure("Sizes: speed and memory", 8.2)
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         draw_lines(above, lines(lambda result: result.pairs_per_second), estimated)
         draw_crossovers(above, lines(lambda result: 1 / result.pairs_per_second), sizes, estimated)
@@ -242,11 +242,11 @@ def draw_crossovers(
         if device == cpu or (size := overtakes(reference, points)) is None:
             continue
         if size == min(reference.keys() & points.keys()):
-            said.append(f"{label(device)} is ahead throughout")
+            said.append(f"{label(device)} is faster at every size")
             continue
         is_estimate = (device, size) in estimated or (cpu, size) in estimated
         name = names[size] if names else f"{size:.0f}"
-        said.append(f"{label(device)} is ahead from {name} on{', by estimate' if is_estimate else ''}")
+        said.append(f"{label(device)} is faster from {name} on{', by estimate' if is_estimate else ''}")
         axes.axvline(size, color=PALE, linestyle=":", linewidth=1.4, zorder=0)
     text = "\n".join(said)
     axes.annotate(text, (0, 1), (0, 4), "axes fraction", "offset points", va="bottom", fontsize=8.5)

@@ -46,15 +46,19 @@ Work = Generator[str, None, Result]
 def steps_section(config: Config, data: Data, command: str, *, compile: bool, fresh: bool) -> Work:
     """Execution plans of the run that `command` would train."""
     result = yield from bench_steps(config, data, compile=compile, fresh=fresh)
-    rated = f", at about {rate(result.predicted)} pairs/s including its images" if result.predicted else ""
+    rated = (
+        f", at about {rate(result.predicted)} pairs/s including image preparation" if result.predicted else ""
+    )
     remarks = [
         f"`{command}` uses this plan{rated}",
         measured_ago(result.measured.when),
         *compile_remarks(result.measured),
     ]
     if abs(drift := result.measured.drift) >= MAX_DRIFT:
-        became = "faster, so it was busy before" if drift < 0 else "slower: busy or hot"
-        remarks.append(f"the machine became {abs(drift):.0%} {became}; `--fresh` measures again")
+        became = "faster: it may have been busy before" if drift < 0 else "slower: it may be busy or hot"
+        remarks.append(
+            f"during measurement, the machine became {abs(drift):.0%} {became}; `--fresh` measures again"
+        )
     title = f"{config.model.size}, batches of {result.resolved.train.batch_size}"
     section = Section("Execution plans", points=remarks, tables=[steps_table(result), reasons_table(result)])
     return Result(as_json(result), section, lambda: draw_steps(result.measured, result.choice.plan, title))
@@ -78,7 +82,7 @@ def compile_remarks(measured: Measured) -> Iterator[str]:
             yield f"{takes} nothing on {candidate.plan.device}"
         else:
             yield (
-                f"{takes} {gain:.0%} on {candidate.plan.device}: it pays in runs of more than"
+                f"{takes} {gain:.0%} on {candidate.plan.device}: this saves time in runs of more than"
                 f" {first * (1 + gain) / gain / 60:.0f} minutes, and `lapclip train` then compiles"
             )
 
@@ -132,10 +136,10 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
         f"{op}: {device} is {'never faster than the CPU' if n is None else f'faster than the CPU from size {n} on'}"
         for device, sizes in found.items()
         for op, n in sizes.items()
-    ] or ["no accelerator was timed that could overtake the CPU"]
+    ] or ["no accelerator was timed"]
     remarks += [
-        "size n is n x n numbers, or n tokens; the first call is what it takes more than the others; launch is what"
-        " handing over takes, on the CPU the time of the smallest call",
+        "size n means n x n values, or n tokens; first call: its extra time compared with later calls; launch: the"
+        " time to start a kernel, on the CPU the time of the smallest call",
         measured_ago(when),
     ]
     section = Section("Operations", points=remarks, tables=[ops_table(timings)])
@@ -152,7 +156,7 @@ def with_processor(devices: list[Device]) -> list[Device]:
 
 
 def ops_table(timings: Sequence[OpTiming]) -> Table:
-    parts = {"a call": "", "allocate": "allocate_", "first call": "first_call_", "launch": "launch_",
+    parts = {"per call": "", "allocate": "allocate_", "first call": "first_call_", "launch": "launch_",
              "compute": "compute_", "sync": "synchronise_"}  # fmt: skip
     columns = columns_of("op, size: count, device, " + ", ".join(f"{name}: seconds" for name in parts))
     rows = [
@@ -177,7 +181,7 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
         asdict(r) | {"predicted_speed_up": predicted_speed_up(r.num_parameters), "speed_up": ratios[id(r)]}
         for r in results
     ]
-    columns = "speed-up of an accelerator over the CPU: predicted in the documents, and measured"
+    columns = "speed-up of an accelerator over the CPU: predicted by lapclip's source documents, and measured"
     section = Section("Sizes", points=[columns, remark], tables=[sizes_table(results)])
     return Result({"sizes": rows}, section, lambda: draw_sizes(results))
 
@@ -191,7 +195,7 @@ def sizes_table(results: Sequence[SizeResult]) -> Table:
         estimates = (about + text for text in (speed, size(r.memory_bytes), duration(r.epoch_seconds)))
         ratios = f"{predicted_speed_up(r.num_parameters):g}x", f"{measured:.2f}x" if measured else None
         rows.append((r.size, short_count(r.num_parameters), r.device, r.batch_size, *estimates, *ratios))
-    caption = f"sizes, looking at whole images; an epoch is {EPOCH_PAIRS:,} pairs; ~ is an estimate"
+    caption = f"sizes, with all patches; an epoch is {EPOCH_PAIRS:,} pairs; ~ is an estimate"
     columns = (
         "size, params: count, device, batch: count, pairs/s: rate, memory: bytes, epoch: seconds, predicted: number,"
         " measured: number"
@@ -206,7 +210,7 @@ def check_out(path: Path) -> None:
         raise UserError(f"{code(path)} does not end in `.png` or `.html`", hint=hint)
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(
-            f"cannot write {code(path)}: it is a folder, or in no folder you may write to",
+            f"cannot write {code(path)}: it is a folder, or its folder is not writable",
             hint="name a file in a folder that exists",
         )
     with drawing():
@@ -221,7 +225,7 @@ def write_out(path: Path, results: Sequence[Result], facts: list[str]) -> None:
         write_atomically(path, stacked([Image.open(BytesIO(chart)) for chart in charts]))
         return
     sections = [replace(r.section, images=[chart]) for r, chart in zip(results, charts, strict=True)]
-    about = "What this machine is, and how fast it trains."
+    about = "This machine's hardware and training speed."
     summary = Section("Summary", points=facts)
     write_atomically(path, as_html(Document("This machine", "lapclip bench", about, [summary, *sections])))
 

@@ -179,7 +179,7 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
     rigs = Rigs(work)
     if not plan.is_plain and (problem := rigs.problem(plan)):
         hint = "measure the CPU only: `--device cpu`"
-        raise UserError(f"`{device}` cannot be trusted with `{name}`: {problem}", hint=hint)
+        raise UserError(f"`{device}` gives wrong results for `{name}`: {problem}", hint=hint)
     rig = rigs.rig(plan)
     rig.step(plan)
     num_steps = num_in_block(alone := rig.step(plan))

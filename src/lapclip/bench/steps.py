@@ -39,7 +39,7 @@ def bench_steps(
     config: Config, data: Data | None = None, *, compile: bool, fresh: bool
 ) -> Generator[str, None, StepsResult]:
     """Takes what was measured before, unless it must be fresh, or measures, which takes about a minute."""
-    yield "getting ready"
+    yield "preparing"
     _, draft = draft_of(config, data)
     # All combinations of what was not asked for, with chunks down to a quarter of the most that fits.
     plans = plans_for(draft, num_chunks=3, thorough=True, compile=compile)
@@ -128,7 +128,7 @@ def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
     rates = known.rates if known and known.rates.keys() == {device.name for device in devices} else {}
     if not rates:
         for device in devices:
-            yield f"multiplying and copying on {device.name}"
+            yield f"timing matrix products and copies on {device.name}"
             rates[device.name] = {"gemm_gflops": gemm_gflops(device), "bandwidth_gbs": bandwidth_gbs(device)}
         store(file, {"rates": rates})
     return Overview(rates, facts)
@@ -152,7 +152,7 @@ def in_words(overview: Overview) -> list[str]:
     for device in machine["devices"]:
         rate = overview.rates[device["name"]]
         lines.append(
-            f"{device['name']} ({device['about']}): products {rate['gemm_gflops']:,.0f} GFLOP/s,"
+            f"{device['name']} ({device['about']}): matrix products {rate['gemm_gflops']:,.0f} GFLOP/s,"
             f" memory {rate['bandwidth_gbs']:.1f} GB/s"
         )
     return lines

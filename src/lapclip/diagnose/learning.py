@@ -74,18 +74,20 @@ class Collapsed:
 
     def warned(self, event: Step, accuracy: float, guessing: float) -> Warned:
         train = self.config.train
-        message = f"after {event.step} steps nothing is learned: accuracy is {accuracy:.1%}, which is chance"
+        message = (
+            f"after {event.step} steps nothing is learned: accuracy is {accuracy:.1%}, the level of chance"
+        )
         if train.loss != "sigmoid":
             message += f", and the loss stays at {event.loss:.2f}, which is ln {math.exp(guessing):.0f}"
         if (train.lr or USUAL_LR) > USUAL_LR:
-            why = "so high a learning rate has made all embeddings alike"
-            hint = f"start again with a lower one: `--lr {USUAL_LR:g}`"
+            why = "the learning rate is too high and has made all embeddings the same"
+            hint = f"start again with a lower learning rate: `--lr {USUAL_LR:g}`"
         elif train.weight_decay >= MUCH_DECAY:
-            why = "so much weight decay has made all embeddings alike"
-            hint = "start again with less: `--weight-decay 0.1`"
+            why = "the weight decay is too high and has made all embeddings the same"
+            hint = "start again with less weight decay: `--weight-decay 0.1`"
         else:
-            why = "all embeddings are alike, or the captions say nothing about their images"
-            hint = f"check that they belong together: `lapclip data show {self.config.data.source}`"
+            why = "all embeddings are the same, or the captions do not describe their images"
+            hint = f"check that captions and images match: `lapclip data show {self.config.data.source}`"
         return Warned(event.step, f"{message}; {why}", hint, "collapsed")
 
 
@@ -107,16 +109,18 @@ class Pinned:
         num_steps = event.step - self.since
         held = f"the temperature has been at its limit of {event.temperature:.2g} for {num_steps} steps"
         if self.side == "low" and num_steps >= PINNED_LOW_STEPS:
-            message = f"{held}: it cannot tell pairs apart and makes all differences small"
-            hint = f"start again with a lower rate: `--lr {(self.config.train.lr or USUAL_LR) / 3:.1g}`"
+            message = f"{held}: the model cannot separate the pairs, and the similarities hardly differ"
+            hint = (
+                f"start again with a lower learning rate: `--lr {(self.config.train.lr or USUAL_LR) / 3:.1g}`"
+            )
             yield Warned(event.step, message, hint, "scale-pinned")
         if self.side == "high" and num_steps >= PINNED_STEPS:
             batch_size = self.config.train.batch_size or 2
             yield Warned(
                 event.step,
-                f"{held}: telling {batch_size} pairs apart has become easy, and sharper than this makes training"
+                f"{held}: the model separates {batch_size} pairs easily, and a lower temperature would make training"
                 " unstable",
-                f"fine while recall rises; in a next run `--batch-size {2 * batch_size}` gives more to tell apart",
+                f"harmless while recall rises; in the next run, make the task harder: `--batch-size {2 * batch_size}`",
                 "scale-pinned",
             )
 
@@ -136,14 +140,14 @@ class Duplicates:
         if len(self.different) < DUPLICATE_STEPS or found >= MIN_DIFFERENT * batch_size:
             return
         what = f"a batch of {batch_size} pairs has about {found:.0f} different captions"
-        told = f"an image is told apart from {found - 1:.0f} captions and not from {batch_size - 1}"
+        told = f"each image is contrasted with {found - 1:.0f} captions instead of {batch_size - 1}"
         if round(found) == 1:
             what = f"all {batch_size} pairs of a batch have the same caption"
-            told = "there is nothing to tell apart"
-        hint = "say more than that in the captions: what tells one image from the next"
+            told = "there is nothing to contrast"
+        hint = "write captions that describe how the images differ"
         if found >= MIXED * batch_size:
-            hint = f"`--batch-size {2 * batch_size}` brings more different ones together"
-        message = f"{what}; equal ones are not contrasted, so {told}"
+            hint = f"use more different captions per batch: `--batch-size {2 * batch_size}`"
+        message = f"{what}; equal captions are not contrasted, so {told}"
         yield Warned(event.step, message, hint, "duplicate-captions")
 
 
@@ -154,9 +158,9 @@ def rate_still_high(config: Config, last: Step, step: int, name: str) -> Warned 
         return None
     message = (
         f"training ends at {last.progress:.0%} of its budget, with the learning rate at {last.lr / peak:.0%} of its"
-        " highest; the fine steps that a falling rate brings have not been made"
+        " peak; the model would improve further while the rate decays"
     )
-    return Warned(step, message, f"go on to the end: `lapclip train --resume {name}`", "lr-still-high")
+    return Warned(step, message, f"continue to the end: `lapclip train --resume {name}`", "lr-still-high")
 
 
 class Exploding:
@@ -180,9 +184,9 @@ class Exploding:
         often = norms[-SOME_STEPS]
         is_far = often >= FAR_LONGER * max(self.usual, self.config.train.clip_norm)
         if self.usual < math.inf and is_far and loss >= LOSS_ROSE * self.lowest_loss:
-            where = f", the longest in `{longest_of(self.norms)}`" if self.norms else ""
+            where = f", the largest in `{longest_of(self.norms)}`" if self.norms else ""
             message = (
-                f"gradients explode: again and again {often:.3g} or longer, where {self.usual:.2g} was usual{where};"
+                f"gradients explode: the norm is often {often:.3g} or more, before it was {self.usual:.2g}{where};"
                 f" the loss has risen from {self.lowest_loss:.2f} to {loss:.2f}"
             )
             yield Warned(event.step, message, calmer(self.config), "exploding-gradients")
@@ -210,8 +214,8 @@ class Vanishing:
         longest = longest_of({layer: norm for layer, norm in norms.items() if layer.split(".")[0] == tower})
         others = "another layer" if len(layers) == 2 else f"{len(layers) - 1} others"
         who = f"`{first}` and {others} hardly learn" if len(layers) > 1 else f"`{first}` hardly learns"
-        lengths = f"{norms[first]:.1e} long, that of `{longest}` {norms[longest]:.1e}"
-        message = f"{who}: the gradient of `{first}` is {lengths}"
+        lengths = f"{norms[first]:.1e}, that of `{longest}` {norms[longest]:.1e}"
+        message = f"{who}: the gradient norm of `{first}` is {lengths}"
         yield Warned(event.step, message, calmer(self.config), "vanishing-gradients")
 
 
@@ -301,8 +305,8 @@ def judge(points: list[Point]) -> Warned | None:
     if now > best.recall + noise:
         return Warned(
             current.step,
-            f"{rose}, but recall rises too, from {best.recall:.0%} to {now:.0%} on average: it finds more, and is only"
-            " overconfident where it is wrong",
+            f"{rose}, but recall rises too, from {best.recall:.0%} to {now:.0%} on average: the model finds more,"
+            " and is only overconfident in its mistakes",
             "nothing to do: `best` is chosen by recall",
             "loss-rises-recall-too",
         )
@@ -318,8 +322,8 @@ def judge(points: list[Point]) -> Warned | None:
     kept = max(points, key=lambda point: point.recall)
     return Warned(
         current.step,
-        f"{rose} and {what}, while training loss falls: it memorises its pairs; `best` keeps step {kept.step}",
-        f"train on more pairs, or end at the lowest loss: `--epochs {float(f'{best.epoch:.2g}'):g}`",
+        f"{rose} and {what}, while training loss falls: the model memorises its pairs; `best` is step {kept.step}",
+        f"train on more pairs, or stop at the lowest validation loss: `--epochs {float(f'{best.epoch:.2g}'):g}`",
         "over-fitting",
     )
 
@@ -327,8 +331,8 @@ def judge(points: list[Point]) -> Warned | None:
 def small_pool(step: int, num_images: int, config: Config, started: Started | None) -> Warned:
     points = 100 * SIGMAS * math.sqrt(0.25 / num_images)
     message = (
-        f"recall is measured over {num_images} images only: it may be up to {points:.0f} points off, and smaller"
-        " differences mean nothing"
+        f"recall is measured over only {num_images} images: its error is up to {points:.0f} points, and smaller"
+        " differences are not significant"
     )
     share, num_train = config.data.validation_share, started.num_train if started else 0
     is_part = not started or num_images < 0.9 * share / (1 - share) * num_train
@@ -337,4 +341,4 @@ def small_pool(step: int, num_images: int, config: Config, started: Started | No
     else:
         enough = math.ceil(100 * 2 * SMALL_POOL / (num_images + num_train)) / 100
         flag = f"--validation-share {min(MAX_VALIDATION, max(2 * share, enough)):.2g}"
-    return Warned(step, message, f"in a next run use a larger validation set: `{flag}`", "small-pool")
+    return Warned(step, message, f"in the next run, use a larger validation set: `{flag}`", "small-pool")

@@ -48,9 +48,9 @@ class DataBound:
             self.waited, self.seconds = self.waited - waited, self.seconds - step_seconds
         is_enough = len(self.steps) >= DATA_STEPS and self.seconds >= DATA_SECONDS
         if is_enough and (share := self.waited / self.seconds) >= MUCH_WAITING:
-            message = f"{share:.0%} of the time is spent waiting for data: batches are learned from faster than made"
-            more = f"let more processes prepare batches: `--workers {(self.config.data.workers or 0) + 1}`"
-            hint = "keep decoded copies: `--pack`" if self.config.data.pack is False else more
+            message = f"{share:.0%} of the time is spent waiting for data: preparing batches is too slow"
+            more = f"use more worker processes: `--workers {(self.config.data.workers or 0) + 1}`"
+            hint = "store decoded images: `--pack`" if self.config.data.pack is False else more
             yield Warned(event.step, message, hint, "data-bound")
 
 
@@ -77,21 +77,19 @@ class MemoryNearLimit:
     def what_is_near(self, event: Inspected) -> str | None:
         limit, is_own = event.memory_limit, bool(self.config.device.max_memory)
         if event.memory_used > NEAR_LIMIT * limit:
-            allowed = "`--max-memory` allows" if is_own else "there are"
-            return (
-                f"training holds {event.memory_used / 1e9:.2f} GB of the {limit / 1e9:.2f} GB that {allowed}"
-            )
+            allowed = "allowed by `--max-memory`" if is_own else "available"
+            return f"training uses {event.memory_used / 1e9:.2f} of {limit / 1e9:.2f} GB of memory {allowed}"
         left = event.readings.get("memory_available")
         # A limit that was asked for says nothing about the machine.
         if left is not None and left < max(0 if is_own else LITTLE_LEFT * limit, MIN_LEFT):
-            return f"only {left / 1e9:.2f} GB of memory left: the machine will soon swap, which is slow"
+            return f"only {left / 1e9:.2f} GB of memory is free: the machine will soon swap, which is slow"
         return None
 
     def hint(self) -> str:
         if self.chunk > 1:
-            return f"compute half as many pairs at once, for the same gradients: `--chunk {self.chunk // 2}`"
+            return f"halve the chunk, with the same gradients: `--chunk {self.chunk // 2}`"
         if not self.config.model.recompute:
-            return "compute activations twice instead of keeping them: `--recompute`"
+            return "recompute activations instead of storing them: `--recompute`"
         return f"`{self.config.model.size}` hardly fits: choose a smaller `--size`"
 
 
@@ -160,7 +158,7 @@ class Slower:
         usual, current = (fmean(block.speed for block in blocks) for blocks in (self.best, self.last))
         share = 1 - current / usual
         why, hint = likely_cause(readings_of(self.best), readings_of(self.last), self.config)
-        return f"training is {share:.0%} slower, {current:.0f} pairs/s where it was {usual:.0f}: {why}", hint
+        return f"training is {share:.0%} slower, {current:.0f} pairs/s instead of {usual:.0f}: {why}", hint
 
 
 def level(blocks: Iterable[Block]) -> float:
@@ -178,25 +176,25 @@ def readings_of(blocks: Iterable[Block]) -> list[dict[str, Any]]:
 
 def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], config: Config) -> tuple[str, str]:
     """Why it is slower and what to do, from what changed in the readings; what cannot be read says nothing."""
-    cool = "improve its cooling: a hard surface, a cooler place"
+    cool = "improve the cooling: use a hard surface or a cooler place"
     if any(values(before, "is_plugged")) and not all(values(now, "is_plugged")):
-        return "the machine runs on its battery", "plug it in"
+        return "the machine runs on battery", "plug it in"
     swapped = values(now, "swapped_bytes")
     if swapped and swapped[-1] - swapped[0] > SWAPPED_BYTES:
         chunk = max(1, (config.train.chunk or 2) // 2)
         return (
-            "memory is short and the machine swaps",
+            "memory is low and the machine swaps",
             f"close other programs, or resume with `--chunk {chunk}`",
         )
     if (limits := values(now, "speed_limit")) and fmean(limits) < LIMITED:
-        return f"the machine is hot and allows {fmean(limits):.0%} of its full speed", cool
+        return f"the machine is hot and limits its speed to {fmean(limits):.0%}", cool
     others, usual = values(now, "other_cores"), values(before, "other_cores")
     if others and fmean(others) - (fmean(usual) if usual else 0.0) > BUSY_CORES:
-        return f"other programs keep {fmean(others):.1f} cores busy", "close what is not needed"
+        return f"other programs keep {fmean(others):.1f} cores busy", "close programs that you do not need"
     degrees, cooler = values(now, "temperature"), values(before, "temperature")
     if degrees and cooler and fmean(degrees) >= HOT and fmean(degrees) - fmean(cooler) >= HOTTER:
-        return f"the machine has become hot, {fmean(degrees):.0f} degrees", cool
-    return "heat, or another program", "see what else is running, and improve the machine's cooling"
+        return f"the machine is hot ({fmean(degrees):.0f} °C)", cool
+    return "probably heat or another program", "check what else is running, and improve the cooling"
 
 
 def values(readings: list[dict[str, Any]], name: str) -> list[Any]:
