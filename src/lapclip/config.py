@@ -20,8 +20,6 @@ from lapclip.units import parse_every, parse_percent
 SizeName = Literal[
     "nano", "tiny", "small", "base", "medium", "large", "huge", "vit-b-32", "vit-b-16", "vit-l-14"
 ]  # fmt: skip
-
-
 TokenizerName = Literal["bpe", "characters"]
 LossName = Literal["softmax", "sigmoid"]
 DeviceName = Literal["auto", "cpu", "mps", "cuda"]
@@ -191,16 +189,15 @@ class Setting:
             return f"is {value}, less than {low}"
         if high is not None and value > high:
             return f"is {value}, more than {high}"
-        if self.name.endswith("_every"):
-            try:
+        try:
+            if self.name.endswith("_every"):
+                expected = "neither steps (`500`) nor a time (`90s`, `5m`, `1h`)"
                 parse_every(str(value))
-            except ValueError:
-                return f"is `{value}`, neither steps (`500`) nor a time (`90s`, `5m`, `1h`)"
-        if self.name == "pause_below":
-            try:
+            elif self.name == "pause_below":
+                expected = "not a percentage such as `20%`"
                 parse_percent(str(value))
-            except ValueError:
-                return f"is `{value}`, not a percentage such as `20%`"
+        except ValueError:
+            return f"is `{value}`, {expected}"
         return None
 
 
@@ -246,17 +243,11 @@ def load_config(file: Path | None = None, flags: Mapping[str, object] | None = N
     config = overlay(config, flags or {}, problems, label=lambda s: f"`{s.flag}`")
     problems += contradictions(config)
     if problems:
-        raise UserError(*problems_in_words(problems, file))
+        where = f"`{file}`" if file else "the command line"
+        several = "\n  - ".join([f"{where} has {len(problems)} mistakes:", *problems])
+        hint = "`--help` lists every setting under its section"
+        raise UserError(several if len(problems) > 1 else problems[0], hint=hint)
     return config
-
-
-def problems_in_words(problems: list[str], file: Path | None) -> tuple[str, str]:
-    hint = "`--help` lists every setting under its section"
-    if len(problems) == 1:
-        return problems[0], hint
-    return f"{f'`{file}`' if file else 'the command line'} has {len(problems)} mistakes:" + "".join(
-        f"\n  - {p}" for p in problems
-    ), hint
 
 
 def read_toml(file: Path, problems: list[str]) -> dict[str, object]:
@@ -264,14 +255,11 @@ def read_toml(file: Path, problems: list[str]) -> dict[str, object]:
     try:
         tables = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
-        raise UserError(
-            f"cannot read `{file}`: {error.strerror}", hint="pass a TOML file: `--config settings.toml`"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"`{file}` is not TOML: {error}",
-            hint="write settings as `name = value` under a section such as [train]",
-        ) from None
+        hint = "pass a TOML file: `--config settings.toml`"
+        raise UserError(f"cannot read `{file}`: {error.strerror}", hint=hint) from None
+    except ValueError as error:
+        hint = "write settings as `name = value` under a section such as [train]"
+        raise UserError(f"`{file}` is not TOML: {error}", hint=hint) from None
     sections = [f.name for f in fields(Config)]
     values: dict[str, object] = {}
     for table, content in tables.items():
@@ -279,7 +267,7 @@ def read_toml(file: Path, problems: list[str]) -> dict[str, object]:
             problems.append(f"`{table}` is not a section{home_of(table, sections)}")
         elif not isinstance(content, dict):
             problems.append(
-                f"`{table}` is {shown(content)}, not a section; write [{table}] and its settings below"
+                f"`{table}` is {shown(content)}, not a section; write [{table}] above its settings"
             )
         else:
             here = [setting.name for setting in SETTINGS.values() if setting.section == table]

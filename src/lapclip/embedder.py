@@ -6,7 +6,7 @@ Shapes: N images, M texts, L labels, E embedding.
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cached_property, wraps
@@ -23,7 +23,7 @@ from lapclip.config import DeviceName
 from lapclip.data.images import check_list, check_texts, squares
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.errors import UserError, printable, shortened, suggest
-from lapclip.machine.device import DEVICES, Device, device_named, no_memory_left, ran_out_of_memory
+from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.model.clip import CLIP, build_model
 from lapclip.runs.run import RUNS, Run, is_run, open_run
 from lapclip.step.loss import NEEDS_BIAS
@@ -41,7 +41,7 @@ Some = TypeVar("Some", np.ndarray, list[str])
 
 # Prompts for a label; the mean over several is more robust than any one.
 TEMPLATES = ("a photo of a {}", "a photo of the {}", "a picture of a {}", "a {}", "{}")
-MIN_FOR_BAR = {"images": 300, "texts": 3000}  # more take long enough for a progress bar
+MIN_FOR_BAR = 1000  # images or texts; more may take long enough for a progress bar
 
 
 def accepts_pictures(method: Method) -> Method:
@@ -110,16 +110,14 @@ class Embedder:
         there is one for many images, on a terminal or in a notebook.
         """
         check_list(images)
-        with closing(squares(images, self.image_size)) as squares_N:
-            return self.in_chunks(
-                squares_N, len(images), lambda some: self.pixels(np.stack(some)), "images", progress
-            )
+        with closing(squares(images, self.image_size)) as items:
+            return self.in_chunks(items, len(images), lambda some: self.pixels(np.stack(some)), progress)
 
     def texts(self, texts: Sequence[str] | np.ndarray, *, progress: bool | None = None) -> Rows:
         """Float32 unit rows, one per text; texts longer than the model's context are truncated."""
         check_texts(texts)
         return self.in_chunks(
-            iter(texts), len(texts), lambda some: self.embed(some, self.embed_words), "texts", progress
+            iter(texts), len(texts), lambda some: self.embed(some, self.embed_words), progress
         )
 
     def pixels(self, pixels: np.ndarray) -> Rows:
@@ -192,21 +190,18 @@ class Embedder:
         return True
 
     def in_chunks(
-        self,
-        items: Iterator[T],
-        total: int,
-        embed_some: Callable[[list[T]], Rows],
-        what: str,
-        progress: bool | None,
+        self, items: Iterator[T], total: int, embed_some: Callable[[list[T]], Rows], progress: bool | None
     ) -> Rows:
-        rows = np.empty((total, self.width), dtype=np.float32)
-        done = 0
-        is_shown = progress if progress is not None else self.has_bar and total > MIN_FOR_BAR[what]
-        chunks = iter(lambda: list(islice(items, self.chunk)), [])
-        with closing(with_bar(chunks, what, total, is_shown, always=progress is True)) as shown:
-            for some in shown:
+        rows, done = np.empty((total, self.width), dtype=np.float32), 0
+        is_main = threading.current_thread() is threading.main_thread()
+        is_shown = self.has_bar and is_main and total >= MIN_FOR_BAR if progress is None else progress
+        with (
+            progress_bar(total, always=progress is True) if is_shown else nullcontext(lambda _: None) as show
+        ):
+            while some := list(islice(items, self.chunk)):
                 rows[done : done + len(some)] = embed_some(some)
                 done += len(some)
+                show(done)
         return rows
 
     @torch.inference_mode()
@@ -257,31 +252,22 @@ def mean_of_prompts(row_PE: Rows, num_labels: int) -> Rows:
     return mean_LE / np.linalg.norm(mean_LE, axis=1, keepdims=True).clip(1e-12)
 
 
-def with_bar(
-    chunks: Iterable[list[T]], what: str, total: int, is_shown: bool, always: bool
-) -> Generator[list[T], None, None]:
-    """The chunks, with a progress bar on stderr if it can be seen."""
-    if not is_shown or not (always or threading.current_thread() is threading.main_thread()):
-        yield from chunks
-        return
+@contextmanager
+def progress_bar(total: int, *, always: bool) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr: on a terminal or in a notebook; elsewhere only its end is printed, with `always`."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     console = Console(stderr=True)
-    moves = console.is_terminal or console.is_jupyter  # else only the end is printed, if asked for
-    columns = (TextColumn(f"embedding {what}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    moves = console.is_terminal or console.is_jupyter
+    columns = ("embedding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=moves, disable=not (moves or always)) as bar:
         task = bar.add_task("", total=total)
-        for some in chunks:
-            yield some
-            bar.update(task, advance=len(some))
+        yield lambda done: bar.update(task, completed=done)
 
 
 def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
     """The best model of a run, by its name or path; or a checkpoint, a model folder, a Hugging Face CLIP folder."""
-    if device not in ("auto", *DEVICES):
-        known = ", ".join(f"`{name}`" for name in ("auto", *DEVICES))
-        raise UserError(f"there is no device `{device}`", hint=f"choose one of {known}")
     place = device_named(device)
     try:
         found = find_model(Path(path))
@@ -327,18 +313,14 @@ def nothing_there(path: Path) -> UserError:
         hint = f"name its folder: `{path.parent}`"
         return UserError(f"`{path}` is a file, and a model is a folder", hint=hint)
     markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, MODEL)
-    found = {
-        child.name if folder == RUNS else str(child): child.stat().st_mtime
+    known = [
+        child.name if folder == RUNS else str(child)
         for folder in (path.parent, RUNS)
-        for child in (folder.iterdir() if folder.is_dir() else ())
+        for child in (sorted(folder.iterdir()) if folder.is_dir() else ())
         if child != path and any((child / marker).is_file() for marker in markers)
-    }
-    known = sorted(found, key=lambda name: -found[name])
-    more = f" and {len(known) - 5} more" if len(known) > 5 else ""
-    here = f"; there are {', '.join(f'`{k}`' for k in known[:5])}{more}" if known else "; there is none here"
+    ]
+    there = "; there are " + ", ".join(f"`{name}`" for name in known[:5]) if known else "; there is none here"
     shown = shortened(str(path))
     what = f"`{shown}` holds no model" if path.is_dir() else f"there is no model `{shown}`"
-    return UserError(
-        f"{what}{suggest(str(path), known) or here}",
-        hint="name a run, a checkpoint, a model folder, or a Hugging Face CLIP folder",
-    )
+    hint = "name a run, a checkpoint, a model folder, or a Hugging Face CLIP folder"
+    return UserError(f"{what}{suggest(str(path), known) or there}", hint=hint)

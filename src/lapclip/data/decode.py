@@ -30,7 +30,7 @@ CONVERTED_AT_ONCE = 2**22  # pixels; larger images are converted in bands of a q
 THUMB = 8  # pixels each side of the thumbnail that near duplicates are found by
 
 # One image in a pack. `stamp` is of its name and the reader's stamp, so that an unchanged file is known unread;
-# `content` is of its bytes, so that a moved or copied one is known undecoded.
+# `content` is of its bytes, so that equal images share their pixels.
 RECORD = np.dtype(
     [
         ("stamp", "<u8"),
@@ -74,10 +74,10 @@ def digest(*parts: bytes) -> bytes:
     return state.digest()[:16]
 
 
-def decode(data: bytes, size: int, content: bytes | None = None) -> Decoded:
-    """The center square of an image, upright, at a size; Unreadable when it is none. `content` is its digest."""
+def decode(data: bytes, size: int) -> Decoded:
+    """The center square of an image, upright, at a size; Unreadable when it is none."""
     square, record = read_square(data, size)
-    record["content"], record["num_bytes"] = np.void(content or digest(data)), len(data)
+    record["content"], record["num_bytes"] = np.void(digest(data)), len(data)
     record["thumb"] = np.asarray(square.resize((THUMB, THUMB), Image.Resampling.BOX))
     record["dhash"] = difference_hash(square)
     return Decoded(channels_first(square), record)
@@ -274,7 +274,7 @@ def has_alpha(image: Image.Image) -> bool:
 def trait_bits(image: Image.Image, turned: int) -> int:
     mode = image.mode
     is_so = (  # in the order of TRAITS
-        mode in ("1", "L", "LA", "F") or is_deep(mode),
+        mode in ("1", "L", "LA") or is_deep(mode),
         mode == "CMYK",
         is_deep(mode),
         has_alpha(image),
@@ -309,10 +309,9 @@ def resize_rgb(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Ima
     num_rows = min(image.height, math.ceil(bottom + margin)) - down
     reduced = Image.new("RGB", (-(-num_columns // factor), -(-num_rows // factor)))
     step = max(1, CONVERTED_AT_ONCE // 4 // num_columns // factor) * factor
-    brightest = white_value(image)
     for row in range(0, num_rows, step):
         band = image.crop((across, down + row, across + num_columns, down + min(row + step, num_rows)))
-        reduced.paste(to_rgb(band, brightest).reduce(factor), (0, row // factor))
+        reduced.paste(to_rgb(band).reduce(factor), (0, row // factor))
     left, right = (left - across) / factor, (right - across) / factor
     top, bottom = (top - down) / factor, (bottom - down) / factor
     return reduced.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
@@ -322,15 +321,12 @@ def is_plain(image: Image.Image) -> bool:
     return image.mode == "RGB" and "transparency" not in image.info
 
 
-def white_value(image: Image.Image) -> float:
-    """The value of white in an image of more than eight bits."""
-    return max(float(np.max(image.getextrema())), 1e-9) if image.mode == "F" else 65535.0
-
-
-def to_rgb(image: Image.Image, brightest: float | None = None) -> Image.Image:
+def to_rgb(image: Image.Image) -> Image.Image:
     """RGB as a viewer would show it: sixteen bits scaled down, transparency over white."""
-    if is_deep(image.mode) or image.mode == "F":
-        scaled = np.asarray(image, dtype=np.float32) * (255 / (brightest or white_value(image)))
+    if image.mode == "F":
+        raise Unreadable("has floating-point pixels, whose value of white is unknown")
+    if is_deep(image.mode):
+        scaled = np.asarray(image, dtype=np.float32) * (255 / 65535)
         image = Image.fromarray(scaled.clip(0, 255).astype(np.uint8))
     if has_alpha(image):
         rgba = image.convert("RGBA")

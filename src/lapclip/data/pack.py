@@ -18,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 
 from lapclip.data.catalogue import Catalogue, Reader
-from lapclip.data.decode import RECORD, Unreadable, decode, digest
+from lapclip.data.decode import RECORD, Decoded, Unreadable, decode, digest
 from lapclip.data.workers import submit_ahead, with_held, worker_pool
 from lapclip.errors import UserError, shortened
 from lapclip.files import Taken, cache_folder, release_lock, take_lock, write_atomically, writing
@@ -55,7 +55,7 @@ class Fault:
     extra: str | None = None  # the group of optional dependencies that would read it
 
 
-Outcome = tuple[np.ndarray, np.ndarray | None] | Fault  # a record and its pixels, None when these are known
+Outcome = Decoded | Fault
 
 
 def size_for(image_size: int) -> int:
@@ -91,8 +91,7 @@ def pack(
             yield Progress(PACKING, 0, len(missing), 0, needed)
             faults: dict[int, Fault] = {}
             done = 0
-            decoder = Decoder(catalogue.reader, size, journal.contents)
-            for piece, outcomes in decode_all(decoder, missing, workers):
+            for piece, outcomes in decode_all(catalogue.reader, size, missing, workers):
                 for number, outcome in zip(piece.tolist(), outcomes, strict=True):
                     if isinstance(outcome, Fault):
                         faults[number] = outcome
@@ -120,56 +119,34 @@ def all_stamps(catalogue: Catalogue) -> Iterator[int]:
 
 
 def decode_all(
-    decoder: "Decoder", numbers: np.ndarray, workers: int | None
+    reader: Reader, size: int, numbers: np.ndarray, workers: int | None
 ) -> Iterator[tuple[np.ndarray, list[Outcome]]]:
     """Some images' numbers, and what became of them; in order, by all cores together."""
     pieces = [numbers[i : i + PIECE] for i in range(0, len(numbers), PIECE)]
     if len(numbers) <= MIN_FOR_WORKERS or workers == 0:
-        yield from ((piece, decoder.decode(piece)) for piece in pieces)
+        yield from ((piece, decode_some((reader, size), piece)) for piece in pieces)
         return
     workers = min(workers or num_usable_cores(), len(pieces))
-    with worker_pool(decoder, workers) as pool:
-        futures = submit_ahead(
-            lambda piece: pool.submit(with_held, Decoder.decode, piece), pieces, 2 * workers
-        )
+    with worker_pool((reader, size), workers) as pool:
+        futures = submit_ahead(lambda piece: pool.submit(with_held, decode_some, piece), pieces, 2 * workers)
         for piece, future in zip(pieces, futures, strict=True):
             yield piece, future.result()
 
 
-@dataclass
-class Decoder:
-    """Decodes images, but none that it or the pack has met before."""
+def decode_some(held: tuple[Reader, int], numbers: np.ndarray) -> list[Outcome]:
+    """Decodes images by number, in whichever process this is; held are their reader and the size."""
+    return [decode_one(held[0], int(number), held[1]) for number in numbers]
 
-    reader: Reader
-    size: int
-    packed: np.ndarray  # keys of contents, ascending
-    met: set[int] = field(default_factory=set)
 
-    def decode(self, numbers: np.ndarray) -> list[Outcome]:
-        return [self.decode_one(int(number)) for number in numbers]
-
-    def decode_one(self, number: int) -> Outcome:
-        try:
-            data = self.reader.read(number)
-            content = digest(data)
-            key = int.from_bytes(content[:8], "little")
-            if self.is_known(key):
-                record = np.zeros((), RECORD)
-                record["content"] = np.void(content)
-                return record, None
-            decoded = decode(data, self.size, content)
-            self.met.add(key)
-            return decoded.record, decoded.pixels
-        except Unreadable as problem:
-            return Fault(str(problem), is_lasting=problem.extra is None, extra=problem.extra)
-        except OSError as error:
-            return Fault(f"cannot be read: {(error.strerror or str(error)).lower()}")
-        except ValueError as error:
-            return Fault(str(error))
-
-    def is_known(self, key: int) -> bool:
-        place = int(np.searchsorted(self.packed, np.uint64(key)))
-        return key in self.met or (place < len(self.packed) and int(self.packed[place]) == key)
+def decode_one(reader: Reader, number: int, size: int) -> Outcome:
+    try:
+        return decode(reader.read(number), size)
+    except Unreadable as problem:
+        return Fault(str(problem), is_lasting=problem.extra is None, extra=problem.extra)
+    except OSError as error:
+        return Fault(f"cannot be read: {(error.strerror or str(error)).lower()}")
+    except ValueError as error:
+        return Fault(str(error))
 
 
 class Journal:
@@ -185,14 +162,13 @@ class Journal:
         self.num_records = len(self.records)
         self.num_rows = int(self.records["row"].max(initial=-1)) + 1
         self.pixels_file.truncate(self.num_rows * self.row_bytes)
-        self.contents = np.unique(content_keys(self.records[self.records["row"] >= 0]))
         self.last_sync = time.monotonic()
 
     @cached_property
-    def decoded(self) -> dict[bytes, int]:
-        """The number of a record for each content; made only when there is something to add."""
-        contents = self.records["content"]
-        return {contents[i].tobytes(): int(i) for i in np.flatnonzero(self.records["row"] >= 0)}
+    def rows(self) -> dict[bytes, int]:
+        """The row of each content; made only when there is something to add."""
+        known = self.records[self.records["row"] >= 0]
+        return dict(zip(map(bytes, known["content"]), known["row"].tolist(), strict=True))
 
     def __enter__(self) -> "Journal":
         return self
@@ -239,25 +215,17 @@ class Journal:
                 record["row"] = -1
                 self.whys_file.write((json.dumps({"stamp": stamp, "why": outcome.why}) + "\n").encode())
             else:
-                record = self.add_pixels(*outcome)
-                self.decoded.setdefault(record["content"].tobytes(), self.num_records)
+                record = outcome.record
+                row = record["row"] = self.rows.setdefault(record["content"].tobytes(), self.num_rows)
+                if row == self.num_rows:  # no image of the same content is there
+                    self.pixels_file.write(outcome.pixels.tobytes())
+                    self.num_rows += 1
             record["stamp"] = stamp
             self.records_file.write(record.tobytes())
         self.num_records += 1
         if time.monotonic() - self.last_sync > SECONDS_BETWEEN_SYNCS:
             self.sync()
         return self.num_records - 1
-
-    def add_pixels(self, record: np.ndarray, pixels: np.ndarray | None) -> np.ndarray:
-        """The record with its row: a new one, or that of the same content."""
-        known = self.decoded.get(record["content"].tobytes())
-        if known is not None:
-            return self.chosen(np.array([known]))[0:1].reshape(())
-        assert pixels is not None, "known contents have a record"
-        record["row"] = self.num_rows
-        self.pixels_file.write(pixels.tobytes())
-        self.num_rows += 1
-        return record
 
     def sync(self) -> None:
         """Pixels first: a record never promises what is not there."""

@@ -173,8 +173,8 @@ def device_named(name: DeviceName | str) -> Device:
     """The device of that name, which must exist; `auto` is the CPU where nothing was measured."""
     if name == "auto":
         return processor()
-    device = DEVICES[name]
-    if not device.is_present:
+    device = DEVICES.get(name)
+    if device is None or not device.is_present:
         there = ", ".join(f"`{other.name}`" for other in present_devices())
         raise UserError(
             f"there is no device `{name}` here, or this PyTorch cannot use it; there is {there}",

@@ -19,20 +19,9 @@ KERNEL_FOLDER = Path("/sys/devices")
 STATUS = Path("/proc/self/status")
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-FAST_SHARE = (
-    0.5  # of the largest capacity: medium cores count as fast, and equal cores may be rated unequally
-)
+FAST_SHARE = 0.5  # of the largest capacity: medium cores are fast, and equal cores may be rated unequally
 COMMAND_SECONDS = 5.0  # then a program is killed
 PACKAGES = ("torch", "numpy", "pillow", "safetensors", "tokenizers")  # whose versions can change a number
-
-
-@dataclass(frozen=True)
-class Cores:
-    """Physical cores by kind, None where there is one kind only; `caches` in bytes, as one fast core sees them."""
-
-    num_performance: int | None = None
-    num_efficiency: int | None = None
-    caches: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,45 +34,32 @@ class Machine:
     num_cores: int
     memory_bytes: int
     available_bytes: int
-    num_performance_cores: int | None = None  # as in `Cores`
+    num_performance_cores: int | None = None  # physical ones; None where there is one kind only
     num_efficiency_cores: int | None = None
-    caches: dict[str, int] = field(default_factory=dict)
+    caches: dict[str, int] = field(default_factory=dict)  # in bytes, as one fast core sees them
+
+
+Cores = tuple[int | None, int | None, dict[str, int]]  # the last three of `Machine`
 
 
 def read_machine() -> Machine:
     import psutil
 
     memory = psutil.virtual_memory()
-    sysctl = read_sysctl()
-    cores = cores_from_sysctl(sysctl) if sysctl else cores_from_kernel()
-    return Machine(
-        chip=sysctl.get("machdep.cpu.brand_string") or read_chip(),
-        system=platform.platform(terse=True),
-        python=platform.python_version(),
-        num_cores=num_usable_cores(),
-        memory_bytes=memory.total,
-        available_bytes=memory.available,
-        num_performance_cores=cores.num_performance,
-        num_efficiency_cores=cores.num_efficiency,
-        caches=cores.caches,
-    )
-
-
-def read_chip() -> str:
-    model = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
-    return model[1].strip() if model else platform.processor() or platform.machine()
+    system, python = platform.platform(terse=True), platform.python_version()
+    if sys.platform == "darwin":
+        sysctl = parse_sysctl(run_command(["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw"]))
+        chip, cores = sysctl.get("machdep.cpu.brand_string", ""), cores_from_sysctl(sysctl)
+    else:
+        model = re.search(r"^model name\s*:\s*(.+)$", read_text(Path("/proc/cpuinfo")), re.MULTILINE)
+        chip, cores = model[1].strip() if model else "", cores_from_kernel()
+    chip = chip or platform.processor() or platform.machine()
+    return Machine(chip, system, python, num_usable_cores(), memory.total, memory.available, *cores)
 
 
 def num_usable_cores() -> int:
     """Cores this process may use; in a container these can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def read_sysctl() -> dict[str, str]:
-    """What macOS says about its hardware, in one call; empty elsewhere."""
-    if sys.platform != "darwin":
-        return {}
-    return parse_sysctl(run_command(["/usr/sbin/sysctl", "machdep.cpu.brand_string", "hw"]))
 
 
 def parse_sysctl(text: str) -> dict[str, str]:
@@ -115,12 +91,11 @@ def cores_from_sysctl(sysctl: dict[str, str]) -> Cores:
     levels = [numbers.get(f"hw.perflevel{level}.physicalcpu", 0) for level in range(8)]
     caches = {}
     for level in ("L1d", "L2", "L3"):
-        name = f"{level.lower()}cachesize"
-        # The name without a level describes the slowest kind of core.
-        if num_bytes := numbers.get(f"hw.perflevel0.{name}") or numbers.get(f"hw.{name}"):
-            caches[level] = num_bytes
+        for name in ("hw.", "hw.perflevel0."):  # the name without a level describes the slowest kind of core
+            if num_bytes := numbers.get(f"{name}{level.lower()}cachesize"):
+                caches[level] = num_bytes
     has_kinds = levels[0] and any(levels[1:])
-    return Cores(levels[0], sum(levels[1:]), caches) if has_kinds else Cores(caches=caches)
+    return (levels[0], sum(levels[1:]), caches) if has_kinds else (None, None, caches)
 
 
 def cores_from_kernel(folder: Path = KERNEL_FOLDER) -> Cores:
@@ -128,17 +103,16 @@ def cores_from_kernel(folder: Path = KERNEL_FOLDER) -> Cores:
     cpus = folder / "system" / "cpu"
     fast, slow = read_cpu_list(folder / "cpu_core/cpus"), read_cpu_list(folder / "cpu_atom/cpus")
     if not (fast and slow):
-        files = {int(path.parent.name[3:]): path for path in cpus.glob("cpu[0-9]*/cpu_capacity")}
-        texts = {number: read_text(path) for number, path in files.items()}
-        capacities = {number: int(text) for number, text in texts.items() if text.isdecimal()}
+        texts = {file.parent.name[3:]: read_text(file) for file in cpus.glob("cpu[0-9]*/cpu_capacity")}
+        capacities = {int(number): int(text) for number, text in texts.items() if text.isdecimal()}
         enough = max(capacities.values(), default=0) * FAST_SHARE
         fast = {number for number, capacity in capacities.items() if capacity >= enough}
         slow = capacities.keys() - fast
     # The first core may be a slow one.
     caches = read_caches(cpus / f"cpu{min(fast, default=0)}" / "cache")
     if not (fast and slow):
-        return Cores(caches=caches)
-    return Cores(count_physical(fast, cpus), count_physical(slow, cpus), caches)
+        return None, None, caches
+    return count_physical(fast, cpus), count_physical(slow, cpus), caches
 
 
 def read_cpu_list(path: Path) -> set[int]:

@@ -7,7 +7,6 @@ read here. The parsers of macOS programs were tried on recorded texts, not on a 
 import json
 import os
 import plistlib
-import shutil
 import subprocess
 import sys
 import time
@@ -31,7 +30,6 @@ UNREADABLE = (
 BATTERY_CHECK_SECONDS = 20.0  # between two looks at the battery, while training
 MAX_WATTS = 1000.0  # more is no laptop
 MIN_SECONDS, MAX_SECONDS = 0.1, 300.0  # between readings of an energy counter, which may wrap around twice
-STOP_SECONDS = 5.0  # then a program that was asked to stop is killed
 
 BATTERY, WHOLE = "whole machine, from the battery", "whole machine"
 CHIP, PACKAGE = "processor, graphics and neural engine", "processor package"
@@ -91,11 +89,8 @@ def watts_from(battery: dict[str, str]) -> float:
 
 def reason_to_pause(pause_below: str | None) -> str | None:
     """Why training should wait; None when it should not, or when there is no battery to read."""
-    battery = read_battery() if pause_below is not None else None
-    if pause_below is None or battery is None or battery.is_plugged:
-        return None
-    limit = parse_percent(pause_below)
-    if battery.percent >= limit:
+    battery, limit = read_battery() if pause_below else None, parse_percent(pause_below or "0%")
+    if battery is None or battery.is_plugged or battery.percent >= limit:
         return None
     return f"the battery is at {battery.percent:.0f}%, below {limit:g}%, and not plugged in"
 
@@ -136,7 +131,8 @@ def parse_ioreg(text: str) -> dict[str, Any]:
     On battery that is current times voltage; plugged in it is `SystemLoad`, or what comes in while nothing is charged.
     """
     battery = plistlib.loads(text.encode())[0]
-    milliamperes = signed(battery.get("InstantAmperage", battery.get("Amperage", 0)))
+    # A negative current is written as if it had no sign.
+    milliamperes = (battery.get("InstantAmperage", battery.get("Amperage", 0)) + 2**63) % 2**64 - 2**63
     if not battery.get("ExternalConnected") and milliamperes < 0:
         return power(-milliamperes * battery["Voltage"] / 1e6, BATTERY)
     telemetry = battery.get("PowerTelemetryData", {})
@@ -144,14 +140,6 @@ def parse_ioreg(text: str) -> dict[str, Any]:
         return power(load / 1000, WHOLE)
     is_charging = battery.get("IsCharging", True)
     return {} if is_charging else power(telemetry.get("SystemPowerIn", 0) / 1000, WHOLE)
-
-
-def signed(number: int) -> int:
-    """A negative number that was written as if it had no sign: in 64 bits, and in 16 on old systems."""
-    for bits in (16, 32, 64):
-        if 2 ** (bits - 1) <= number < 2**bits:
-            return number - 2**bits
-    return number
 
 
 def parse_macmon(text: str) -> dict[str, Any]:
@@ -166,20 +154,15 @@ def parse_macmon(text: str) -> dict[str, Any]:
 @contextmanager
 def keep_awake() -> Iterator[None]:
     """On macOS the machine does not sleep when nobody is typing; elsewhere nothing is done."""
-    program = shutil.which("caffeinate") if sys.platform == "darwin" else None
     process = None
-    with suppress(OSError):
+    if sys.platform == "darwin":
         # It watches this process, so it ends even if this is killed; in a session of its own, Ctrl-C does not reach it.
-        command = [program, "-i", "-w", str(os.getpid())] if program else []
-        quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        process = subprocess.Popen(command, start_new_session=True, **quiet) if command else None  # noqa: S603
+        command = ["caffeinate", "-i", "-w", str(os.getpid())]
+        with suppress(OSError):
+            process = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)  # noqa: S603
     try:
         yield
     finally:
         if process:
-            process.terminate()
-            try:
-                process.wait(timeout=STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.kill()
+            process.wait()

@@ -84,31 +84,26 @@ class CoreUsage:
         self.when, self.times, self.own = self.when + elapsed, core_times(), own_seconds()
         if len(before) != len(self.times):
             return {}
-        pairs = list(zip(before, self.times, strict=True))
-        others = (sum(after.busy - first.busy for first, after in pairs) - (self.own - own_before)) / elapsed
-        shares = [(after.busy - first.busy) / max(after.total - first.total, 1e-9) for first, after in pairs]
+        pairs = zip(before, self.times, strict=True)
+        spent = [
+            (busy - busy_before, total - total_before) for (busy_before, total_before), (busy, total) in pairs
+        ]
+        others = (sum(busy for busy, _ in spent) - (self.own - own_before)) / elapsed
         return {
-            "cores": [round(min(max(share, 0.0), 1.0), 3) for share in shares],
-            "other_cores": round(min(max(others, 0.0), len(pairs)), 3),
+            "cores": [round(min(max(busy / max(total, 1e-9), 0.0), 1.0), 3) for busy, total in spent],
+            "other_cores": round(min(max(others, 0.0), len(spent)), 3),
         }
 
 
-class CoreTime(NamedTuple):
-    """Seconds since the machine started."""
-
-    busy: float
-    total: float
-
-
-def core_times() -> list[CoreTime]:
-    """Of each core this process may use; time that a host takes from a virtual machine counts as busy."""
+def core_times() -> list[tuple[float, float]]:
+    """Busy seconds and all seconds of each core this process may use; time that a host takes counts as busy."""
     cores = psutil.cpu_times(percpu=True)
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(cores))
     times = []
     for core in (core for number, core in enumerate(cores) if number in usable):
         # Time of guests is in user and nice too.
         total = sum(core) - getattr(core, "guest", 0) - getattr(core, "guest_nice", 0)
-        times.append(CoreTime(total - core.idle - getattr(core, "iowait", 0), total))
+        times.append((total - core.idle - getattr(core, "iowait", 0), total))
     return times
 
 
@@ -154,12 +149,7 @@ class BackgroundCommands:
     """Runs programs one after another in a thread, now and then; a reading takes what they said last."""
 
     def __init__(self, commands: list[Command]) -> None:
-        programs = ((shutil.which(command.arguments[0]), command) for command in commands)
-        self.commands = [
-            command._replace(arguments=[program, *command.arguments[1:]])
-            for program, command in programs
-            if program
-        ]
+        self.commands = [command for command in commands if shutil.which(command.arguments[0])]
         self.readings: dict[str, Any] = {}
         self.started = self.answered = float("-inf")
         self.thread: threading.Thread | None = None

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -14,7 +15,6 @@ from lapclip.errors import UserError, shortened
 from lapclip.files import atomic_path, writing
 from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size
-from lapclip.model.towers import Shape
 from lapclip.weights.checkpoint import write_tensors
 from lapclip.weights.reading import (
     TOKENIZER,
@@ -29,45 +29,41 @@ from lapclip.weights.reading import (
 )
 
 DESCRIPTION = "model.json"
-SWITCHES = ("pre_norm", "patch_bias", "projection_bias")
 
 
-def describe(name: str, model: CLIP, tokenizer: Tokenizer, fingerprint: str) -> str:
+@dataclass(frozen=True)
+class Tokens:
+    start: int
+    end: int
+    pad: int
+
+
+@dataclass(frozen=True)
+class Description:
     """The content of `model.json`: everything but the weights and the vocabulary."""
-    content = {
-        "name": name,
-        "fingerprint": fingerprint,
-        "size": asdict(model.size),
-        "vocab_size": model.text.embed.num_embeddings,
-        "has_bias": model.bias is not None,
-        "tokens": {"start": tokenizer.start, "end": tokenizer.end, "pad": tokenizer.pad},
-    }
-    return json.dumps(content, indent=2)
+
+    name: str
+    fingerprint: str
+    size: Size
+    vocab_size: int
+    has_bias: bool
+    tokens: Tokens
 
 
 def load_model_folder(folder: Path) -> Pretrained:
     """A model that lapclip wrote, with the name it had."""
-    about = read_json(folder / DESCRIPTION)
     try:
-        size = Size(
-            image=Shape(**about["size"]["image"]),
-            text=Shape(**about["size"]["text"]),
-            **{key: value for key, value in about["size"].items() if key not in ("image", "text")},
-        )
-        vocab_size, tokens = about["vocab_size"], about["tokens"]
-        start, end, pad = tokens["start"], tokens["end"], tokens["pad"]
-        has_bias, name = about["has_bias"] is True, str(about["name"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise refused(folder, f"its `{DESCRIPTION}` lacks something: {shortened(str(error))}") from None
-    check_numbers(folder, size, vocab_size)
-    has_switches = all(type(getattr(size, name)) is bool for name in SWITCHES)
-    if not has_switches or size.activation not in list(ACTIVATIONS):
-        raise refused(folder, f"its `{DESCRIPTION}` has an unknown setting in `size`")
+        about = msgspec.convert(read_json(folder / DESCRIPTION), Description)
+    except msgspec.ValidationError as error:
+        raise refused(folder, f"its `{DESCRIPTION}` is not valid: {shortened(str(error))}") from None
+    check_numbers(folder, about.size, about.vocab_size)
+    if about.size.activation not in ACTIVATIONS:
+        raise refused(folder, f"its activation is `{shortened(about.size.activation)}`, which is not known")
     tokenizer = read_tokenizer(folder)
-    check_ids(folder, tokenizer, [start, end, pad], vocab_size)
-    own = Tokenizer(tokenizer.pipeline, start=start, end=end, pad=pad)
-    model = read_model(folder, size, vocab_size, has_bias)
-    return Pretrained(shortened(name), model, own, weights=folder / WEIGHTS)
+    check_ids(folder, tokenizer, vars(about.tokens).values(), about.vocab_size)
+    own = Tokenizer(tokenizer.pipeline, **vars(about.tokens))
+    model = read_model(folder, about.size, about.vocab_size, about.has_bias)
+    return Pretrained(shortened(about.name), model, own, weights=folder / WEIGHTS)
 
 
 def write_model_folder(
@@ -81,10 +77,13 @@ def write_model_folder(
     if is_used:
         refuse_other_content(folder, fingerprint)
         return
+    tokens = Tokens(tokenizer.start, tokenizer.end, tokenizer.pad)
+    vocab_size, has_bias = model.text.embed.num_embeddings, model.bias is not None
+    about = Description(name, fingerprint, model.size, vocab_size, has_bias, tokens)
     with atomic_path(folder, is_folder=True) as beside:
         write_weights(beside / WEIGHTS, model, weights)
         (beside / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
-        (beside / DESCRIPTION).write_text(describe(name, model, tokenizer, fingerprint), "utf-8")
+        (beside / DESCRIPTION).write_text(json.dumps(asdict(about), indent=2), "utf-8")
 
 
 def refuse_other_content(folder: Path, fingerprint: str) -> None:

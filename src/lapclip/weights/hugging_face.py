@@ -3,18 +3,17 @@
 What the towers here cannot express is refused instead of computed wrongly.
 """
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import ACTIVATIONS
-from lapclip.model.clip import CLIP, Size
+from lapclip.model.clip import Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
 from lapclip.weights.reading import (
     TOKENIZER,
@@ -64,31 +63,21 @@ def load_hugging_face_folder(folder: Path) -> Pretrained:
     vocab_size = text["vocab_size"]
     check_numbers(folder, size, vocab_size)
     check_parts(folder, text, vision)
+    check_pixels(folder)
     tokenizer = framed(folder, read_tokenizer(folder), text["eos_token_id"])
     check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end], vocab_size)
     model = read_model(folder, size, vocab_size, has_bias=False, recipe=their_names(size))
-    mean, std, factor = their_pixels(folder)
-    if not all(map(math.isclose, [*mean, *std, factor], [*PIXEL_MEAN, *PIXEL_STD, 1.0])):
-        model = fold_pixels(model, mean, std, factor)
     return Pretrained(folder.absolute().name, model, tokenizer, weights=None)
 
 
 def require_files(folder: Path) -> None:
-    there = {path.name for path in folder.iterdir()}
-    if WEIGHTS not in there:
-        if "pytorch_model.bin" in there:
-            raise UserError(
-                f"`{folder}` has its weights in `pytorch_model.bin` only, which could execute code when opened",
-                hint="if you trust it, convert it once: "
-                "`CLIPModel.from_pretrained(folder).save_pretrained(folder)` with transformers",
-            )
-        hint = "download the whole folder, with the weights in one file"
-        raise UserError(f"`{folder}` has a `{DESCRIPTION}` but no `{WEIGHTS}`", hint=hint)
-    if TOKENIZER not in there:
-        raise UserError(
-            f"`{folder}` has no `{TOKENIZER}`",
-            hint="write it once: `CLIPTokenizerFast.from_pretrained(folder).save_pretrained(folder)` with transformers",
-        )
+    for name, theirs in ((WEIGHTS, "CLIPModel"), (TOKENIZER, "CLIPTokenizerFast")):
+        if not (folder / name).exists():
+            unsafe = "; its `pytorch_model.bin` could execute code when opened"
+            has_unsafe = name == WEIGHTS and (folder / "pytorch_model.bin").exists()
+            convert = f"`{theirs}.from_pretrained(folder).save_pretrained(folder)` with transformers"
+            hint = f"download the whole folder, or if you trust it, write that file: {convert}"
+            raise UserError(f"`{folder}` has no `{name}`{unsafe if has_unsafe else ''}", hint=hint)
 
 
 def section(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -101,21 +90,17 @@ def section(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict
 
 def check_parts(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> None:
     """Refuses what would be computed differently here than where the model was trained."""
-    for tower, its in (("text", text), ("image", vision)):
-        if its["intermediate_size"] != 4 * its["hidden_size"]:
-            what = f"{its['intermediate_size']} wide inside, not 4 x {its['hidden_size']}"
-            raise refused(folder, f"the {tower} tower's MLPs are {shortened(what)}")
-        if its["layer_norm_eps"] != 1e-5:
-            eps = shortened(str(its["layer_norm_eps"]), 20)
-            raise refused(folder, f"the {tower} tower's layer norms use eps {eps}, not 1e-05")
-        if its["hidden_act"] not in list(ACTIVATIONS):
-            what = f"`{shortened(str(its['hidden_act']))}`, not one of {', '.join(ACTIVATIONS)}"
-            raise refused(folder, f"the {tower} tower's activation is {what}")
-    if text["hidden_act"] != vision["hidden_act"]:
-        both = f"`{text['hidden_act']}` and `{vision['hidden_act']}`"
-        raise refused(folder, f"its towers have different activations: {both}")
-    if vision["num_channels"] != 3:
-        raise refused(folder, f"its images have {shortened(str(vision['num_channels']))} channels, not 3")
+    for tower, its in (("image", vision), ("text", text)):
+        expected: dict[str, tuple] = {
+            "intermediate_size": (4 * its["hidden_size"],),
+            "layer_norm_eps": (1e-5,),
+            "num_channels": (3,),
+            "hidden_act": (vision["hidden_act"],) if tower == "text" else tuple(ACTIVATIONS),  # one for both
+        }
+        for name, values in expected.items():
+            if its.get(name, values[0]) not in values:
+                found = f"{shortened(repr(its[name]), 40)}, not {' or '.join(map(repr, values))}"
+                raise refused(folder, f"`{name}` of the {tower} tower is {found}")
 
 
 def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any) -> Tokenizer:
@@ -161,41 +146,17 @@ def their_names(size: Size) -> dict[str, Sequence[str]]:
     return names
 
 
-def their_pixels(folder: Path) -> tuple[Sequence[float], Sequence[float], float]:
-    """Mean and standard deviation that the model was trained with, and the factor for a pixel from 0 to 1."""
-    about: Any = {}
-    if (folder / "preprocessor_config.json").exists():
-        about = read_json(folder / "preprocessor_config.json")
-    elif (folder / "processor_config.json").exists():
-        about = read_json(folder / "processor_config.json").get("image_processor")
-    about = about if isinstance(about, dict) else {}
-    mean, std = about.get("image_mean") or PIXEL_MEAN, about.get("image_std") or PIXEL_STD
-    factor = about.get("rescale_factor") or 1 / 255
-    try:
-        mean, std = [float(m) for m in mean], [float(s) for s in std]
-        factor = 255 * float(factor) if about.get("do_rescale", True) else 255.0
-        is_usable = len(mean) == len(std) == 3 and min(std) > 0
-        is_usable = is_usable and all(map(math.isfinite, [*mean, *std, factor]))
-    except (TypeError, ValueError, OverflowError):
-        is_usable = False
-    if not is_usable:
-        raise refused(folder, "its images are not normalised by three means and standard deviations")
-    return (mean, std, factor) if about.get("do_normalize", True) else ((0.0,) * 3, (1.0,) * 3, factor)
-
-
-def fold_pixels(model: CLIP, mean: Sequence[float], std: Sequence[float], factor: float) -> CLIP:
-    """The same model for images normalised as ours: the difference goes into the patch weights."""
-    num_pixels = model.size.patch_size**2
-    their_mean, their_std, our_mean, our_std = (
-        torch.tensor(numbers, dtype=torch.float64).repeat_interleave(num_pixels)
-        for numbers in (mean, std, PIXEL_MEAN, PIXEL_STD)
-    )
-    size = replace(model.size, patch_bias=True)
-    with torch.random.fork_rng(devices=[]):
-        folded = CLIP(size, vocab_size=model.text.embed.num_embeddings)
-    tensors = model.state_dict()
-    weight = tensors["image.embed.weight"].double()
-    tensors["image.embed.weight"] = (weight * (our_std * factor / their_std)).float()
-    tensors["image.embed.bias"] = (weight @ ((our_mean * factor - their_mean) / their_std)).float()
-    folded.load_state_dict(tensors)
-    return folded
+def check_pixels(folder: Path) -> None:
+    """Refuses a model whose images are normalised otherwise than here."""
+    files = (folder / "preprocessor_config.json", folder / "processor_config.json")
+    about: Any = next((read_json(file) for file in files if file.exists()), {})
+    about = about.get("image_processor", about)
+    ours = {"image_mean": PIXEL_MEAN, "image_std": PIXEL_STD, "rescale_factor": 1 / 255, "do_rescale": True}
+    for name, value in (ours | {"do_normalize": True}).items():
+        found = about.get(name) if isinstance(about, dict) else None
+        with suppress(TypeError, ValueError, OverflowError):
+            if found is None or np.allclose(np.array(found, dtype=float), value, rtol=1e-6):
+                continue
+        raise refused(
+            folder, f"its images are prepared with `{name}` {shortened(str(found), 80)}, not {value}"
+        )
