@@ -14,8 +14,10 @@ import pytest
 from PIL import Image
 
 from lapclip.cli import run_command
-from lapclip.config import Config, load_config
+from lapclip.config import Config, DataConfig, load_config
+from lapclip.data.open import Data, open_source
 from lapclip.machine.hardware import limit_openmp_spinning
+from lapclip.units import finished
 
 limit_openmp_spinning()  # before torch is imported, as the command line does
 
@@ -83,6 +85,11 @@ def picture_folder(path: Path, count: int, *, first: int = 0, side: int = 40) ->
         words = random.choice(["red", "green", "blue", "old", "new", "cat", "dog", "tree"], 3)
         (path / f"{number:02}.txt").write_text(f"{' '.join(words)} number {number}")
     return path
+
+
+def opened(source: object, image_size: int = 16, **settings) -> Data:
+    """A source as training opens it."""
+    return finished(open_source(DataConfig(source=str(source), workers=0, **settings), image_size))
 
 
 def as_flags(settings: dict) -> list[str]:

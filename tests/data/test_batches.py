@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,13 +28,13 @@ TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(50)], 4
 
 def batches(num: int, *, source=SOURCE, first_step=0, workers=0, seed=0, batch_size=8):
     settings = {
-        "batch_size": batch_size,
         "image_size": 16,
         "text_length": 32,
         "seed": seed,
+        "first_step": first_step,
         "workers": workers,
     }
-    with closing(load_batches(source, TOKENIZER, first_step=first_step, **settings)) as loader:
+    with closing(load_batches(source, TOKENIZER, batch_size=batch_size, **settings)) as loader:
         return list(islice(loader, num))
 
 
@@ -131,9 +130,7 @@ def main():
 def test_workers_die_with_a_parent_that_is_killed(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM.format(guard="if __name__ == '__main__':"))
-    with subprocess.Popen(
-        [sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment()
-    ) as process:
+    with subprocess.Popen([sys.executable, script], stdout=-1, text=True, env=environment()) as process:
         assert process.stdout.readline() == "ready\n"
         children = psutil.Process(process.pid).children(recursive=True)
         assert len(children) >= 2
@@ -162,18 +159,9 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_alone(tmp_path, number):
 def test_a_script_without_a_guard_gets_a_hint_and_does_not_hang(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(PROGRAM.format(guard="if True:"))
-    started = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, script], capture_output=True, text=True, timeout=60, env=environment()
-    )
+    arguments = [sys.executable, script]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, env=environment())
     assert done.returncode != 0 and "a process that prepares batches died" in done.stderr
-    assert time.monotonic() - started < 30
-
-
-def test_workers_do_not_import_torch(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text("import sys, lapclip.data.batches\nassert 'torch' not in sys.modules\n")
-    subprocess.run([sys.executable, script], check=True, env=environment())
 
 
 def test_work_ahead_is_bounded_in_order_and_stops_when_it_is_closed():

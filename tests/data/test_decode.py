@@ -103,6 +103,7 @@ JPEG = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")
         (bytes(range(256)) * 4, "known format"),
         (png_of_size(100_000, 100_000), "10,000 million pixels"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "is text"),
+        (encoded(Image.new("F", (8, 8)), "TIFF"), "floating-point"),
     ],
 )
 def test_what_is_no_image_is_said_in_words(data, why):
@@ -199,9 +200,7 @@ def peak_megabytes(data: bytes, path) -> float:
     return float(done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("mode", "bytes_a_pixel"), [("RGB", 4), ("RGBA", 4), ("LA", 4), ("P", 1), ("L", 1), ("I;16", 2)]
-)
+@pytest.mark.parametrize(("mode", "bytes_a_pixel"), [("RGB", 4), ("LA", 4), ("P", 1), ("I;16", 2)])
 def test_an_image_is_held_in_memory_once(mode, bytes_a_pixel, tmp_path):
     options = {"transparency": 0} if mode == "P" else {}
     data = encoded(Image.new(mode, (4_000, 4_000)), compress_level=1, **options)
@@ -235,7 +234,7 @@ def patches(mode: str) -> Image.Image:
 
 @pytest.mark.parametrize(
     ("mode", "format"),
-    [("RGBA", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("L", "PNG"), ("I;16", "PNG"), ("CMYK", "TIFF")],
+    [("RGBA", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("I;16", "PNG"), ("CMYK", "TIFF")],
 )
 def test_a_large_image_looks_as_if_it_was_converted_whole(mode, format):
     """Transparent colours leave no fringes, and a palette is not resized by its numbers."""
@@ -257,17 +256,13 @@ def gradient(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.stack([across, down, across / 2], axis=2).astype(np.uint8))
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP"])
-def test_all_of_an_image_is_seen_at_its_shape(form):
-    seen = read_whole(encoded(gradient(900, 300), form), 300)
+def test_all_of_an_image_is_seen_at_its_shape_none_enlarged_and_none_vanishes():
+    assert read_whole(encoded(gradient(40, 30)), 300).size == (40, 30)
+    assert read_whole(encoded(gradient(3000, 2)), 300).size == (300, 1)
+    seen = read_whole(encoded(gradient(900, 300), "JPEG"), 300)
     assert seen.size == (300, 100) and seen.mode == "RGB"
     corners = np.asarray(seen, dtype=int)[[0, 0, -1, -1], [0, -1, 0, -1], :2]
     assert np.abs(corners - [[0, 0], [255, 0], [0, 255], [255, 255]]).max() < 40
-
-
-def test_a_small_image_is_not_enlarged_and_none_vanishes():
-    assert read_whole(encoded(gradient(40, 30)), 300).size == (40, 30)
-    assert read_whole(encoded(gradient(3000, 2)), 300).size == (300, 1)
 
 
 def test_a_turned_image_is_upright_and_says_nothing_of_where_it_was_taken():
@@ -278,15 +273,6 @@ def test_a_turned_image_is_upright_and_says_nothing_of_where_it_was_taken():
     assert seen.size == (40, 80)
     shown = as_jpeg(seen)
     assert b"a camera" in data and b"a camera" not in shown and not Image.open(io.BytesIO(shown)).getexif()
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "F"])
-def test_every_kind_of_pixels_can_be_looked_at(mode):
-    grey = gradient(2000, 1000).convert("L")
-    deep = Image.fromarray(np.asarray(grey, dtype=np.uint16) * 257)
-    image = deep if mode == "I;16" else grey.convert(mode)
-    seen = np.asarray(read_whole(encoded(image, "TIFF"), 100).convert("L"), dtype=float)
-    assert seen.shape == (50, 100) and seen[:, 70:].mean() > seen[:, :30].mean() + 40
 
 
 def test_decoding_in_threads_gives_what_one_after_the_other_gives():

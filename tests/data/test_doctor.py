@@ -55,24 +55,16 @@ def warned_of(**facts) -> str:
 
 
 def test_images_and_captions_are_counted_without_what_cannot_be_read():
-    catalogue = catalogue_of(["a dog", "two dogs"], ["a cat"], ["a " * 40], ["a bird"])
+    catalogue = catalogue_of(["a dog", "two dogs"], ["a cat"], ["a " * 40], ["a bird"], [""])
     records = records_for(catalogue)
     records["row"][2] = -1
     report = checked(catalogue, records, {2: "is empty"}, validation=[1])
+    assert report.problems["has no caption"] == {"count": 1, "names": ["4.jpg"]}
     assert (report.num_images, report.num_captions, report.num_unreadable) == (3, 4, 1)
     assert report.unreadable == ["2.jpg"] and report.unreadable_why == {"2.jpg": "is empty"}
     assert report.captions_per_image == {"min": 1, "mean": 1.33, "max": 2}
     assert (report.num_train, report.num_validation) == (2, 1)
     assert report.caption_tokens["100"] == 4, "the long caption belongs to the broken image"
-
-
-def test_the_report_is_json_with_the_keys_that_scripts_rely_on():
-    report = checked(catalogue_of(["a dog"], ["a cat"])).as_json()
-    assert json.loads(json.dumps(report)) == report
-    promised = """num_images num_captions captions_per_image num_unreadable unreadable num_duplicate_images
-        num_duplicate_captions caption_tokens advice leaks num_leaks classes problems traits formats sizes scripts
-        languages num_train num_validation own_split duplicate_images duplicate_captions caption_tokens_cut"""
-    assert set(promised.split()) <= report.keys()
 
 
 def test_equal_captions_count_across_images_whatever_their_case_and_once_for_each_image():
@@ -81,12 +73,6 @@ def test_equal_captions_count_across_images_whatever_their_case_and_once_for_eac
     assert list(report.duplicate_captions.values()) == [3, 2]
     assert next(iter(report.duplicate_captions)).casefold() == "a dog"
     assert report.num_distinct_captions == 3
-
-
-def test_copies_are_counted_beyond_the_first_and_named():
-    report = checked(catalogue_of(*[["a dog"]] * 6), groups=[0, 1, 0, 2, 0, 1])
-    assert report.num_duplicate_images == 3
-    assert report.duplicate_images == [["0.jpg", "2.jpg", "4.jpg"], ["1.jpg", "5.jpg"]]
 
 
 def test_an_image_that_the_datasets_own_split_has_on_both_sides_is_a_leak():
@@ -125,14 +111,6 @@ def test_classes_are_counted_and_imbalance_is_said():
     assert any("15 times" in advice.why for advice in report.advice)
 
 
-def test_what_was_left_out_while_opening_is_in_the_report():
-    gathering = Gathering()
-    gathering.add("a.jpg", ["a dog"])
-    gathering.add("b.jpg", [""])
-    report = checked(gathering.catalogue("photos", "names", FileReader(["a.jpg", "b.jpg"])))
-    assert report.problems["has no caption"] == {"count": 1, "names": ["b.jpg"]}
-
-
 def test_images_that_are_unread_or_unreadable_are_still_examined():
     catalogue = catalogue_of(["a dog"], ["a cat"])
     records = records_for(catalogue)
@@ -151,7 +129,9 @@ def test_the_rows_name_what_is_wrong_and_leave_out_what_is_not():
     catalogue = catalogue_of(["a dog"], ["a dog"], ["a cat"])
     records = records_for(catalogue)
     records["row"][2] = -1
-    rows = dict(lines(checked(catalogue, records, {2: "is empty"}, groups=[0, 0, 1])))
+    report = checked(catalogue, records, {2: "is empty"}, groups=[0, 0, 1])
+    assert report.num_duplicate_images == 1 and report.duplicate_images == [["0.jpg", "1.jpg"]]
+    rows = dict(lines(report))
     assert rows["duplicates"] == "1 copy: `0.jpg` = `1.jpg`"
     assert rows["unreadable"] == "1: `2.jpg` is empty"
     assert rows["images"] == "2 of 3 readable"
@@ -178,25 +158,11 @@ def test_advice_names_settings_that_exist_and_values_they_take():
         assert SETTINGS[advice.setting].problem(advice.value) is None and advice.why
 
 
-def test_a_sound_source_needs_no_advice():
-    tokens = {"50": 14, "90": 20, "95": 22, "99": 30, "100": 32}
-    facts = DataFacts(num_train=10_000, num_validation=500, text_length=32, caption_tokens=tokens)
-    assert advise(facts) == []
-
-
 @pytest.mark.parametrize(
     ("text_length", "p99", "longest", "advised"),
-    [
-        (48, 27, 46, 32),  # shorter keeps 99 in 100 whole
-        (48, 27, 30, None),  # batches are no longer than their captions anyway
-        (32, 50, 60, 56),
-        (32, 32, 90, None),
-        (20, 19, 20, None),
-        (32, 5, 40, 16),
-        (32, 300, 500, 77),
-        (77, 300, 500, None),
-    ],
-)
+    # Shorter keeps 99 in 100 whole; but batches are no longer than their captions anyway.
+    [(48, 27, 46, 32), (48, 27, 30, None), (32, 50, 60, 56), (32, 32, 90, None), (32, 5, 40, 16), (32, 300, 500, 77)],
+)  # fmt: skip
 def test_text_length_keeps_99_in_100_captions_whole(text_length, p99, longest, advised):
     tokens = {"50": 4, "99": p99, "100": longest}
     assert settings_of(text_length=text_length, caption_tokens=tokens).get("text_length") == advised
@@ -218,18 +184,13 @@ def test_bpe_and_softmax_are_advised_only_where_they_help():
 
 @pytest.mark.parametrize(
     ("facts", "word"),
-    [
-        ({"num_train": 300}, "memorised"),
-        ({"num_validation": 50}, "2.0 points"),
-        ({"num_leaks": 3}, "better"),
-        ({"num_duplicate_images": 2000}, "copies"),
-        ({"num_unreadable": 900}, "unreadable"),
-        ({"classes": {"num": 10, "smallest": ["a", 1], "largest": ["b", 30]}}, "30 times"),
-        ({"caption_tokens_cut": {"77": 0.2}}, "cut"),
-    ],
-)
+    [({"num_train": 300}, "memorised"), ({"num_validation": 50}, "2.0 points"), ({"num_leaks": 3}, "better"),
+     ({"num_duplicate_images": 2000}, "copies"), ({"num_unreadable": 900}, "unreadable"),
+     ({"classes": {"num": 10, "smallest": ["a", 1], "largest": ["b", 30]}}, "30 times"),
+     ({"caption_tokens_cut": {"77": 0.2}}, "cut")],
+)  # fmt: skip
 def test_what_would_mislead_is_said(facts, word):
-    assert word in warned_of(**facts) and word not in warned_of()
+    assert word in warned_of(**facts) and not warned_of()
 
 
 def test_the_script_of_a_caption_is_that_of_its_letters():
@@ -239,8 +200,4 @@ def test_the_script_of_a_caption_is_that_of_its_letters():
         "🦄 unicorn": "Latin", "\uff44\uff4f\uff47": "Latin", "123 !": "none", "": "none",
     }  # fmt: skip
     assert {caption: script_of(caption) for caption in captions} == captions
-
-
-def test_letters_outside_a_to_z_are_a_share_of_the_letters():
-    assert share_outside_a_to_z(["Dog 123 🦄!"]) == 0 and share_outside_a_to_z([]) == 0
-    assert share_outside_a_to_z(["äb", "собы"]) == 5 / 6
+    assert share_outside_a_to_z(["Dog 123 🦄!"]) == 0 and share_outside_a_to_z(["äb", "собы"]) == 5 / 6

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import as_flags, picture_folder
+from conftest import SMALL, as_flags, opened, picture_folder
 
-from lapclip.config import DataConfig
 from lapclip.data.batches import fetch, load_batches
-from lapclip.data.open import open_source, parse_source
+from lapclip.data.open import parse_source
 from lapclip.data.source import local_order
 from lapclip.data.tokenizer import train_tokenizer
 from lapclip.errors import UserError
-from lapclip.units import finished
-
-
-def opened(source: object, image_size: int = 16, **settings):
-    return finished(open_source(DataConfig(source=str(source), workers=0, **settings), image_size))
 
 
 def test_several_sources_are_written_with_weights():
@@ -50,12 +44,6 @@ def test_a_mixture_shows_each_part_as_often_as_its_weight(tmp_path):
     assert {mixed.validation.part_of(int(i))[0] for i in sample} == {part.validation for part in mixed.parts}
 
 
-def test_photos_can_be_mixed_with_what_lapclip_draws(tmp_path):
-    data = opened(f"{picture_folder(tmp_path / 'photos', 12)} + synthetic:30")
-    indices = data.training.order(0, 0)
-    assert data.training.pixels(indices, data.training.stored_size(16)).shape == (len(indices), 3, 24, 24)
-
-
 def test_an_image_that_two_parts_hold_is_on_one_side(tmp_path):
     one = picture_folder(tmp_path / "one", 24)
     for side, numbers in (("train", range(12)), ("val", range(12, 24))):
@@ -71,7 +59,7 @@ def test_an_image_that_two_parts_hold_is_on_one_side(tmp_path):
     assert len(np.unique(groups)) < len(groups), "equal images of two parts are equal for the loss"
 
 
-@pytest.mark.parametrize("name", ["holiday@2023", "a + b", "50 % + 7@2", "ünïcode 🐈", 'quote\'d "x"'])
+@pytest.mark.parametrize("name", ["holiday@2023", "50 % + 7@2", 'ünïcode 🐈 quote\'d "x"'])
 def test_a_folder_may_be_called_anything(tmp_path, name):
     picture_folder(tmp_path / name, 8)
     assert opened(name).parts[0].name == str(tmp_path / name)
@@ -85,11 +73,10 @@ def test_a_split_of_one_image_is_no_split(tmp_path):
     assert data.validation.num_pairs >= 2 and data.training.num_pairs + data.validation.num_pairs == 21
 
 
-def test_a_folder_of_images_named_relative_to_the_table_is_found_again(tmp_path, monkeypatch):
-    names = sorted(p.name for p in picture_folder(tmp_path / "set" / "deep" / "pics", 8).glob("*.jpg"))
-    (tmp_path / "set" / "t.csv").write_text(
-        "image,caption\n" + "\n".join(f"{name},words of {name[:2]}" for name in names)
-    )
+def test_a_folder_of_images_named_relative_to_the_table_is_found_again(tmp_path):
+    picture_folder(tmp_path / "set" / "deep" / "pics", 8)
+    rows = [f"{number:02}.jpg,words of {number}" for number in range(8)]
+    (tmp_path / "set" / "t.csv").write_text("\n".join(["image,caption", *rows]))
     data = opened("set/t.csv", images="deep/pics")
     assert data.images == str(tmp_path / "set" / "deep" / "pics")
 
@@ -109,11 +96,10 @@ def test_one_caption_an_epoch_in_turn_or_all_of_them(tmp_path):
     indices = np.arange(one.num_pairs)
     epochs = [fetch(one, indices, np.full(len(indices), e), 24, seed=0).captions for e in range(3)]
     assert all(len({words[i] for words in epochs}) == 3 for i in indices), "each caption in its turn"
-    shown = fetch(
-        everything, np.arange(everything.num_pairs), np.zeros(everything.num_pairs, int), 24, seed=0
-    )
+    indices = np.arange(everything.num_pairs)
+    shown = fetch(everything, indices, np.zeros(len(indices), int), 24, seed=0)
     assert len(set(shown.captions)) == everything.num_pairs
-    groups = everything.groups(np.arange(everything.num_pairs))
+    groups = everything.groups(indices)
     assert set(Counter(groups.tolist()).values()) == {3}, "the loss knows that three captions share an image"
     for i in range(everything.num_pairs):
         assert shown.captions[i].split()[1] == everything.name(i)[:-4]
@@ -121,11 +107,8 @@ def test_one_caption_an_epoch_in_turn_or_all_of_them(tmp_path):
 
 def test_a_packed_source_is_small_to_send(tmp_path):
     training = opened(picture_folder(tmp_path / "photos", 30)).training
-    training.pixels(np.arange(5), 24)
-    assert len(pickle.dumps(training)) < 2000
-    assert np.array_equal(
-        pickle.loads(pickle.dumps(training)).pixels(np.arange(5), 24), training.pixels(np.arange(5), 24)
-    )
+    pixels, sent = training.pixels(np.arange(5), 24), pickle.dumps(training)
+    assert len(sent) < 2000 and np.array_equal(pickle.loads(sent).pixels(np.arange(5), 24), pixels)
 
 
 def test_a_bounded_shuffle_shows_every_pair_once_and_reads_neighbours_together():
@@ -156,9 +139,7 @@ def test_a_broken_image_gives_its_place_to_the_next_pair_and_a_vanished_source_i
 def test_training_goes_on_when_images_are_deleted_under_it(tmp_path, pack):
     folder = picture_folder(tmp_path / "photos", 40)
     data = opened(folder, pack=pack)
-    tokenizer = train_tokenizer(
-        "bpe", [data.training.captions(i)[0] for i in range(data.training.num_pairs)], 400
-    )
+    tokenizer = train_tokenizer("bpe", data.training.captions(0), 400)
     settings = {"batch_size": 8, "image_size": 16, "text_length": 16, "seed": 0, "first_step": 0}
     batches = load_batches(data.training, tokenizer, **settings, workers=0)
     next(batches)
@@ -174,16 +155,9 @@ def test_training_goes_on_when_images_are_deleted_under_it(tmp_path, pack):
 @pytest.mark.parametrize("more", [{}, {"workers": 1}])
 def test_a_run_trains_on_a_folder_from_the_pack_and_without_it(tmp_path, more, call):
     folder = picture_folder(tmp_path / "photos", 60)
-    small = {
-        "size": "nano",
-        "image_size": 16,
-        "batch_size": 8,
-        "steps": 12,
-        "threads": 1,
-        "num_validation": 16,
-    }
-    flags = [*as_flags(small | more), *(["--no-pack"] if more else [])]
-    done = call("train", str(folder), "--json", *flags)
+    small = SMALL | {"source": folder, "steps": 12, "eval_every": "12"} | more
+    flags = [*as_flags(small), *(["--no-pack"] if more else [])]
+    done = call("train", "--json", *flags)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["steps"] == 12 and result["settled"]["pack"]["value"] is (not more)

@@ -6,28 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import picture_folder
+from conftest import opened, picture_folder
 from PIL import Image, ImageDraw, ImageEnhance
 
-from lapclip.config import DataConfig
 from lapclip.data.decode import RECORD, decode
-from lapclip.data.open import Data, open_source
 from lapclip.data.split import by_first_member, content_groups, duplicates, evaluation_set, is_chosen
 from lapclip.data.synthetic import SceneSource
-from lapclip.units import finished
 
 
 def photo(seed: int, size: int = 160) -> Image.Image:
     """Soft random colours in many sizes, which is what a photo looks like from far away."""
     noise = np.random.default_rng(seed)
-    layers = [
-        np.asarray(
-            Image.fromarray(noise.integers(0, 256, (side, side, 3), dtype=np.uint8)).resize((size, size)),
-            dtype=float,
-        )
-        for side in (4, 9, 40)
-    ]
-    return Image.fromarray((0.5 * layers[0] + 0.35 * layers[1] + 0.15 * layers[2]).astype(np.uint8))
+    coarse = [Image.fromarray(noise.integers(0, 256, (n, n, 3), dtype=np.uint8)) for n in (4, 9, 40)]
+    layers = np.stack([np.asarray(layer.resize((size, size)), dtype=float) for layer in coarse])
+    return Image.fromarray(np.average(layers, axis=0, weights=(0.5, 0.35, 0.15)).astype(np.uint8))
 
 
 def smiley(mouth: int) -> Image.Image:
@@ -67,25 +59,18 @@ def made_up(num_records: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(
     "again",
     [
-        lambda p: saved(p, "JPEG", quality=85),
         lambda p: saved(p, "JPEG", quality=50),
         lambda p: saved(p.resize((80, 80)), "JPEG", quality=85),
         lambda p: saved(ImageEnhance.Brightness(p).enhance(1.04), "JPEG", quality=85),
         lambda p: saved(p, "WEBP", quality=60),
     ],
-    ids=["jpeg 85", "jpeg 50", "half", "brighter", "webp"],
+    ids=["jpeg 50", "half", "brighter", "webp"],
 )
 def test_a_photo_saved_again_is_the_same_and_other_photos_are_not(again):
     photos = [photo(seed) for seed in range(30)]
     groups = content_groups(records_of([saved(p) for p in photos] + [again(p) for p in photos]))
     assert len(set(groups[:30].tolist())) == 30
     assert (groups[:30] == groups[30:]).mean() > 0.9
-
-
-def test_equal_files_are_the_same_even_where_nothing_is_to_be_seen():
-    blank = saved(Image.new("RGB", (32, 32), "white"))
-    groups = content_groups(records_of([blank, saved(photo(0)), blank]))
-    assert groups.tolist() == [0, 1, 0]
 
 
 def test_plain_images_are_the_same_only_when_saved_again():
@@ -108,9 +93,7 @@ def test_the_order_of_the_source_does_not_matter():
 def test_a_chain_of_small_changes_is_one_group():
     records = made_up(1)[np.zeros(200, dtype=int)]
     records["content"] = made_up(200)["content"]
-    records["thumb"] = np.clip(
-        records["thumb"] // 2 + np.arange(200, dtype=np.uint8)[:, None, None, None] // 2, 0, 255
-    )
+    records["thumb"] = records["thumb"] // 2 + np.arange(200, dtype=np.uint8)[:, None, None, None] // 2
     assert len(set(content_groups(records).tolist())) == 1
 
 
@@ -130,17 +113,10 @@ def test_duplicates_come_most_frequent_first_and_each_with_its_largest_image_fir
     assert duplicates(records, groups) == [[6, 4, 5], [2, 1]]
 
 
-def test_nothing_at_all_has_no_groups():
-    records = made_up(0)
-    groups = content_groups(records)
-    assert len(groups) == 0 and duplicates(records, groups) == []
-    assert len(is_chosen(records, groups, 0.1)) == 0
-
-
 @pytest.mark.parametrize("share", [0.05, 0.3])
 def test_about_the_share_asked_for_is_for_validation(share):
-    records = made_up(20_000)
-    assert abs(is_chosen(records, np.arange(20_000), share).mean() - share) < 0.01
+    assert abs(is_chosen(made_up(20_000), np.arange(20_000), share).mean() - share) < 0.01
+    assert len(is_chosen(made_up(0), content_groups(made_up(0)), share)) == 0
 
 
 def test_sides_stay_as_they_are_when_images_are_added_copied_or_moved():
@@ -165,16 +141,10 @@ def test_of_few_images_two_are_for_validation_and_never_all(num_images):
 def test_many_plain_images_do_not_take_forever():
     records = made_up(20_000)
     records["dhash"] = 0
-    records["thumb"] = np.random.default_rng(0).integers(
-        100, 104, size=records["thumb"].shape, dtype=np.uint8
-    )
+    records["thumb"] = 100 + records["thumb"] % 4
     started = time.perf_counter()
     content_groups(records)
     assert time.perf_counter() - started < 60
-
-
-def opened(source: object, **settings) -> Data:
-    return finished(open_source(DataConfig(source=str(source), workers=0, **settings), 16))
 
 
 def classes(path: Path, *names: str, each: int = 8, first: int = 0) -> Path:
@@ -228,7 +198,6 @@ def test_a_source_with_a_test_side_of_its_own_is_measured_on_that(tmp_path):
 
 
 def test_a_mixture_knows_the_classes_of_its_parts(tmp_path):
-    (tmp_path / "broken").mkdir()
     animals = classes(tmp_path / "animals", "cat", "dog")
     (animals / "cat" / "bad.jpg").write_bytes(b"no picture")
     photos = picture_folder(tmp_path / "photos", 10, first=50)
