@@ -101,12 +101,8 @@ def advise_tokenizer(facts: DataFacts) -> Advice | None:
         return None
     scripts = [script for script in facts.scripts if script not in ("Latin", "Emoji", "none")]
     whose = f" ({', '.join(scripts[:3])})" if scripts else ""
-    return Advice(
-        "tokenizer",
-        "bpe",
-        f"{percent(facts.share_outside_a_to_z)} of the letters{whose} are not among a to z; "
-        "most of them would become the same unknown character",
-    )
+    outside = f"{percent(facts.share_outside_a_to_z)} of the letters{whose} are not among a to z"
+    return Advice("tokenizer", "bpe", f"{outside}; most of them would become the same unknown character")
 
 
 def advise_text_length(facts: DataFacts) -> Advice | None:
@@ -141,46 +137,29 @@ def advise_batch_size(facts: DataFacts) -> Advice | None:
 def advise_loss(facts: DataFacts) -> Advice | None:
     if facts.share_shared_captions <= MAX_SHARED:
         return None
-    return Advice(
-        "loss",
-        "softmax",
-        f"{percent(facts.share_shared_captions)} of the captions belong to several images; with either loss equal "
-        "captions never count as wrong answers, but only what captions tell apart is learned",
-    )
+    shared = f"{percent(facts.share_shared_captions)} of the captions belong to several images"
+    return Advice("loss", "softmax", f"{shared}; only what captions tell apart is learned")
 
 
 def warnings(facts: DataFacts) -> Iterator[str]:
     num_images, num_all = facts.num_used, facts.num_used + facts.num_unreadable
     if facts.num_leaks:
-        yield (
-            f"{plural(facts.num_leaks, 'validation image')} can be seen in training as well; recall will look "
-            "better than it is until they are removed from one side"
-        )
+        leaked = plural(facts.num_leaks, "validation image")
+        yield f"{leaked} can be seen in training as well; until they are removed, recall looks better than it is"
     if num_images < MIN_IMAGES:
-        yield (
-            f"{plural(num_images, 'image')} will soon be memorised; use strong augmentation, start from a model that "
-            "was trained on more, or mix in another source"
-        )
+        yield f"{plural(num_images, 'image')} are soon memorised; use strong augmentation, or mix in another source"
     if facts.num_validation < MIN_VALIDATION:
-        points = 100 / max(facts.num_validation, 1)
-        yield (
-            f"{plural(facts.num_validation, 'validation image')}: one more found is {points:.1f} points of recall, "
-            "so small differences mean nothing"
-        )
+        few, points = plural(facts.num_validation, "validation image"), 100 / max(facts.num_validation, 1)
+        yield f"{few}: one more found is {points:.1f} points of recall, so small differences mean nothing"
     if facts.num_duplicate_images > MAX_DUPLICATES * num_images:
-        yield (
-            f"{percent(facts.num_duplicate_images / num_images)} of the images are copies of others; they are kept on "
-            "one side of the split, but each copy counts again in training"
-        )
+        copies = percent(facts.num_duplicate_images / num_images)
+        yield f"{copies} of the images are copies; they are on one side of the split, and each counts in training"
     if facts.num_unreadable > MAX_UNREADABLE * num_all:
         broken = percent(facts.num_unreadable / num_all)
         yield f"{broken} of the images are unreadable; check for an incomplete download"
     classes = facts.classes
     if classes and (ratio := classes["largest"][1] / classes["smallest"][1]) > MAX_CLASS_RATIO:
-        yield (
-            f"the largest class has {ratio:,.0f} times as many images as the smallest; "
-            "rare classes will be found less often"
-        )
+        yield f"the largest class has {ratio:,.0f} times as many images as the smallest, which will be found less often"
     if facts.share_cut > MAX_CUT:
         cut = percent(facts.share_cut)
         yield f"{cut} of the captions are cut at {facts.text_length} tokens; their ends are not learned"

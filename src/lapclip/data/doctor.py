@@ -76,7 +76,7 @@ def examine(
     is_train = is_readable & ~is_validation & ~own_test
     leaks = find_leaks(groups, is_train, is_validation)
     traits, formats = records["traits"][readable], Counter(records["format"][known].tolist())
-    shared, num_distinct, num_sharing = shared_captions(captions, np.repeat(readable, num_each))
+    shared, num_distinct = shared_captions(catalogue.captions[number] for number in readable.tolist())
     report = Report(
         num_images=len(readable),
         num_captions=len(captions),
@@ -86,10 +86,10 @@ def examine(
         unreadable_why=dict(zip(names(unreadable), unreadable.values(), strict=False)),
         num_duplicate_images=len(readable) - len(np.unique(groups[readable])),
         duplicate_images=[names(same) for same in duplicates(records, groups)[:NUM_NAMED]],
-        num_duplicate_captions=num_sharing - len(shared),
-        duplicate_captions={shortened(captions[at]): count for at, count in shared[:NUM_CAPTIONS_NAMED]},
+        num_duplicate_captions=shared.total() - len(shared),
+        duplicate_captions={shortened(words): n for words, n in shared.most_common(NUM_CAPTIONS_NAMED)},
         num_distinct_captions=num_distinct,
-        share_shared_captions=num_sharing / max(len(captions), 1),
+        share_shared_captions=shared.total() / max(len(captions), 1),
         tokenizer=tokenizer,
         text_length=text_length,
         caption_tokens=percentiles(lengths, PERCENTILES),
@@ -130,23 +130,10 @@ def spread(numbers: np.ndarray) -> dict[str, float]:
     return {"min": int(numbers.min()), "mean": round(float(numbers.mean()), 2), "max": int(numbers.max())}
 
 
-def shared_captions(captions: list[str], images: np.ndarray) -> tuple[list[tuple[int, int]], int, int]:
-    """Captions of several images, as a place where each occurs and how many images, the most frequent first;
-    how many distinct captions there are; and how often captions of several images occur."""
-    # Hashes instead of the captions: millions of them have to fit beside the images.
-    hashes = np.fromiter((hash(c.casefold()) for c in captions), dtype=np.int64, count=len(captions))
-    order = np.lexsort((images, hashes))
-    is_new = np.diff(hashes[order], prepend=0) != 0
-    is_new[:1] = True
-    is_other_image = is_new | (np.diff(images[order], prepend=-1) != 0)
-    number = np.cumsum(is_new) - 1
-    counts = np.bincount(number[is_other_image])
-    first = np.minimum.reduceat(order, np.flatnonzero(is_new)) if len(order) else order
-    several = np.flatnonzero(counts > 1)
-    shared = sorted(
-        zip(first[several].tolist(), counts[several].tolist(), strict=True), key=lambda s: (-s[1], s[0])
-    )
-    return shared, len(counts), int(counts[several].sum())
+def shared_captions(captions: Iterable[list[str]]) -> tuple[Counter[str], int]:
+    """Captions of several images, in lower case, and of how many; and how many distinct captions there are."""
+    counts = Counter(caption for own in captions for caption in dict.fromkeys(map(str.casefold, own)))
+    return Counter({caption: count for caption, count in counts.items() if count > 1}), len(counts)
 
 
 def find_leaks(groups: np.ndarray, is_train: np.ndarray, is_validation: np.ndarray) -> list[tuple[int, int]]:

@@ -65,7 +65,7 @@ def square_of(image: Any, size: int, called: str) -> np.ndarray:
             called = f"`{printable(os.fsdecode(image))}`"
             return decode_as_trained(read_file(os.fsdecode(image)), size).pixels
         if hasattr(image, "detach"):  # a tensor, whose library is not imported for this
-            image = channels_last(image, called)
+            image = channels_last(image)
         image = array_image(image, called) if isinstance(image, np.ndarray) else image
         if not isinstance(image, Image.Image):
             raise UserError(
@@ -92,14 +92,10 @@ def array_image(array: np.ndarray, called: str) -> Image.Image:
     """An array [H, W], or [H, W, C] with C of 1, 3 or 4, of bytes or of floats from 0 to 1, as an image."""
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
-    if array.ndim != 2 and not (array.ndim == 3 and array.shape[2] in (3, 4)):
-        raise UserError(
-            f"{called} is an array of shape {list(array.shape)}, not [height, width, 3]",
-            hint="put the channels last: `numpy.moveaxis(array, 0, -1)`",
-        )
-    if 0 in array.shape:
+    is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))
+    if is_image and 0 in array.shape:
         raise Unreadable("has no pixels")
-    if np.issubdtype(array.dtype, np.floating):
+    if is_image and np.issubdtype(array.dtype, np.floating):
         lowest, highest = float(array.min()), float(array.max())
         if not (lowest >= -TOLERANCE and highest <= 1 + TOLERANCE):  # so for NaN too
             raise UserError(
@@ -107,21 +103,17 @@ def array_image(array: np.ndarray, called: str) -> Image.Image:
                 hint="scale it: `array / 255`, or undo its normalisation",
             )
         array = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
-    if array.dtype != np.uint8:
+    if not is_image or array.dtype != np.uint8:
         raise UserError(
-            f"{called} is an array of {array.dtype}, neither bytes nor floats from 0 to 1",
-            hint="convert it: `array.astype(numpy.uint8)`",
+            f"{called} is an array of {array.dtype} {list(array.shape)}, not of bytes or floats [height, width, 3]",
+            hint="convert it: `numpy.moveaxis(array, 0, -1).astype(numpy.uint8)`",
         )
     return Image.fromarray(np.ascontiguousarray(array))
 
 
-def channels_last(tensor: Any, called: str) -> np.ndarray:
+def channels_last(tensor: Any) -> np.ndarray:
     """A tensor [C, H, W] or [H, W] as the array that an image is."""
     plain = tensor.detach().cpu()
-    if plain.ndim == 3 and plain.shape[0] not in (1, 3, 4):
-        raise UserError(
-            f"{called} is a tensor of shape {list(plain.shape)}, not [3, height, width]",
-            hint="put the channels first: `tensor.permute(2, 0, 1)`",
-        )
     plain = plain.float() if plain.is_floating_point() else plain
-    return (plain.permute(1, 2, 0) if plain.ndim == 3 else plain).numpy()
+    has_channels_first = plain.ndim == 3 and plain.shape[0] in (1, 3, 4)
+    return (plain.permute(1, 2, 0) if has_channels_first else plain).numpy()

@@ -15,7 +15,6 @@ from lapclip.data.decode import RECORD, digest
 from lapclip.data.formats.detect import open_catalogue
 from lapclip.data.pack import (
     Pack,
-    content_keys,
     describe_folder,
     folder_bytes,
     folder_for,
@@ -161,16 +160,17 @@ def write_table(files: Files) -> PairTable:
     catalogue, packed = files.catalogue, files.pack
     usable = np.flatnonzero(packed.records["row"] >= 0)
     if len(usable) < MIN_IMAGES:
-        first = f"; {first_unreadable(catalogue, packed)}" if packed.unreadable else ""
+        unreadable = [
+            f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in packed.unreadable.items()
+        ]
+        first = f"; {unreadable[0]}" if unreadable else ""
         raise UserError(
             f"`{catalogue.name}` has {len(usable)} usable images, and at least {MIN_IMAGES} are needed{first}",
             hint="add images with captions to it, or repair the unreadable ones",
         )
     with locked(packed.path), writing(packed.path):
         describe_folder(packed.path, files.name, packed.size)
-        rows, keys = packed.records["row"][usable], content_keys(packed.records)[usable]
-        groups, sides = files.groups[usable], files.sides[usable]
-        return write_pairs(packed.path, catalogue, usable, rows, keys, groups, sides)
+        return write_pairs(packed.path, catalogue, packed.records, usable, files.groups, files.sides)
 
 
 def make_source(files: Files, side: int, config: DataConfig) -> Source:
@@ -203,11 +203,6 @@ def mean_bytes(catalogue: Catalogue) -> float:
     return float(np.mean(sizes)) if sizes else 100_000.0
 
 
-def first_unreadable(catalogue: Catalogue, packed: Pack) -> str:
-    number, why = next(iter(packed.unreadable.items()))
-    return f"`{shortened(catalogue.names[number])}` {shortened(why)}"
-
-
 def parse_source(text: str) -> list[tuple[str, float]]:
     """Names and weights: `flickr8k + emoji@2` is two sources, the second one twice as often."""
     parts = []
@@ -215,12 +210,9 @@ def parse_source(text: str) -> list[tuple[str, float]]:
         name, at, weight = part.strip().rpartition("@")
         if not at or os.path.exists(part.strip()) or not WEIGHT.fullmatch(weight):
             name, weight = part.strip(), "1"
-        if not name:
-            hint = "write `photos + captions.csv@2`; the number is a weight"
-            raise UserError(f"`{text}` names no source beside a `+`", hint=hint)
-        if not 0 < float(weight) <= MAX_WEIGHT:
-            hint = f"a weight is above 0 and at most {MAX_WEIGHT}"
-            raise UserError(f"`{part.strip()}` has a weight of {weight}", hint=hint)
+        if not name or not 0 < float(weight) <= MAX_WEIGHT:
+            hint = f"write `photos + captions.csv@2`; a weight is above 0 and at most {MAX_WEIGHT}"
+            raise UserError(f"`{part}` in `{text}` is not a source with an optional weight", hint=hint)
         parts.append((name, float(weight)))
     return parts
 
@@ -248,11 +240,11 @@ def open_synthetic(name: str) -> tuple[Source, Source]:
     _, _, rest = name.partition(":")
     if rest == "documents":
         return DocumentsSource(first=0, num_pairs=216), DocumentsSource(first=216, num_pairs=24)
-    if rest and not (rest.isascii() and rest.isdigit() and int(rest) >= 2):
-        raise UserError(
-            f"`{name}` should end in a number of pairs, at least 2, or in `documents`{suggest(rest, ['documents'])}",
-            hint="write `synthetic:50000` or `synthetic:documents`",
+    if rest and not (rest.isascii() and rest.isdigit() and 2 <= int(rest) <= MAX_SCENES):
+        what = (
+            f"in a number of pairs from 2 to {MAX_SCENES:,}, or in `documents`{suggest(rest, ['documents'])}"
         )
-    if int(rest or 0) > MAX_SCENES:
-        raise UserError(f"`{name}` asks for more than {MAX_SCENES:,} pairs", hint="ask for fewer")
+        raise UserError(
+            f"`{name}` should end {what}", hint="write `synthetic:50000` or `synthetic:documents`"
+        )
     return (SceneSource(num_pairs=int(rest)) if rest else SceneSource()), ValidationScenes()

@@ -244,11 +244,6 @@ class Journal:
         return chosen
 
 
-def content_keys(records: np.ndarray) -> np.ndarray:
-    """The first eight bytes of each content, as numbers."""
-    return np.ascontiguousarray(records["content"]).view("<u8")[::2] if len(records) else np.empty(0, "<u8")
-
-
 def read_whys(path: Path) -> dict[int, str]:
     whys = {}
     for line in (path / "why.jsonl").read_text("utf-8", errors="replace").splitlines():

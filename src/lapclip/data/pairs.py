@@ -62,16 +62,17 @@ class PairTable:
 
 
 def write_pairs(
-    folder: Path, catalogue: Catalogue, usable: np.ndarray, rows: np.ndarray, keys: np.ndarray,
-    groups: np.ndarray, sides: np.ndarray,
+    folder: Path, catalogue: Catalogue, records: np.ndarray, usable: np.ndarray, groups: np.ndarray, sides: np.ndarray
 ) -> PairTable:  # fmt: skip
-    """Writes the table of the usable images, unless it is there; `keys` stand for contents, and give their ranks."""
+    """Writes the table of the usable images, unless it is there; what is given belongs to all images."""
     captions = [catalogue.captions[i] for i in usable]
     caption_data, caption_ends = joined([caption for own in captions for caption in own])
     name_data, name_ends = joined([catalogue.names[i] for i in usable])
     first = np.concatenate([[0], np.cumsum([len(own) for own in captions], dtype=np.int64)])
-    numbers, sides = usable.astype(np.int64), sides.astype(np.int8)
-    ordered = (numbers, rows, groups, sides, keys, first, caption_ends, name_ends)  # as in COLUMNS
+    ranks = np.ascontiguousarray(records["content"][usable]).view("<u8")[::2]
+    usable, groups, sides = usable.astype(np.int64), groups[usable], sides[usable].astype(np.int8)
+    # As in COLUMNS:
+    ordered = (usable, records["row"][usable], groups, sides, ranks, first, caption_ends, name_ends)
     columns = dict(zip(COLUMNS, map(np.ascontiguousarray, ordered), strict=True))
     contents = {name: column.tobytes() for name, column in columns.items()}
     fingerprint = digest(caption_data, name_data, *(contents[name] for name in ("ranks", "sides", "first")))
