@@ -102,17 +102,13 @@ def test_an_image_in_any_form_gives_the_same_row(model, files, side):
         np.testing.assert_allclose(row, rows[0], atol=1e-5, err_msg=str(type(form)))
     for batch in (np.stack([array, array]), torch.stack([tensor, tensor]), (path, path)):
         np.testing.assert_allclose(model.images(batch), rows[:2], atol=1e-5)
-
-
-def test_grey_and_transparent_images_are_seen_as_a_viewer_shows_them(model):
-    grey = np.random.default_rng(0).integers(0, 256, (50, 70), dtype=np.uint8)
-    colour = np.repeat(grey[..., None], 3, axis=2)
-    half = np.concatenate([colour, np.full((50, 70, 1), 0, np.uint8)], axis=2)
-    forms = [colour, grey, grey[..., None], torch.from_numpy(grey), torch.from_numpy(grey)[None]]
-    rows = model.images(forms)
-    np.testing.assert_allclose(rows, np.repeat(rows[:1], len(forms), axis=0), atol=1e-5)
-    white = model.images([half, np.full((50, 70, 3), 255, np.uint8)])
-    np.testing.assert_allclose(white[0], white[1], atol=1e-5)
+    grey = array[:, :, 0]
+    same = model.images(
+        [np.stack([grey] * 3, 2), grey, grey[..., None], torch.tensor(grey), torch.tensor(grey)[None]]
+    )
+    np.testing.assert_allclose(same[1:], same[:-1], atol=1e-5)
+    clear, white = np.dstack([array, np.zeros_like(grey)]), np.full_like(array, 255)
+    np.testing.assert_allclose(*model.images([clear, white]), atol=1e-5)
 
 
 @pytest.mark.parametrize("turned", range(2, 9))
@@ -272,12 +268,11 @@ def test_saving_overwrites_nothing(model, tmp_path):
     assert load(model.save(tmp_path / "empty")).fingerprint == model.fingerprint
 
 
-def test_a_checkpoint_is_loaded_with_its_runs_settings(model, rows, files):
+def test_a_checkpoint_is_loaded_with_its_runs_settings(model):
     first, *_, last = all_checkpoints(Path("runs/mine/checkpoints"))
     one, other = load(first), load(str(last.absolute()))
     assert one.name == f"mine {first.name}" and one.fingerprint != other.fingerprint
     assert model.fingerprint in (one.fingerprint, other.fingerprint)
-    assert not np.allclose(one.images(files), other.images(files), atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -160,10 +160,7 @@ def write_table(files: Files) -> PairTable:
     catalogue, packed = files.catalogue, files.pack
     usable = np.flatnonzero(packed.records["row"] >= 0)
     if len(usable) < MIN_IMAGES:
-        unreadable = [
-            f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in packed.unreadable.items()
-        ]
-        first = f"; {unreadable[0]}" if unreadable else ""
+        first = f"; {first_unreadable(catalogue, packed)}" if packed.unreadable else ""
         raise UserError(
             f"`{catalogue.name}` has {len(usable)} usable images, and at least {MIN_IMAGES} are needed{first}",
             hint="add images with captions to it, or repair the unreadable ones",
@@ -201,6 +198,11 @@ def mean_bytes(catalogue: Catalogue) -> float:
         with suppress(OSError, ValueError):
             sizes.append(len(catalogue.reader.read(int(index))))
     return float(np.mean(sizes)) if sizes else 100_000.0
+
+
+def first_unreadable(catalogue: Catalogue, packed: Pack) -> str:
+    number, why = next(iter(packed.unreadable.items()))
+    return f"`{shortened(catalogue.names[number])}` {shortened(why)}"
 
 
 def parse_source(text: str) -> list[tuple[str, float]]:

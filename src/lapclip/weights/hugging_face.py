@@ -151,7 +151,12 @@ def check_pixels(folder: Path) -> None:
     files = (folder / "preprocessor_config.json", folder / "processor_config.json")
     about: Any = next((read_json(file) for file in files if file.exists()), {})
     about = about.get("image_processor", about)
-    ours = {"image_mean": PIXEL_MEAN, "image_std": PIXEL_STD, "rescale_factor": 1 / 255, "do_rescale": True}
+    ours: dict[str, Any] = {
+        "image_mean": PIXEL_MEAN,
+        "image_std": PIXEL_STD,
+        "rescale_factor": 1 / 255,
+        "do_rescale": True,
+    }
     for name, value in (ours | {"do_normalize": True}).items():
         found = about.get(name) if isinstance(about, dict) else None
         with suppress(TypeError, ValueError, OverflowError):
