@@ -19,8 +19,9 @@ import numpy as np
 
 from lapclip.data.catalogue import Catalogue, Reader
 from lapclip.data.decode import RECORD, Decoded, Unreadable, decode, digest
+from lapclip.data.files import MISSING
 from lapclip.data.workers import submit_ahead, with_held, worker_pool
-from lapclip.errors import UserError, shortened
+from lapclip.errors import UserError
 from lapclip.files import Taken, cache_folder, release_lock, take_lock, write_atomically, writing
 from lapclip.machine.hardware import num_usable_cores
 from lapclip.units import Progress
@@ -48,10 +49,9 @@ class Pack:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why an image has no pixels; a lasting one lies in its bytes, so that there is no need to try again."""
+    """Why an image has no pixels; it is tried again the next time."""
 
     why: str
-    is_lasting: bool = False
     extra: str | None = None  # the group of optional dependencies that would read it
 
 
@@ -84,8 +84,8 @@ def pack(
         describe_folder(path, identity, size)
         with Journal(path, size) as journal:
             found = journal.find(stamps)
-            num_reused = int((journal.chosen(found)["row"] >= 0).sum())
-            missing = np.flatnonzero((found < 0) & (stamps != 0))
+            is_packed = journal.chosen(found)["row"] >= 0
+            missing = np.flatnonzero(~is_packed & (stamps != 0))
             needed = len(missing) * (journal.row_bytes + RECORD.itemsize)
             check_disk(needed)
             yield Progress(PACKING, 0, len(missing), 0, needed)
@@ -95,19 +95,15 @@ def pack(
                 for number, outcome in zip(piece.tolist(), outcomes, strict=True):
                     if isinstance(outcome, Fault):
                         faults[number] = outcome
-                        if not outcome.is_lasting:  # it is tried again the next time
-                            continue
-                    found[number] = journal.add(int(stamps[number]), outcome)
+                    else:
+                        found[number] = journal.add(int(stamps[number]), outcome)
                 done += len(piece)
                 yield Progress(PACKING, done, len(missing), len(faults), needed)
             records = journal.chosen(found)
-        whys = read_whys(path)
     num_needing_extra = sum(fault.extra is not None for fault in faults.values())
-    unreadable = {
-        number: faults[number].why if number in faults else whys.get(int(stamps[number]), "is missing")
-        for number in np.flatnonzero(records["row"] < 0).tolist()
-    }
-    return Pack(path, size, records, unreadable, num_reused, num_needing_extra)
+    broken = np.flatnonzero(records["row"] < 0).tolist()
+    unreadable = {number: faults[number].why if number in faults else MISSING.what for number in broken}
+    return Pack(path, size, records, unreadable, int(is_packed.sum()), num_needing_extra)
 
 
 def all_stamps(catalogue: Catalogue) -> Iterator[int]:
@@ -142,7 +138,7 @@ def decode_one(reader: Reader, number: int, size: int) -> Outcome:
     try:
         return decode(reader.read(number), size)
     except Unreadable as problem:
-        return Fault(str(problem), is_lasting=problem.extra is None, extra=problem.extra)
+        return Fault(str(problem), problem.extra)
     except OSError as error:
         return Fault(f"cannot be read: {(error.strerror or str(error)).lower()}")
     except ValueError as error:
@@ -156,7 +152,6 @@ class Journal:
         self.path, self.row_bytes = path, 3 * size * size
         with writing(path):
             self.pixels_file: BinaryIO = (path / "pixels").open("ab+")
-            self.whys_file: BinaryIO = (path / "why.jsonl").open("ab")
             self.records_file: BinaryIO = (path / "records").open("ab+")
         self.records = self.read_whole_records()
         self.num_records = len(self.records)
@@ -177,7 +172,7 @@ class Journal:
         try:
             self.sync()
         finally:
-            for file in (self.records_file, self.pixels_file, self.whys_file):
+            for file in (self.records_file, self.pixels_file):
                 with contextlib.suppress(OSError):  # reported by `sync` already
                     file.close()
 
@@ -207,20 +202,15 @@ class Journal:
         is_found = (place >= 0) & (ordered[place] == stamps)
         return np.where(is_found, order[place], -1)
 
-    def add(self, stamp: int, outcome: Outcome) -> int:
+    def add(self, stamp: int, decoded: Decoded) -> int:
         """Appends an image; returns the number of its record."""
+        record = decoded.record
+        row = self.rows.setdefault(record["content"].tobytes(), self.num_rows)
+        record["stamp"], record["row"] = stamp, row
         with writing(self.path):
-            if isinstance(outcome, Fault):
-                record = np.zeros((), RECORD)
-                record["row"] = -1
-                self.whys_file.write((json.dumps({"stamp": stamp, "why": outcome.why}) + "\n").encode())
-            else:
-                record = outcome.record
-                row = record["row"] = self.rows.setdefault(record["content"].tobytes(), self.num_rows)
-                if row == self.num_rows:  # no image of the same content is there
-                    self.pixels_file.write(outcome.pixels.tobytes())
-                    self.num_rows += 1
-            record["stamp"] = stamp
+            if row == self.num_rows:  # no image of the same content is there
+                self.pixels_file.write(decoded.pixels.tobytes())
+                self.num_rows += 1
             self.records_file.write(record.tobytes())
         self.num_records += 1
         if time.monotonic() - self.last_sync > SECONDS_BETWEEN_SYNCS:
@@ -230,7 +220,7 @@ class Journal:
     def sync(self) -> None:
         """Pixels first: a record never promises what is not there."""
         with writing(self.path):
-            for file in (self.pixels_file, self.whys_file, self.records_file):
+            for file in (self.pixels_file, self.records_file):
                 file.flush()
                 os.fsync(file.fileno())
         self.last_sync = time.monotonic()
@@ -242,15 +232,6 @@ class Journal:
         chosen["row"] = -1
         chosen[numbers >= 0] = self.map_records(self.num_records)[numbers[numbers >= 0]]
         return chosen
-
-
-def read_whys(path: Path) -> dict[int, str]:
-    whys = {}
-    for line in (path / "why.jsonl").read_text("utf-8", errors="replace").splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # a torn last line
-            entry = json.loads(line)
-            whys[int(entry["stamp"])] = shortened(str(entry["why"]))
-    return whys
 
 
 def describe_folder(path: Path, identity: str, size: int) -> None:

@@ -156,8 +156,9 @@ def check_pixels(folder: Path) -> None:
         "image_std": PIXEL_STD,
         "rescale_factor": 1 / 255,
         "do_rescale": True,
+        "do_normalize": True,
     }
-    for name, value in (ours | {"do_normalize": True}).items():
+    for name, value in ours.items():
         found = about.get(name) if isinstance(about, dict) else None
         with suppress(TypeError, ValueError, OverflowError):
             if found is None or np.allclose(np.array(found, dtype=float), value, rtol=1e-6):
