@@ -297,7 +297,8 @@ def resize_rgb(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Ima
     """A part of an image as RGB at a size; a large one is converted band by band: a second one would not fit."""
     image.load()
     left, top, right, bottom = box
-    if is_plain(image) or image.width * image.height <= CONVERTED_AT_ONCE:
+    is_plain = image.mode == "RGB" and not has_alpha(image)
+    if is_plain or image.width * image.height <= CONVERTED_AT_ONCE:
         rgb = to_rgb(image)
         is_same = rgb.size == size and box == (0, 0, *size)
         return rgb if is_same else rgb.resize(size, Image.Resampling.BICUBIC, box=box)
@@ -317,10 +318,6 @@ def resize_rgb(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Ima
     return reduced.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
 
 
-def is_plain(image: Image.Image) -> bool:
-    return image.mode == "RGB" and "transparency" not in image.info
-
-
 def to_rgb(image: Image.Image) -> Image.Image:
     """RGB as a viewer would show it: sixteen bits scaled down, transparency over white."""
     if image.mode == "F":
@@ -331,7 +328,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if has_alpha(image):
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
-    return image if is_plain(image) else image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def channels_first(image: Image.Image) -> np.ndarray:
