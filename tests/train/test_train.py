@@ -9,20 +9,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import SMALL, as_flags, command, environment, wait_for
-from PIL import Image
 from safetensors.torch import load_file
 
 import lapclip as library
 from lapclip.config import Config, load_config
 from lapclip.errors import UserError
-from lapclip.runs.events import Evaluated, Failed, Finished, Saved, Started, Step, Warned, mean_recall
+from lapclip.runs.events import Evaluated, Failed, Finished, Saved, Started, Step, Warned
+from lapclip.runs.history import mean_recall
 from lapclip.runs.run import Run, open_run
+from lapclip.runs.status import refuse_if_finished
 from lapclip.train.loop import train
-from lapclip.train.prepare import prepare, refuse_if_finished, revise
+from lapclip.train.prepare import prepare, revise
 from lapclip.weights import checkpoint
 
 
@@ -194,10 +194,10 @@ def test_minutes_count_training_and_a_resume_keeps_clock_and_order(with_train):
 def test_a_finished_run_can_be_extended_but_not_just_resumed(with_train):
     run, _ = trained(with_train(steps=2, eval_every=None))
     with pytest.raises(UserError, match="has had its budget") as caught:
-        refuse_if_finished(run, revise(run, {}), 200)
+        refuse_if_finished(run, revise(run, {}))
     assert "--steps 4" in caught.value.hint
     longer = revise(run, {"steps": 40})
-    refuse_if_finished(run, longer, 200)
+    refuse_if_finished(run, longer)
     assert longer.train.eval_every == "4", "ten times in the new budget, not in the old one"
     stop_after(5, run, longer)
     assert run.load_config() == longer and checkpoint.latest(run.checkpoints).name == "step-000005"
@@ -221,7 +221,7 @@ def test_a_stop_at_any_moment_can_be_resumed_to_a_finished_run(plain, with_train
     last = list(run.events())[-1]
     assert isinstance(last, Finished) and last.reason == "stopped"
     config = revise(run, {})
-    refuse_if_finished(run, config, 200)
+    refuse_if_finished(run, config)
     events = list(train(config, run))
     assert events[-1].reason == "budget" and events[-1].step == 6 and events[-1].recall is not None
     assert (run.path / "learned.png").exists()
@@ -269,31 +269,3 @@ def test_long_captions_are_warned_about(small_config):
     _, events = trained(replace(small_config, model=model, train=budget))
     (warning,) = [w for w in of(Warned, events) if w.kind != "small-pool"]
     assert "100% of the captions" in warning.message and "--text-length" in warning.hint
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("loss", "recompute", "tolerance"), [("softmax", False, 1e-5), ("sigmoid", True, 1e-4)]
-)
-def test_what_saves_memory_changes_no_loss(with_train, loss, recompute, tolerance):
-    """Only the order of sums differs."""
-    losses = []
-    for chunk in (8, 3):
-        config = with_train(loss=loss, chunk=chunk, keep_patches=0.5, eval_every="6")
-        config = replace(config, model=replace(config.model, recompute=recompute and chunk == 3))
-        losses.append([step.loss for step in of(Step, trained(config, f"chunk-{chunk}")[1])])
-    np.testing.assert_allclose(losses[0], losses[1], atol=tolerance)
-    assert losses[0][-1] < losses[0][0]
-
-
-def test_from_python_one_loads_and_embeds(its_copy):
-    embedder = library.load(its_copy.name)
-    Image.new("RGB", (40, 90), "red").save("red.png")
-    Image.new("L", (90, 40)).save("grey.png")
-    images = embedder.images(["red.png", Path("grey.png"), Image.new("RGBA", (20, 20))])
-    texts = embedder.texts(["a red house", "nothing"])
-    assert images.shape == (3, 128) and texts.shape == (2, 128) and images.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(np.vstack([images, texts]), axis=1), 1, rtol=1e-5)
-    assert embedder.images([]).shape == (0, 128)
-    with pytest.raises(UserError, match=r"nowhere\.png"):
-        embedder.images(["nowhere.png"])

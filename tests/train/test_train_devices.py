@@ -5,15 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import SMALL, as_flags
-from fakes import Cannot, Elsewhere, Slow, Small, Wrong, WrongOnPermuted
+from fakes import Elsewhere, Slow, Small, Wrong
 from test_train import assert_equal_to_the_bit, of
 from tiny import ONE_PAIR
 
 from lapclip.cli.train import show_resolved
 from lapclip.config import Config, load_config
-from lapclip.errors import UserError
 from lapclip.machine.device import DEVICES, Device
-from lapclip.runs.events import Failed, Finished, Started, Step, Warned
+from lapclip.runs.events import Failed, Finished, Step, Warned
 from lapclip.runs.run import Run, open_run
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare, revise
@@ -64,9 +63,8 @@ def losses(events) -> list[float]:
 # Wrong.
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_wrong_device_asked_for_by_name_is_refused_with_the_tensor_s_name(call, there, seed):
-    device = there(Wrong(seed=seed))
+def test_a_wrong_device_asked_for_by_name_is_refused_and_the_run_goes_on_on_the_processor(call, there):
+    device = there(Wrong(seed=1))
     done = call("train", "--run", "wrong", "--device", "mps", *as_flags(SMALL))
     said = " ".join(done.stderr.split())
     assert done.returncode == 1 and f"the gradient of `{device.chosen[0]}` differs" in said
@@ -74,28 +72,9 @@ def test_a_wrong_device_asked_for_by_name_is_refused_with_the_tensor_s_name(call
     run = open_run("wrong")
     assert checkpoint.latest(run.checkpoints) is None and of(Step, run.events()) == []
     assert isinstance(list(run.events())[-1], Failed)
-
-
-@pytest.mark.parametrize(
-    ("device", "words"), [(WrongOnPermuted(), "with permuted inputs"), (Cannot(), "aten::gather")]
-)
-def test_other_faults_stop_a_run_before_it_trains_too(there, device, words):
-    there(device)
-    run = prepare(config_of(device="mps"), "run")
-    with pytest.raises(UserError, match=words):
-        list(train(run.load_config(), run))
-    assert of(Step, run.events()) == of(Started, run.events()) == []
-
-
-def test_a_run_refused_elsewhere_goes_on_on_the_processor(call, there):
-    there(Wrong())
-    flags = as_flags(SMALL | {"eval_every": "6"})
-    assert call("train", "--run", "run", "--device", "mps", *flags).returncode == 1
-    done = call("train", "--resume", "run", "--device", "cpu")
-    assert done.returncode == 0, done.stderr
-    last = list(open_run("run").events())[-1]
-    assert isinstance(last, Finished) and last.step == SMALL["steps"]
-    assert_equal_to_the_bit(open_run("run"), trained("straight", device="cpu")[0])
+    done = call("train", "--resume", "wrong", "--device", "cpu")
+    assert done.returncode == 0 and isinstance(list(run.events())[-1], Finished), done.stderr
+    assert_equal_to_the_bit(run, trained("straight", device="cpu", eval_every="6")[0])
 
 
 def test_a_run_that_may_choose_falls_back_to_the_processor_and_says_why(there, capfd):
@@ -126,18 +105,6 @@ def test_an_absent_device_is_an_error_and_leaves_no_run(call):
 # Slow, or not.
 
 
-@pytest.mark.slow
-def test_a_slow_device_is_measured_and_loses_by_a_factor(there):
-    there(Slow(operation_seconds=2e-4))
-    run, events = trained(stop=1, **ENOUGH)
-    assert events[0].device == "cpu"
-    assert "times as fast as `mps`" in run.load_machine()["reasons"]["device"]
-    again = prepare(config_of(**ENOUGH), "again")
-    assert again.load_machine()["reasons"]["device"] == run.load_machine()["reasons"]["device"], (
-        "remembered, not measured again"
-    )
-
-
 @pytest.mark.parametrize("asked", [{"device": "mps"}, {"device": "cpu", "precision": "bf16"}], ids=str)
 def test_what_is_asked_for_and_right_is_honoured_however_slow(there, asked):
     there(Slow())
@@ -154,8 +121,8 @@ def test_what_is_asked_for_and_right_is_honoured_however_slow(there, asked):
 # Small.
 
 
-@pytest.mark.parametrize(("fits", "chunk"), [(5, 4), (1, 1)])
-def test_a_run_that_runs_out_of_memory_has_the_losses_of_one_that_does_not(there, fits, chunk):
+def test_a_run_that_runs_out_of_memory_has_the_losses_of_one_that_does_not(there):
+    fits, chunk = 5, 4
     flags = {"device": "mps", "keep_patches": 0.5, "text_length": 32, "steps": 3}
     there(Elsewhere())
     _, straight = trained("straight", **flags)
@@ -182,10 +149,3 @@ def test_a_resumed_run_begins_with_the_smaller_chunk_and_goes_on_to_the_same_los
     assert resumed[0].chunk == 2 and {w.kind for w in of(Warned, resumed)} <= {"small-pool"}
     assert device.num_refusals == before, "neither a step nor the check before the first one"
     np.testing.assert_allclose(losses(events) + losses(resumed), losses(straight), atol=1e-5)
-
-
-def test_a_device_without_room_for_one_pair_is_a_sentence(call, there):
-    there(Small(limit_bytes=ONE_PAIR // 4))
-    done = call("train", "--run", "run", "--device", "mps", *as_flags(SMALL))
-    assert done.returncode == 1 and "no memory for even one pair" in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr

@@ -48,7 +48,7 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
     """
     config, opened = open_for({**flags, "pack": True})
     with working("examining"):
-        from lapclip.train.checkup import check_up
+        from lapclip.train.prepare import check_up
 
         reports = [
             (part.name, part.files.catalogue.format, check_up(config, part))

@@ -81,8 +81,9 @@ def start(
     config: Path | None, name: str | None, resume: str | None, flags: dict[str, Any], *, as_json: bool
 ) -> int:
     """Starts the training in a process of its own, once all is checked that can be checked at once."""
-    from lapclip.runs.background import as_arguments, log_of, refuse_if_done, start_training
+    from lapclip.runs.background import as_arguments, log_of, start_training
     from lapclip.runs.run import new_run, open_run, refuse_name
+    from lapclip.runs.status import refuse_if_finished
 
     if resume is None:
         settings = load_config(config, flags)
@@ -95,8 +96,7 @@ def start(
     else:
         run = open_run(resume)
         refuse_fixed(run, flags)
-        load_config(run.path / "config.toml", flags)
-        refuse_if_done(run, flags)
+        refuse_if_finished(run, load_config(run.path / "config.toml", flags))
         arguments = [f"--resume={run.reference}", *as_arguments(flags)]
     pid = start_training(run, arguments)
     if as_json:
@@ -142,13 +142,15 @@ def go_on(
     name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
 ) -> "tuple[Run, Config, Data]":
     from lapclip.runs.run import open_run
+    from lapclip.runs.status import refuse_if_finished
 
     run = reserved or open_run(name)
     refuse_fixed(run, flags)
     if reserved is None and run.owner() is not None:
         raise run.is_taken()  # before setting up, which takes a while
+    refuse_if_finished(run, load_config(run.path / "config.toml", flags))
     with working("setting up"):
-        from lapclip.train.prepare import open_here, refuse_if_finished, refuse_if_other, revising
+        from lapclip.train.prepare import open_here, refuse_if_other, revising
     where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}
     config = run.load_config()
     data = follow(
@@ -157,7 +159,6 @@ def go_on(
     if "source" in flags:
         refuse_if_other(run, data)
     settings = follow(revising(run, flags, data), requests, "setting up")
-    refuse_if_finished(run, settings, data.training.num_pairs)
     return run, settings, data
 
 

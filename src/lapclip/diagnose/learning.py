@@ -8,7 +8,8 @@ from statistics import fmean, median
 from typing import Literal
 
 from lapclip.config import MAX_SCALE, Config
-from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned, mean_recall
+from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
+from lapclip.runs.history import mean_recall
 
 CHANCE_STEPS = 100  # together: 1,600 choices even in batches of 8, so that chance can be told from a little
 CHANCE_FROM = 0.15  # of the run: `nano` leaves chance in the first tenth, at a tenth of its rate in a fifth
@@ -56,27 +57,24 @@ class Collapsed:
         self.steps.append(event)
         if len(self.steps) < self.window or event.progress < CHANCE_FROM:
             return
-        num_different = fmean(step.num_different or self.batch_size for step in self.steps)
-        accuracy = fmean(step.accuracy for step in self.steps)
-        # The softmax loss of embeddings that are all alike; equal captions do not count.
-        guessing = math.log(self.batch_size - self.batch_size / num_different + 1)
-        if num_different >= 2 and self.is_stuck(accuracy, 1 / num_different, guessing):
-            yield self.warned(event, accuracy, guessing)
-
-    def is_stuck(self, accuracy: float, chance: float, guessing: float) -> bool:
-        num_choices = 2 * self.batch_size * self.window
-        if accuracy > chance + CHANCE_SIGMAS * math.sqrt(chance * (1 - chance) / num_choices):
-            return False
+        size = self.batch_size
+        num_different = fmean(step.num_different or size for step in self.steps)
+        if num_different < 2:
+            return
+        accuracy, chance = fmean(step.accuracy for step in self.steps), 1 / num_different
+        error = math.sqrt(chance * (1 - chance) / (2 * size * self.window))
+        # The softmax loss of embeddings that are all equal; equal captions do not count.
+        guessing = math.log(size - size * chance + 1)
         losses, half = [step.loss for step in self.steps], self.window // 2
         before, after = fmean(losses[:half]), fmean(losses[half:])
         is_flat = abs(after - before) <= STUCK * abs(before)
-        return is_flat and (self.config.train.loss == "sigmoid" or after >= (1 - STUCK) * guessing)
+        is_guessing = self.config.train.loss == "sigmoid" or after >= (1 - STUCK) * guessing
+        if accuracy <= chance + CHANCE_SIGMAS * error and is_flat and is_guessing:
+            yield self.warned(event, accuracy, guessing)
 
     def warned(self, event: Step, accuracy: float, guessing: float) -> Warned:
         train = self.config.train
-        message = (
-            f"after {event.step} steps nothing is learned: accuracy is {accuracy:.1%}, the level of chance"
-        )
+        message = f"nothing is learned after {event.step} steps: accuracy is {accuracy:.1%}, as by chance"
         if train.loss != "sigmoid":
             message += f", and the loss stays at {event.loss:.2f}, which is ln {math.exp(guessing):.0f}"
         if (train.lr or USUAL_LR) > USUAL_LR:
@@ -108,21 +106,16 @@ class Pinned:
             self.since = event.step
         num_steps = event.step - self.since
         held = f"the temperature has been at its limit of {event.temperature:.2g} for {num_steps} steps"
+        train = self.config.train
         if self.side == "low" and num_steps >= PINNED_LOW_STEPS:
             message = f"{held}: the model cannot separate the pairs, and the similarities hardly differ"
-            hint = (
-                f"start again with a lower learning rate: `--lr {(self.config.train.lr or USUAL_LR) / 3:.1g}`"
-            )
+            hint = f"start again with a lower learning rate: `--lr {(train.lr or USUAL_LR) / 3:.1g}`"
             yield Warned(event.step, message, hint, "scale-pinned")
         if self.side == "high" and num_steps >= PINNED_STEPS:
-            batch_size = self.config.train.batch_size or 2
-            yield Warned(
-                event.step,
-                f"{held}: the model separates {batch_size} pairs easily, and a lower temperature would make training"
-                " unstable",
-                f"harmless while recall rises; in the next run, make the task harder: `--batch-size {2 * batch_size}`",
-                "scale-pinned",
-            )
+            size = train.batch_size or 2
+            message = f"{held}: the model separates {size} pairs easily, and a lower one would be unstable"
+            hint = f"harmless while recall rises; in the next run, make the task harder: `--batch-size {2 * size}`"
+            yield Warned(event.step, message, hint, "scale-pinned")
 
 
 class Duplicates:
@@ -152,15 +145,14 @@ class Duplicates:
 
 
 def rate_still_high(config: Config, last: Step, step: int, name: str) -> Warned | None:
-    """At the end: the part of learning that comes with a falling rate has not happened."""
+    """At the end: what is learned while the learning rate decays has not been learned."""
     peak = config.train.lr or USUAL_LR
     if last.step < MIN_STEPS or last.lr <= HIGH_RATE * peak:
         return None
-    message = (
-        f"training ends at {last.progress:.0%} of its budget, with the learning rate at {last.lr / peak:.0%} of its"
-        " peak; the model would improve further while the rate decays"
-    )
-    return Warned(step, message, f"continue to the end: `lapclip train --resume {name}`", "lr-still-high")
+    done, rate = f"{last.progress:.0%} of its budget", f"{last.lr / peak:.0%} of its peak"
+    message = f"training ends at {done}, with the learning rate at {rate}"
+    hint = f"the model would improve further while it decays: `lapclip train --resume {name}`"
+    return Warned(step, message, hint, "lr-still-high")
 
 
 class Exploding:
@@ -184,11 +176,10 @@ class Exploding:
         often = norms[-SOME_STEPS]
         is_far = often >= FAR_LONGER * max(self.usual, self.config.train.clip_norm)
         if self.usual < math.inf and is_far and loss >= LOSS_ROSE * self.lowest_loss:
-            where = f", the largest in `{longest_of(self.norms)}`" if self.norms else ""
-            message = (
-                f"gradients explode: the norm is often {often:.3g} or more, before it was {self.usual:.2g}{where};"
-                f" the loss has risen from {self.lowest_loss:.2f} to {loss:.2f}"
-            )
+            where = f", the largest in `{max(self.norms, key=self.norms.__getitem__)}`" if self.norms else ""
+            rose = f"the loss has risen from {self.lowest_loss:.2f} to {loss:.2f}"
+            norm = f"the norm is often {often:.3g} or more, before it was {self.usual:.2g}"
+            message = f"gradients explode: {norm}{where}; {rose}"
             yield Warned(event.step, message, calmer(self.config), "exploding-gradients")
         self.usual, self.lowest_loss = min(self.usual, median(norms)), min(self.lowest_loss, loss)
         self.block = []
@@ -204,39 +195,29 @@ class Vanishing:
     def look(self, event: Event) -> Iterator[Warned]:
         if not isinstance(event, Inspected) or not event.grad_norms:
             return
-        norms = event.grad_norms
-        self.recent.append(vanished(norms))
+        norms = {layer: norm for layer, norm in event.grad_norms.items() if "." in layer}
+        largest_norms = {layer: max(tower_of(layer, norms).values()) for layer in norms}
+        self.recent.append([layer for layer in norms if norms[layer] < VANISHED * largest_norms[layer]])
         layers = [layer for layer in self.recent[-1] if all(layer in each for each in self.recent)]
         if len(self.recent) < NUM_INSPECTIONS or not layers:
             return
         first = layers[0]
-        tower = first.split(".")[0]
-        longest = longest_of({layer: norm for layer, norm in norms.items() if layer.split(".")[0] == tower})
+        largest = max(tower_of(first, norms), key=norms.__getitem__)
         others = "another layer" if len(layers) == 2 else f"{len(layers) - 1} others"
         who = f"`{first}` and {others} hardly learn" if len(layers) > 1 else f"`{first}` hardly learns"
-        lengths = f"{norms[first]:.1e}, that of `{longest}` {norms[longest]:.1e}"
-        message = f"{who}: the gradient norm of `{first}` is {lengths}"
+        message = f"{who}: gradient norm {norms[first]:.1e} in `{first}`, {norms[largest]:.1e} in `{largest}`"
         yield Warned(event.step, message, calmer(self.config), "vanishing-gradients")
 
 
-def longest_of(norms: dict[str, float]) -> str:
-    return max(norms, key=lambda layer: norms[layer])
-
-
-def vanished(norms: dict[str, float]) -> list[str]:
-    """The layers whose gradient is nothing beside the longest one of their tower, which itself is not nothing."""
-    found = []
-    for tower in ("image", "text"):
-        own = {layer: norm for layer, norm in norms.items() if layer.startswith(f"{tower}.")}
-        longest = max(own.values(), default=0.0)
-        found += [layer for layer, norm in own.items() if longest > 0 and norm < VANISHED * longest]
-    return found
+def tower_of(layer: str, norms: dict[str, float]) -> dict[str, float]:
+    tower = layer.partition(".")[0]
+    return {other: norm for other, norm in norms.items() if other.partition(".")[0] == tower}
 
 
 def calmer(config: Config) -> str:
-    """The setting that most likely makes gradients what they should be."""
+    """The setting that most likely makes gradients normal again."""
     if config.train.weight_decay >= MUCH_DECAY:
-        return "start again with less weight decay, which shrinks the weights: `--weight-decay 0.1`"
+        return "start again with less weight decay: `--weight-decay 0.1`"
     return f"start again with a lower learning rate: `--lr {(config.train.lr or USUAL_LR) / 3:.1g}`"
 
 
@@ -303,13 +284,10 @@ def judge(points: list[Point]) -> Warned | None:
     now, noise = fmean(point.recall for point in last), current.noise
     rose = f"validation loss has risen from {best.loss:.2f} at step {best.step} to {current.loss:.2f}"
     if now > best.recall + noise:
-        return Warned(
-            current.step,
-            f"{rose}, but recall rises too, from {best.recall:.0%} to {now:.0%} on average: the model finds more,"
-            " and is only overconfident in its mistakes",
-            "nothing to do: `best` is chosen by recall",
-            "loss-rises-recall-too",
-        )
+        what = f"but recall rises too, from {best.recall:.0%} to {now:.0%} on average"
+        why = "the model finds more, and is only overconfident in its mistakes"
+        hint = "nothing to do: `best` is chosen by recall"
+        return Warned(current.step, f"{rose}, {what}: {why}", hint, "loss-rises-recall-too")
     means = (fmean(point.recall for point in points[n : n + NUM_LAST]) for n in range(len(points) - NUM_LAST))
     highest = max(means, default=now)
     fell = highest > now + noise
@@ -320,19 +298,15 @@ def judge(points: list[Point]) -> Warned | None:
         return None
     what = f"recall falls, from {highest:.0%} to {now:.0%} on average" if fell else "recall no longer rises"
     kept = max(points, key=lambda point: point.recall)
-    return Warned(
-        current.step,
-        f"{rose} and {what}, while training loss falls: the model memorises its pairs; `best` is step {kept.step}",
-        f"train on more pairs, or stop at the lowest validation loss: `--epochs {float(f'{best.epoch:.2g}'):g}`",
-        "over-fitting",
-    )
+    message = f"{rose} and {what}, while training loss falls: the model memorises its pairs; `best` is step {kept.step}"
+    hint = f"train on more pairs, or stop at the lowest validation loss: `--epochs {float(f'{best.epoch:.2g}'):g}`"
+    return Warned(current.step, message, hint, "over-fitting")
 
 
 def small_pool(step: int, num_images: int, config: Config, started: Started | None) -> Warned:
     points = 100 * SIGMAS * math.sqrt(0.25 / num_images)
     message = (
-        f"recall is measured over only {num_images} images: its error is up to {points:.0f} points, and smaller"
-        " differences are not significant"
+        f"recall is measured over {num_images} images only: its 95% interval is up to ±{points:.0f} points"
     )
     share, num_train = config.data.validation_share, started.num_train if started else 0
     is_part = not started or num_images < 0.9 * share / (1 - share) * num_train

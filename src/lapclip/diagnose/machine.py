@@ -1,7 +1,7 @@
 """Signs in the machine: waiting for data, memory that runs short, and training that has become slower."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -102,10 +102,6 @@ class Block:
     readings: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
-    @property
-    def speed(self) -> float:
-        return median(self.speeds)
-
 
 class Slower:
     """Throughput has fallen below the level it once held, and stays there."""
@@ -149,29 +145,17 @@ class Slower:
     def judge(self) -> tuple[str, str] | None:
         if len(self.last) < NUM_BLOCKS:
             return None
-        if not self.best or level(self.last) > level(self.best):
-            self.best = list(self.last)
-        more_waiting = waiting(self.last) - waiting(self.best)
-        is_slower = max(block.speed for block in self.last) <= MUCH_SLOWER * level(self.best)
-        if not is_slower or more_waiting > MORE_WAITING:
+        speeds, best = ([median(block.speeds) for block in blocks] for blocks in (self.last, self.best))
+        if not best or min(speeds) > min(best):
+            self.best, best = list(self.last), speeds
+        before, now = (fmean(w for b in blocks for w in b.waiting) for blocks in (self.best, self.last))
+        if max(speeds) > MUCH_SLOWER * min(best) or now - before > MORE_WAITING:
             return None
-        usual, current = (fmean(block.speed for block in blocks) for blocks in (self.best, self.last))
-        share = 1 - current / usual
-        why, hint = likely_cause(readings_of(self.best), readings_of(self.last), self.config)
-        return f"training is {share:.0%} slower, {current:.0f} pairs/s instead of {usual:.0f}: {why}", hint
-
-
-def level(blocks: Iterable[Block]) -> float:
-    """The speed that was held all through."""
-    return min(block.speed for block in blocks)
-
-
-def waiting(blocks: Iterable[Block]) -> float:
-    return fmean(share for block in blocks for share in block.waiting)
-
-
-def readings_of(blocks: Iterable[Block]) -> list[dict[str, Any]]:
-    return [readings for block in blocks for readings in block.readings]
+        readings = [[r for b in blocks for r in b.readings] for blocks in (self.best, self.last)]
+        why, hint = likely_cause(readings[0], readings[1], self.config)
+        usual, current = fmean(best), fmean(speeds)
+        slower = f"{1 - current / usual:.0%} slower, {current:.0f} pairs/s instead of {usual:.0f}"
+        return f"training is {slower}: {why}", hint
 
 
 def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], config: Config) -> tuple[str, str]:
@@ -182,10 +166,7 @@ def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], config
     swapped = values(now, "swapped_bytes")
     if swapped and swapped[-1] - swapped[0] > SWAPPED_BYTES:
         chunk = max(1, (config.train.chunk or 2) // 2)
-        return (
-            "memory is low and the machine swaps",
-            f"close other programs, or resume with `--chunk {chunk}`",
-        )
+        return "memory is low and the machine swaps", f"close programs, or resume with `--chunk {chunk}`"
     if (limits := values(now, "speed_limit")) and fmean(limits) < LIMITED:
         return f"the machine is hot and limits its speed to {fmean(limits):.0%}", cool
     others, usual = values(now, "other_cores"), values(before, "other_cores")

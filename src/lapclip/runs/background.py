@@ -14,11 +14,10 @@ from typing import Any
 
 import psutil
 
-from lapclip.config import BUDGETS, SETTINGS
+from lapclip.config import SETTINGS
 from lapclip.errors import UserError
 from lapclip.files import cannot_write
 from lapclip.runs.run import Run
-from lapclip.runs.status import read_end
 
 # Until it listens to them: what is asked of it while it starts is not lost.
 BLOCKED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -70,22 +69,3 @@ def as_arguments(flags: Mapping[str, Any]) -> list[str]:
         else:
             arguments.append(f"{flag}={value}")
     return arguments
-
-
-def refuse_if_done(run: Run, flags: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run that has had its budget and is given no larger one, as `train` would."""
-    done = read_end(run.path / "events.jsonl").finished
-    if done is None or done.reason != "budget":
-        return
-    had = {"minutes": done.seconds / 60, "epochs": done.epochs, "steps": done.step}
-    if any(flags[name] > had[name] for name in BUDGETS if name in flags):
-        return
-    more = (
-        f"--minutes {float(f'{2 * done.seconds / 60:.2g}'):g}"
-        if run.load_config().train.minutes
-        else f"--steps {2 * done.step}"
-    )
-    raise UserError(
-        f"run `{run.name}` has had its budget: {done.step} steps in {done.seconds / 60:.1f} minutes of training",
-        hint=f"give it a larger one, counted from its start: `lapclip runs resume {run.reference} {more}`",
-    )

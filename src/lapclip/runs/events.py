@@ -6,7 +6,6 @@ numbers are finite and within their bounds, texts printable, and nested values h
 
 import dataclasses
 import json
-import math
 import os
 import re
 import time
@@ -106,23 +105,6 @@ class Evaluated(Event):
     elapsed_seconds: Finite
     loss: Number | None = None  # over the validation set, in batches as in training
     snapshot: str | None = None  # file in the run folder: example searches at this step
-
-
-def mean_recall(recall: dict[str, Any]) -> float:
-    """What makes one evaluation better than another: all six recalls together, steadier than any one of them."""
-    ways = ("text_to_image", "image_to_text")
-    return sum(recall[way][f"recall@{k}"] for way in ways for k in (1, 5, 10)) / 6
-
-
-def is_as_good(recall: dict[str, Any], highest: float | None) -> bool:
-    """Whether it is the highest so far, or no further from it than chance may put it, by one standard error.
-
-    Of two within the noise the later one has learned more: among 18 validation images an early peak is luck.
-    """
-    if highest is None:
-        return True
-    error = math.sqrt(max(0.0, highest * (1 - highest)) / recall["num_images"])
-    return mean_recall(recall) >= highest - error
 
 
 @dataclass(frozen=True)
@@ -264,10 +246,9 @@ def checked(event: Event) -> Event:
             values["parts"] = {part: event.parts[part] for part in PARTS}
             values["memory"] = {kind: event.memory[kind] for kind in KINDS_OF_MEMORY}
             values["grad_norms"] = {k: v for k, v in values["grad_norms"].items() if fits(v, (0, HUGE))}
-            read, cores = values["readings"], values["readings"].pop("cores", None)
-            known = {k: v for k, v in read.items() if fits(v, READINGS.get(k, FINITE))}
-            has_cores = cores and fits(cores, [SHARE] * len(cores))
-            values["readings"] = {"cores": cores, **known} if has_cores else known
+            shapes = READINGS | {"cores": [SHARE] * len(values["readings"].get("cores") or [])}
+            read = values["readings"].items()
+            values["readings"] = {k: v for k, v in read if fits(v, shapes.get(k, FINITE))}
         case Evaluated():
             if not is_recall(values["recall"]):
                 raise ValueError
@@ -321,74 +302,52 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 MAX_LINE = 1 << 20  # bytes; what is longer is no event
-PORTION = 1 << 20
 MAX_IDENTITY = 128  # bytes of the first line, which has the time of the start in it
 
 
 class Follower:
-    """Reads a file of events while it is written.
+    """Reads a file of events while it is written; of a file of any size no more than MAX_LINE bytes are held.
 
     Only whole lines count. A file that was cut short or replaced by another is read again from its start, which
-    `num_restarts` tells; of a file of any size no more than a portion is held.
+    `num_restarts` tells.
     """
 
-    def __init__(self, path: Path, place: str = ""):
+    def __init__(self, path: Path):
         self.path = path
-        self.identity, self.offset = parse_place(place)
-        self.num_restarts = 0
-        self.is_in_long_line = False
+        self.identity = self.offset = self.num_restarts = 0
+        self.last_byte = b""  # before the offset
 
     @property
     def place(self) -> str:
-        """Where reading stands, for another follower to go on from."""
+        """How far which file has been read."""
         return f"{self.identity}-{self.offset}"
 
     def new(self) -> Iterator[Event]:
         """Every event that was added since the last call."""
         try:
             with self.path.open("rb") as file:
-                if self.offset and not self.can_go_on(file):
-                    self.num_restarts += 1
-                    self.offset, self.is_in_long_line = 0, False
+                if self.offset and not self.is_same(file):
+                    self.num_restarts, self.offset = self.num_restarts + 1, 0
                 file.seek(self.offset)
-                yield from self.read_on(file)
+                while line := file.readline(MAX_LINE):
+                    if len(line) < MAX_LINE and not line.endswith(b"\n"):
+                        return  # still being written
+                    if self.offset == 0:
+                        self.identity = identify(file, line[:MAX_IDENTITY])
+                    self.offset, self.last_byte = self.offset + len(line), line[-1:]
+                    if event := from_line(line):
+                        yield event
         except OSError:  # not there yet, or not at the moment
             return
 
-    def can_go_on(self, file: BinaryIO) -> bool:
-        """Whether it is still the same file, reaches to where reading stands, and a line ends there."""
-        if identify(file, file.read(MAX_IDENTITY)) != self.identity:
-            return False
-        if self.offset > os.fstat(file.fileno()).st_size:
+    def is_same(self, file: BinaryIO) -> bool:
+        """Whether it is the file that was read before, and still has there what was read last."""
+        if identify(file, file.readline(MAX_IDENTITY)) != self.identity:
             return False
         file.seek(self.offset - 1)
-        return self.is_in_long_line or file.read(1) == b"\n"
-
-    def read_on(self, file: BinaryIO) -> Iterator[Event]:
-        rest, read = b"", self.offset
-        while portion := file.read(PORTION):
-            read += len(portion)
-            portion = rest + portion
-            if self.offset == 0:  # while its first line is torn a file has no name yet, and no place
-                self.identity = identify(file, portion)
-            *lines, rest = portion.split(b"\n")
-            for line in lines:
-                event = None if self.is_in_long_line else from_line(line)
-                self.is_in_long_line = False
-                self.offset += len(line) + 1
-                if event is not None:
-                    yield event
-            if len(rest) > MAX_LINE:
-                self.offset, rest, self.is_in_long_line = read, b"", True
+        return file.read(1) == self.last_byte
 
 
 def identify(file: BinaryIO, beginning: bytes) -> int:
     """A number that another file would not have: a new one often gets the inode of the one that was deleted."""
-    first_line = beginning[:MAX_IDENTITY].partition(b"\n")[0]
-    return zlib.crc32(first_line, os.fstat(file.fileno()).st_ino & 0xFFFFFFFF)
-
-
-def parse_place(place: str) -> tuple[int, int]:
-    identity, _, offset = place.partition("-")
-    is_one = len(place) < 40 and identity.isdecimal() and offset.isdecimal()
-    return (int(identity), int(offset)) if is_one else (0, 0)
+    return zlib.crc32(beginning, os.fstat(file.fileno()).st_ino & 0xFFFFFFFF)

@@ -8,10 +8,8 @@ import re
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from lapclip.files import (
     write_lock,
     write_lock_owner,
 )
-from lapclip.runs.events import Event, Failed, Finished, Step, read_events, to_line
+from lapclip.runs.events import Event, Failed, Step, read_events, to_line
 
 RUNS = Path("runs")
 MAX_NAME_BYTES = 100  # bytes
@@ -37,9 +35,7 @@ MAX_NAME_BYTES = 100  # bytes
 SECONDS_BETWEEN_STEPS = 0.5
 MAX_SAID = 400  # characters of a message or a hint in the lock, whose block holds both
 # What lies in a run's folder before its `config.toml`, which is written last.
-WHILE_SET_UP = (
-    "lock", "output.log", "events.jsonl", "checkpoints", "tokenizer.json", "machine.json", ".*.writing",
-)  # fmt: skip
+WHILE_SET_UP = ("lock", "output.log", "events.jsonl", "checkpoints", "tokenizer.json", "machine.json")
 
 
 @dataclass
@@ -77,12 +73,6 @@ class Run:
                 times.append((self.path / name).stat().st_mtime)
         return max(times)
 
-    def make_folders(self) -> None:
-        try:
-            self.checkpoints.mkdir()
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
-
     def load_config(self) -> Config:
         return load_config(self.path / "config.toml")
 
@@ -100,17 +90,12 @@ class Run:
     def write_machine(self, facts: dict[str, Any]) -> None:
         write_atomically(self.path / "machine.json", json.dumps(facts, indent=2))
 
-    def is_finished(self) -> bool:
-        """Whether the last thing that happened is that its budget was used up."""
-        last = deque(self.events(), maxlen=1)
-        return bool(last) and isinstance(last[0], Finished) and last[0].reason == "budget"
-
     def events(self) -> Iterator[Event]:
         return read_events(self.path / "events.jsonl")
 
     def write(self, event: Event) -> None:
         """Appends an event; of many steps a second only some are kept, and the last one before anything else."""
-        before = ""
+        events = [event]
         if isinstance(event, Step):
             now = time.monotonic()
             if now - self.last_step_written < SECONDS_BETWEEN_STEPS:
@@ -118,11 +103,15 @@ class Run:
                 return
             self.last_step_written = now
         elif self.step_left_out is not None:
-            before = to_line(self.step_left_out)
-        self.step_left_out = None
+            events = [self.step_left_out, event]
+        self.step_left_out, text = None, "".join(map(to_line, events))
         try:
-            with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-                file.write(before + to_line(event))
+            with (self.path / "events.jsonl").open("a+b") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":  # a killed process left its last line half written
+                        text = f"\n{text}"
+                file.write(text.encode())
         except OSError as error:
             raise cannot_write(self.path, error) from None
 
@@ -133,7 +122,6 @@ class Run:
             self.take_lock()
         self.is_reserved = False
         try:
-            self.end_torn_line()
             yield
         finally:
             self.let_go(sys.exception())
@@ -193,25 +181,11 @@ class Run:
         """The process that is training the run now; what a killed one left in the file does not count."""
         return self.read_lock().owner
 
-    def end_torn_line(self) -> None:
-        """Ends the line a killed process left half written, so that the next event is on a line of its own."""
-        try:
-            with (self.path / "events.jsonl").open("r+b") as file:
-                if file.seek(0, os.SEEK_END):
-                    file.seek(-1, os.SEEK_END)
-                    if file.read() != b"\n":
-                        file.write(b"\n")
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise cannot_write(self.path, error) from None
-
     def write_failure(self, problem: BaseException) -> None:
         fault = "this is a fault of lapclip; please report it"
         hint = problem.hint if isinstance(problem, UserError) else fault
         event = Failed(message=str(problem) or type(problem).__name__, hint=hint)
         try:
-            self.end_torn_line()
             self.write(event)
         except UserError:  # the disk is full
             with contextlib.suppress(OSError):
@@ -260,8 +234,7 @@ def is_leftover(path: Path) -> bool:
     """Whether a run was never set up: there is nothing in it to resume."""
     if not (path / "lock").is_file() or (path / "config.toml").exists() or Run(path).owner() is not None:
         return False
-    names = [child.name for child in path.iterdir()]
-    is_known = all(any(fnmatch(name, known) for known in WHILE_SET_UP) for name in names)
+    is_known = all(child.name in WHILE_SET_UP or child.suffix == ".writing" for child in path.iterdir())
     return is_known and not any((path / "checkpoints").glob("*"))
 
 
@@ -274,11 +247,13 @@ def new_run(name: str | None, *, prefix: str) -> Run:
             leftover.take_lock()
             shutil.rmtree(leftover.path, ignore_errors=True)
             leftover.release()
-    for number in itertools.count(1):
-        path = RUNS / (name or f"{prefix}-{number}")
+    numbers = itertools.count(1)
+    while True:
+        path = RUNS / (name or f"{prefix}-{next(numbers)}")
         try:
             path.mkdir(parents=True)
-            break
+            Run(path).checkpoints.mkdir()
+            return Run(path)
         except FileExistsError:
             if not RUNS.is_dir():
                 raise UserError(
@@ -289,7 +264,6 @@ def new_run(name: str | None, *, prefix: str) -> Run:
                 raise name_taken(name) from None
         except OSError as error:
             raise cannot_write(path, error) from None
-    return Run(path)
 
 
 def open_run(name: str) -> Run:

@@ -4,24 +4,24 @@ How a run stands follows from its lock, which the system keeps, and from the end
 """
 
 import os
+import re
 import shutil
 import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
-from lapclip.config import SETTINGS
+from lapclip.config import BUDGETS, Config
 from lapclip.errors import UserError
-from lapclip.runs.events import MAX_LINE, Finished, from_line
+from lapclip.files import cannot_write
+from lapclip.runs.events import MAX_LINE, Event, from_line, read_events
 from lapclip.runs.history import History, Summary, summarize
 from lapclip.runs.run import RUNS, Run, find_run, is_leftover, is_run
 
-PORTIONS = (
-    1 << 16,
-    1 << 22,
-)  # bytes read from the end of the events; the second only if no step is in the first
-RARE = tuple(f'"event":"{kind}"'.encode() for kind in ("Started", "Evaluated"))
+TAIL = 1 << 16  # bytes of the events that are read to know how a run stands
+RARE = re.compile(rb'\{"version":1,"event":"(?:Started|Evaluated)".*')
 Pair = list[Any]  # of the first run and of the second
 MACHINE = (
     "chip", "num_cores", "memory_bytes", "system", "python", "torch", "lapclip", "commit", "data",
@@ -70,31 +70,51 @@ def read_end(path: Path) -> History:
     history = History()
     try:
         with path.open("rb") as file:
-            num_bytes = file.seek(0, os.SEEK_END)
-            for portion in PORTIONS:
-                before = file.seek(max(0, num_bytes - portion))
-                lines = file.read(portion).split(b"\n")[1 if before else 0 :]
-                events = [event for line in lines if (event := from_line(line))]
-                history = History().extend(events)
-                if before == 0 or is_enough(history):
-                    return history
-                if history.step or history.started:
-                    break
-            file.seek(0)
-            rare = []
-            while file.tell() < before and (line := file.readline(MAX_LINE)):
-                if any(kind in line[:100] for kind in RARE) and (event := from_line(line)):
-                    rare.append(event)
-            return History().extend([*rare, *events])
+            start = file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read(TAIL).split(b"\n")[1 if start else 0 :]
+            events = list(filter(None, map(from_line, lines)))
+            history = History().extend(events)
+            if not start or is_enough(history):
+                return history
+            if not history.step and not history.started:
+                return History().extend(read_events(path))
+            return History().extend([*rare_events(file, start), *events])
     except OSError:
         return history
 
 
+def rare_events(file: BinaryIO, end: int) -> Iterator[Event]:
+    """Those of a kind that comes seldom, up to a place in the file; a run has thousands of others."""
+    file.seek(0)
+    rest = b""
+    while file.tell() < end and (portion := file.read(min(MAX_LINE, end - file.tell()))):
+        lines, _, rest = (rest + portion).rpartition(b"\n")
+        rest = rest[:MAX_LINE]
+        for found in RARE.finditer(lines):
+            if event := from_line(found[0]):
+                yield event
+
+
 def is_enough(history: History) -> bool:
-    if isinstance(history.last, Finished) and history.last.reason == "budget":
-        return True
-    has_recall = history.best or (history.finished and history.finished.recall)
-    return bool(has_recall and (history.step or history.started))
+    recall = history.best or (history.finished and history.finished.recall)
+    return history.has_had_its_budget or bool(recall and (history.step or history.started))
+
+
+def refuse_if_finished(run: Run, config: Config) -> None:
+    """Refuses to go on with a run that has had its budget and is given no larger one."""
+    history = read_end(run.path / "events.jsonl")
+    done, train = history.finished, config.train
+    if done is None or not history.has_had_its_budget:
+        return
+    minutes = done.seconds / 60
+    had = {"minutes": minutes, "epochs": done.epochs, "steps": done.step}
+    if any((getattr(train, budget) or 0) > had[budget] for budget in BUDGETS):
+        return
+    more = f"--minutes {float(f'{2 * minutes:.2g}'):g}" if train.minutes else f"--steps {2 * done.step}"
+    raise UserError(
+        f"run `{run.name}` has had its budget: {done.step} steps in {minutes:.1f} minutes of training",
+        hint=f"give it a larger one, counted from its start: `lapclip train --resume {run.reference} {more}`",
+    )
 
 
 def ask_to_stop(run: Run) -> int | None:
@@ -128,26 +148,15 @@ def compare(first: Run, second: Run) -> dict[str, Any]:
     one, two = summarize(first), summarize(second)
     return {
         "runs": [first.name, second.name],
-        "settings": differing(settings_of(first), settings_of(second)),
-        "machine": differing(*({name: s.machine.get(name) for name in MACHINE} for s in (one, two))),
-        "results": pairs(one.results(), two.results()),
+        "settings": differing(one.settings, two.settings, one.settings | two.settings),
+        "machine": differing(one.machine, two.machine, MACHINE),
+        "results": {name: [value, two.results()[name]] for name, value in one.results().items()},
     }
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    try:
-        config = run.load_config()
-    except UserError:  # never set up, or of another version
-        return dict.fromkeys(SETTINGS)
-    return {name: getattr(getattr(config, setting.section), name) for name, setting in SETTINGS.items()}
-
-
-def pairs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Pair]:
-    return {name: [first[name], second[name]] for name in first}
-
-
-def differing(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Pair]:
-    return {name: pair for name, pair in pairs(first, second).items() if pair[0] != pair[1]}
+def differing(first: dict[str, Any], second: dict[str, Any], names: Iterable[str]) -> dict[str, Pair]:
+    pairs = {name: [first.get(name), second.get(name)] for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def remove(run: Run) -> None:
@@ -165,10 +174,7 @@ def remove(run: Run) -> None:
         run.path.rename(doomed)
         shutil.rmtree(doomed)
     except OSError as error:
-        raise UserError(
-            f"cannot remove `{run.path}`: {(error.strerror or str(error)).lower()}",
-            hint="remove it as a user who may write there",
-        ) from None
+        raise cannot_write(run.path, error) from None
     finally:
         run.release()
 

@@ -4,6 +4,7 @@ It continues from wherever the run folder stands. Leaving the generator early (`
 """
 
 import os
+import shutil
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -28,18 +29,8 @@ from lapclip.evaluate.retrieval import pool_loss, retrieval
 from lapclip.machine.device import device_named, release_memory, set_up_process
 from lapclip.machine.hardware import peak_memory_bytes
 from lapclip.machine.power import BATTERY_CHECK_SECONDS, reason_to_pause
-from lapclip.runs.events import (
-    Continued,
-    Evaluated,
-    Event,
-    Finished,
-    Paused,
-    Saved,
-    Started,
-    Step,
-    is_as_good,
-    mean_recall,
-)
+from lapclip.runs.events import Continued, Evaluated, Event, Finished, Paused, Saved, Started, Step
+from lapclip.runs.history import is_as_good, mean_recall
 from lapclip.runs.run import Run
 from lapclip.step.feed import feed
 from lapclip.step.loss import LOSSES
@@ -49,7 +40,7 @@ from lapclip.step.step import Update, choose_patches, fixed_length, move
 from lapclip.train import messages
 from lapclip.train.messages import Clock
 from lapclip.train.prepare import open_here
-from lapclip.train.snapshot import draw_learned, forget_images, take_snapshot
+from lapclip.train.snapshot import draw_learned, take_snapshot
 from lapclip.units import finished, is_due
 from lapclip.weights import checkpoint
 from lapclip.weights.checkpoint import Progress
@@ -62,9 +53,9 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
     """Trains a prepared run to the end of its budget; writes each event to the run, then yields it."""
     data = data or finished(open_here(config))
     with run.owned():
-        loop, distrust = set_up(config, run, data)
+        loop = set_up(config, run, data)
         try:
-            yield from loop.begin(distrust)
+            yield from loop.begin()
             yield from loop.train()
             yield from loop.end()
         except GeneratorExit:
@@ -87,6 +78,7 @@ class Loop:
     batches: Generator[Batch]
     diagnosis: Diagnosis
     inspector: Inspector
+    distrust: str | None  # what was wrong with the execution plan that had been measured
     clock: Clock = field(default_factory=Clock)
     faults: dict[str, None] = field(default_factory=dict)  # unreadable images, in order
     pool: Pool | None = None  # the validation set as embedded last
@@ -116,8 +108,8 @@ class Loop:
                 messages.refuse_if_too_many(self.faults, self.data, self.config.data.max_unreadable)
             data_seconds = time.perf_counter() - started
             profiler.lap("data")
-            for fault in new_faults if len(self.faults) <= messages.MAX_FAULTS_NAMED else ():
-                yield self.report(messages.replaced(now.step, fault))
+            if len(self.faults) <= messages.MAX_FAULTS_NAMED:
+                yield from self.tell(*(messages.replaced(now.step, fault) for fault in new_faults))
             kept = cfg.keep_patches if share < cfg.whole_from else 1.0
             keep_BK = choose_patches(now.step, num_patches=model.image.num_patches, share=kept, **draw)
             lr = cfg.lr * schedule(self.budget.middle(share, now.step), cfg.warmup)
@@ -155,7 +147,7 @@ class Loop:
                 )
             )
             if step_seconds < elapsed_seconds:
-                yield self.report(messages.slept(now.step, elapsed_seconds - step_seconds))
+                yield from self.tell(messages.slept(now.step, elapsed_seconds - step_seconds))
             elif isinstance(profiler, StepProfiler):
                 memory = profiler.memory(model, self.update.optimizer, inputs.tensors)
                 seen = self.inspector.inspected(profiler, memory, step=now.step, seconds=step_seconds)
@@ -175,8 +167,8 @@ class Loop:
             if (is_save and share < 1) or now.best_step == now.step:
                 yield self.save()
 
-    def begin(self, distrust: str | None) -> Iterator[Event]:
-        """What is reported before the first step; `distrust` says what was wrong with a plan that had been measured."""
+    def begin(self) -> Iterator[Event]:
+        """What is reported before the first step."""
         cfg, now, run, data = self.config.train, self.now, self.run, self.data
         assert cfg.batch_size and cfg.chunk, "resolved"
         yield from self.tell(
@@ -194,16 +186,15 @@ class Loop:
                 total_steps=self.budget.steps,
             )
         )
-        if distrust is not None:
-            self.keep_plan(device=distrust, precision="as the device", compile="as the device")
-            yield self.report(messages.distrusted(now.step, distrust))
+        if self.distrust is not None:
+            self.keep_plan(device=self.distrust, precision="as the device", compile="as the device")
+            yield from self.tell(messages.distrusted(now.step, self.distrust))
         has_changed = run.load_machine().get("data") not in (None, data.fingerprint)
-        for warning in messages.before_training(data, self.embedder, now.step, cfg, has_changed):
-            yield self.report(warning)
+        yield from self.tell(*messages.before_training(data, self.embedder, now.step, cfg, has_changed))
         if has_changed:
             now.best_step = now.best_recall = now.highest = None  # measured on other images
             run.write_machine(run.load_machine() | {"data": data.fingerprint})
-            forget_images(run.path)
+            shutil.rmtree(run.path / "snapshots", ignore_errors=True)  # an index may now be another image
         data.release()
         release_memory()
 
@@ -223,7 +214,7 @@ class Loop:
             checkpoint.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
             self.pool = embed_pool(self.embedder, self.data.validation, self.config.data.num_validation)
         if problem := draw_learned(run.path / "learned.png", self.data.validation, self.pool, now.step):
-            yield self.report(problem)
+            yield from self.tell(problem)
         yield from self.finish("budget", peak)
 
     def stop(self) -> None:
@@ -235,11 +226,10 @@ class Loop:
 
     def finish(self, reason: str, peak: int) -> Iterator[Event]:
         now = self.now
-        for warning in self.diagnosis.at_end(now.step):
-            yield self.report(warning)
+        yield from self.tell(*self.diagnosis.at_end(now.step))
         self.is_over = True
         best = checkpoint.best(self.run.checkpoints)
-        yield self.report(
+        yield from self.tell(
             Finished(
                 reason=reason,
                 step=now.step,
@@ -283,7 +273,9 @@ class Loop:
         path = checkpoint.save(self.run.checkpoints, self.update.model, self.update.optimizer, self.now)
         self.saved_step, self.saved_seconds = self.now.step, self.now.seconds
         elapsed_seconds = time.perf_counter() - started
-        return self.report(Saved(self.now.step, str(path), checkpoint.num_bytes(path), elapsed_seconds))
+        saved = Saved(self.now.step, str(path), checkpoint.num_bytes(path), elapsed_seconds)
+        self.run.write(saved)
+        return saved
 
     @contextmanager
     def saved_on_failure(self) -> Iterator[None]:
@@ -318,19 +310,17 @@ class Loop:
         changed = {name: Choice(getattr(self.update.plan, name), why) for name, why in reasons.items()}
         self.run.write_machine(machine | recorded(recorded_choices(self.config, machine) | changed))
 
-    def tell(self, event: Event) -> Iterator[Event]:
-        """Reports an event, then whatever it shows to be wrong."""
-        warnings = self.diagnosis.look(event)  # before anybody can stop here
-        for reported in (event, *warnings):
-            yield self.report(reported)
-
-    def report(self, event: Event) -> Event:
-        self.run.write(event)
-        return event
+    def tell(self, *events: Event) -> Iterator[Event]:
+        """Reports events, and after each one whatever it shows to be wrong."""
+        for event in events:
+            warnings = self.diagnosis.look(event)  # before anybody can stop here
+            for reported in (event, *warnings):
+                self.run.write(reported)
+                yield reported
 
 
-def set_up(config: Config, run: Run, data: Data) -> tuple[Loop, str | None]:
-    """The state at the newest checkpoint or the start; and what was wrong with a plan that had been measured."""
+def set_up(config: Config, run: Run, data: Data) -> Loop:
+    """The state at the newest checkpoint, or at the start."""
     newest = checkpoint.latest(run.checkpoints)
     now = checkpoint.load_progress(newest) if newest else Progress()
     plan, cfg = plan_of(config), config.train
@@ -358,4 +348,4 @@ def set_up(config: Config, run: Run, data: Data) -> tuple[Loop, str | None]:
     update = Update(model, optimizer, LOSSES[cfg.loss], cfg.clip_norm, plan)
     embedder = Embedder(model, tokenizer, device_named(plan.device), chunk=min(64, cfg.chunk))
     inspector = Inspector(max_memory=config.device.max_memory, recompute=config.model.recompute)
-    return Loop(config, run, data, update, embedder, now, batches, diagnosis, inspector), distrust
+    return Loop(config, run, data, update, embedder, now, batches, diagnosis, inspector, distrust)

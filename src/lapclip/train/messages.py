@@ -91,9 +91,7 @@ def out_of_memory(step: int, plan: Plan) -> Warned:
 
 
 def slept(step: int, seconds: float) -> Warned:
-    message = (
-        f"training stood still for {seconds:.0f} s: the machine or the process slept; this is not counted"
-    )
+    message = f"training stopped for {seconds:.0f} s: the machine or the process slept; this is not counted"
     hint = "nothing is lost; keep the lid open or the power plugged in to train without a break"
     return Warned(step, message, hint, kind="slept")
 
@@ -118,21 +116,15 @@ class Clock:
 
     def stop(self, data_seconds: float) -> tuple[float, float]:
         """The seconds of the step, and those of them that were training; waiting for data is part of it."""
-        elapsed = time.perf_counter() - self.started
-        busy = time.process_time() - self.busy_before
-        worked = elapsed - data_seconds
-        # Twice in a row it is no sleep: then steps have become that slow.
-        self.has_just_slept = (
-            self.usual is not None and not self.has_just_slept and has_slept(worked, busy, self.usual)
-        )
+        elapsed, busy = time.perf_counter() - self.started, time.process_time() - self.busy_before
+        worked, usual = elapsed - data_seconds, self.usual or 0.0
+        # Far longer than usual, with a processor that did hardly anything: compiling is no sleep. Twice in a row it is
+        # no sleep either: then steps have become that slow.
+        is_long = worked > max(SLEEP_SECONDS, SLEEP_FACTOR * usual)
+        is_idle = busy < max(2 * usual, SLEEP_BUSY * worked)
+        self.has_just_slept = self.usual is not None and not self.has_just_slept and is_long and is_idle
         if self.has_just_slept:
-            assert self.usual is not None
-            return elapsed, data_seconds + self.usual
+            return elapsed, data_seconds + usual
         # Half of each new step, so that a change of speed is soon usual.
         self.usual = worked if self.usual is None else (self.usual + worked) / 2
         return elapsed, elapsed
-
-
-def has_slept(elapsed: float, busy: float, usual: float) -> bool:
-    """Far longer than usual, with a processor that did hardly anything: compiling is no sleep."""
-    return elapsed > max(SLEEP_SECONDS, SLEEP_FACTOR * usual) and busy < max(2 * usual, SLEEP_BUSY * elapsed)

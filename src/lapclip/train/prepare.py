@@ -1,6 +1,5 @@
-"""Makes a run folder that is alone enough to train from, and changes what may change when a run goes on."""
+"""Makes a run folder that is sufficient to train from, changes what may change on resume, and checks data for both."""
 
-import math
 import re
 import shutil
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lapclip.autotune.plans import Budget, plan_of
+from lapclip.autotune.plans import plan_of
 from lapclip.autotune.quick import try_out
 from lapclip.autotune.resolve import (
     Choices,
@@ -27,9 +26,10 @@ from lapclip.autotune.resolve import (
 )
 from lapclip.autotune.work import Work
 from lapclip.config import BUDGETS, PLAN, Config, FormatName, load_config, with_values
-from lapclip.data.advice import advise, facts_of_captions, share_outside_a_to_z
+from lapclip.data.advice import Advice, advise, facts_of_captions, share_outside_a_to_z
 from lapclip.data.batches import fetch
-from lapclip.data.open import Data, Part, open_source, plain_name
+from lapclip.data.doctor import Report, examine
+from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
 from lapclip.errors import UserError, shortened
@@ -50,25 +50,24 @@ def open_here(config: Config) -> Generator[Progress, None, Data]:
     """Opens the data of a run, and says how far packing is; too many broken images are an error."""
     data = yield from open_source(config.data, shape_of(config.model).image_size)
     for part in data.parts:
-        refuse_if_broken(part, config.data.max_unreadable)
+        if part.files is not None:
+            refuse_if_broken(part.files, config.data.max_unreadable)
     return data
 
 
-def refuse_if_broken(part: Part, tolerated: float) -> None:
-    if part.files is None:
-        return
-    catalogue, broken = part.files.catalogue, part.files.pack.unreadable
+def refuse_if_broken(files: Files, tolerated: float) -> None:
+    catalogue, broken = files.catalogue, files.pack.unreadable
     missing = catalogue.problems.of_kind("missing", "outside")
     num_missing = sum(catalogue.problems.counts[what] for what in missing)
     if num_missing > tolerated * (len(catalogue.names) + num_missing):
-        name = catalogue.problems.names[missing[0]][0]
+        first = f"`{catalogue.problems.names[missing[0]][0]}` {missing[0]}"
         raise UserError(
-            f"{num_missing:,} images that `{part.name}` names cannot be found: `{name}` {missing[0]}",
+            f"{num_missing:,} images that `{files.name}` names cannot be found: {first}",
             hint="pass the folder of the images: `--images FOLDER`; or tolerate it: `--max-unreadable 1`",
         )
     if (share := len(broken) / max(1, len(catalogue.names))) > tolerated:
-        first = list(broken.items())[:3]
-        named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in first)
+        some = list(broken.items())[:3]
+        named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in some)
         raise UserError(
             f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
             hint=f"repair or remove them, or tolerate them: `--max-unreadable {share + 0.01:.2f}`",
@@ -91,7 +90,6 @@ def preparing(
     with ExitStack() as undo:
         if reserved is None:
             undo.callback(shutil.rmtree, run.path, ignore_errors=True)
-        run.make_folders()
         write_atomically(run.tokenizer_file, tokenizer.to_json())
         facts = {"torch": torch.__version__, "data": data.fingerprint, **recorded(choices), "bench": rate}
         run.write_machine(asdict(draft.machine) | versions() | facts)
@@ -232,20 +230,21 @@ def refuse_if_other(run: Run, data: Data) -> None:
         )
 
 
-def refuse_if_finished(run: Run, config: Config, num_pairs: int) -> None:
-    """Refuses to go on with a run that ended with its budget and was given no larger one."""
-    newest = checkpoint.latest(run.checkpoints)
-    if newest is None or not run.is_finished():
-        return
-    now, cfg = checkpoint.load_progress(newest), config.train
-    assert cfg.batch_size is not None, "resolved"
-    budget = Budget.of(cfg, num_pairs, cfg.batch_size)
-    if budget.share_done(now.step, now.seconds) < 1:
-        return
-    steps = budget.steps
-    done = f"{now.seconds / 60:.1f} minutes" if steps is None else f"{now.step} steps"
-    more = f"--minutes {math.ceil(now.seconds / 30)}" if steps is None else f"--steps {2 * now.step}"
-    raise UserError(
-        f"run `{run.name}` has had its budget: {done} of training",
-        hint=f"give it a larger one, counted from its start: `lapclip train --resume {run.reference} {more}`",
+def check_up(config: Config, part: Part) -> Report:
+    """What the data doctor says about one part, with the tokenizer and the settings that training would choose."""
+    files = part.files
+    assert files is not None, "what lapclip draws is sound"
+    sample = sample_captions(part.training, NUM_CAPTIONS_READ)
+    kind = resolve_tokenizer(config, share_outside_a_to_z(sample)).value
+    tokenizer = train_tokenizer(kind, sample, config.data.max_vocab)
+    lengths = tokenizer.lengths([caption for own in files.catalogue.captions for caption in own])
+    shape = shape_of(config.model)
+    report = examine(
+        files, lengths, text_length=shape.text_length, tokenizer=kind, image_size=shape.image_size
     )
+    alone = Data((part,), "", part.training, part.validation)
+    advice = list(summarise(config, alone, tokenizer, sample, tokenizer.lengths(sample)).advice.values())
+    if num := files.pack.num_needing_extra:
+        why = f"{num:,} of the unreadable images are HEIC: `pip install 'lapclip[heic]'`, then try again"
+        advice.append(Advice(None, None, why))
+    return replace(report, advice=[*advice, *(other for other in report.advice if other.setting is None)])

@@ -4,7 +4,6 @@ Small files in `snapshots/` that an event refers to; every image is written once
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,9 @@ def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
     """Writes what the model finds; the file's name in the run folder."""
     folder = run / "snapshots"
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
-    thin_out(folder)
+    kept = sorted(folder.glob("step-*.json"))
+    for old in kept[1::2] if len(kept) >= MAX_KEPT else ():
+        old.unlink()
     is_pair_MN = pair_matrix(pool)
     content = {
         "step": step,
@@ -64,7 +65,7 @@ def found_for(
 
 
 def matrix(folder: Path, source: Source, pool: Pool) -> dict[str, object]:
-    """Cosines of a few images and the first caption of each, which stand on the diagonal."""
+    """Cosines of a few images and the first caption of each; pairs are on the diagonal."""
     images = spread(len(pool.indices), MATRIX_SIDE)
     first_caption_N = np.unique(pool.image_of_caption, return_index=True)[1]
     captions = first_caption_N[images]
@@ -84,18 +85,6 @@ def keep_image(folder: Path, source: Source, index: int) -> str:
         picture.convert("RGB").save(beside, format="JPEG", quality=85)
         beside.replace(folder / name)
     return name
-
-
-def thin_out(folder: Path) -> None:
-    """Removes every second of too many old snapshots."""
-    kept = sorted(folder.glob("step-*.json"))
-    for path in kept[1::2] if len(kept) >= MAX_KEPT else ():
-        path.unlink()
-
-
-def forget_images(run: Path) -> None:
-    """When the source has changed: an index may now be another image."""
-    shutil.rmtree(run / "snapshots", ignore_errors=True)
 
 
 def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries: int = 5) -> Warned | None:
