@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from lapclip.serve.batching import MAX_BATCH, Batcher, Embedding
+from lapclip.serve.batching import MAX_BATCH, Batcher
 
 
 class Model:
@@ -33,25 +35,25 @@ def row(item) -> list[float]:
 
 def run(work, *, is_batching=True, num_known=0, open_gate=True):
     """Runs `work(embedding, model)` in an event loop; the model, for what it was given."""
-    model = Model()
+    model, pool = Model(), ThreadPoolExecutor(1)
 
     async def main():
-        texts, images = Batcher(model.embed, num_known=num_known), Batcher(model.embed)
-        embedding = Embedding(texts, images, is_batching=is_batching)
+        texts = Batcher(model.embed, pool, is_batching=is_batching, num_known=num_known)
+        embedding = SimpleNamespace(texts=texts, images=Batcher(model.embed, pool, is_batching=is_batching))
         if open_gate:
             model.gate.release(10_000)
         try:
             await asyncio.wait_for(work(embedding, model), 20)
         finally:
             model.gate.release(10_000)
-            embedding.pool.shutdown()
+            pool.shutdown()
 
     asyncio.run(main())
     return model
 
 
 async def ask_all(embedding, requests):
-    return await asyncio.gather(*(embedding.rows(embedding.texts, request) for request in requests))
+    return await asyncio.gather(*(embedding.texts.rows(request) for request in requests))
 
 
 async def until_begun(model):
@@ -61,9 +63,9 @@ async def until_begun(model):
 
 async def behind_one(embedding, model, *asked):
     """The answers to what is asked while a batch of one text is computed."""
-    first = asyncio.create_task(embedding.rows(embedding.texts, ["alone"]))
+    first = asyncio.create_task(embedding.texts.rows(["alone"]))
     await until_begun(model)
-    rest = asyncio.gather(*(embedding.rows(kind, items) for kind, items in asked))
+    rest = asyncio.gather(*(kind.rows(items) for kind, items in asked))
     await asyncio.sleep(0.01)
     model.gate.release(100)
     await first
@@ -116,7 +118,7 @@ def test_texts_and_images_take_turns():
 
 def test_one_that_fails_fails_alone():
     async def work(embedding, model):
-        asked = [embedding.rows(embedding.texts, texts) for texts in (["good"], ["bad"], ["fine", "too"])]
+        asked = [embedding.texts.rows(texts) for texts in (["good"], ["bad"], ["fine", "too"])]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         np.testing.assert_array_equal(answers[0], [row("good")])
         assert isinstance(answers[1], RuntimeError)
@@ -129,8 +131,8 @@ def test_a_client_that_goes_away_stops_nobody():
     async def work(embedding, model):
         first = asyncio.create_task(ask_all(embedding, [["alone"]]))
         await until_begun(model)
-        leaving = asyncio.create_task(embedding.rows(embedding.texts, ["leaving"]))
-        staying = asyncio.create_task(embedding.rows(embedding.texts, ["staying"]))
+        leaving = asyncio.create_task(embedding.texts.rows(["leaving"]))
+        staying = asyncio.create_task(embedding.texts.rows(["staying"]))
         await asyncio.sleep(0.01)
         leaving.cancel()
         first.cancel()  # and one whose batch is being computed
@@ -144,10 +146,10 @@ def test_a_client_that_goes_away_stops_nobody():
 def test_what_was_asked_before_is_known_and_not_too_much_of_it():
     async def work(embedding, model):
         for text in ("cat", "cat", "dog", "cat", "x" * 1000, "x" * 1000):
-            np.testing.assert_array_equal(await embedding.rows(embedding.texts, [text]), [row(text)])
+            np.testing.assert_array_equal(await embedding.texts.rows([text]), [row(text)])
         for n in range(5):
-            await embedding.rows(embedding.texts, [f"{n}"])
-        await embedding.rows(embedding.texts, ["cat"])
+            await embedding.texts.rows([f"{n}"])
+        await embedding.texts.rows(["cat"])
         assert len(embedding.texts.known) == 3
 
     batches = run(work, num_known=3).batches

@@ -24,19 +24,14 @@ from starlette.types import ASGIApp
 
 from lapclip import __version__
 from lapclip.errors import UserError, suggest
-from lapclip.serve.http import HEADERS, Guard, build_app, json_response, send_static
-from lapclip.serve.limits import BodyLimit, Limits, Refused, busy, has_body, media_type
+from lapclip.serve.http import Guard, build_app, json_response, send_static
+from lapclip.serve.limits import Bodies, Limits, Refused, busy
 from lapclip.serve.service import MAX_TEXTS, Service
 
 MAX_QUERY_BYTES = 48 << 10  # after the `?`
 MAX_FIELDS = 1200
 FRESH_SECONDS = 300  # of a thumbnail in the browser's cache
 IMAGE_TYPES = ("image/*", "application/octet-stream")
-PAGE_HEADERS = HEADERS | {  # the page shows an image that is dropped on it before it is sent
-    "content-security-policy": HEADERS["content-security-policy"].replace(
-        "img-src 'self'", "img-src 'self' blob:"
-    )
-}
 REFUSALS = (400, 401, 403, 404, 405, 408, 413, 414, 415, 421, 429, 431, 503)  # every status of a refusal
 RETRY = (429, 503)
 
@@ -209,26 +204,16 @@ class Operation:
 OPERATIONS = (
     Operation("health", "GET", "/health", health, "What is served", Health),
     Operation("search", "GET", "/search", search, "Images that match words or images", Results, Search),
-    Operation(
-        "search_picture", "POST", "/search", search, "Images like this one", Results, Search, has_image=True
-    ),
-    Operation(
-        "embed", "POST", "/embed", embed, "Unit rows of texts or an image", Embeddings,
-        has_image=True, has_texts=True,
-    ),
-    Operation(
-        "classify", "GET", "/classify", classify, "Which label fits an image of the index",
-        Probabilities, ClassifyIndexed,
-    ),
-    Operation(
-        "classify_picture", "POST", "/classify", classify, "Which label fits this image",
-        Probabilities, Classify, has_image=True,
-    ),
+    Operation("search_picture", "POST", "/search", search, "Images like this one", Results, Search, has_image=True),
+    Operation("embed", "POST", "/embed", embed, "Unit rows of texts or an image", Embeddings,
+              has_image=True, has_texts=True),
+    Operation("classify", "GET", "/classify", classify, "Which label fits an image of the index", Probabilities,
+              ClassifyIndexed),
+    Operation("classify_picture", "POST", "/classify", classify, "Which label fits this image", Probabilities,
+              Classify, has_image=True),
     Operation("thumbnail", "GET", "/thumbnail/{id}", thumbnail, "An image of the index, small", "image/jpeg", OneImage),
-    Operation(
-        "picture", "GET", "/picture/{id}", partial(thumbnail, is_large=True), "An image of the index, large",
-        "image/jpeg", OneImage,
-    ),
+    Operation("picture", "GET", "/picture/{id}", partial(thumbnail, is_large=True), "An image of the index, large",
+              "image/jpeg", OneImage),
     Operation("openapi", "GET", "/openapi.json", openapi, "This description", dict),
     Operation("page", "GET", "/", static, "The page", "text/html", None),
     Operation("static", "GET", "/static/{name}", static, "A file of the page", "*/*", OneFile),
@@ -240,56 +225,56 @@ def build_server(
 ) -> ASGIApp:
     """The whole application: who may ask, how much, and what is answered."""
     service.needs_token = token is not None
-    free = asyncio.Semaphore(limits.requests)
+    free, bodies = asyncio.Semaphore(limits.requests), Bodies(limits)
     by_path: dict[str, dict[str, Operation]] = defaultdict(dict)
     for operation in OPERATIONS:
         by_path[operation.path][operation.method] = operation
+
+    async def respond(operation: Operation, request: Request) -> Response:
+        """Reads what is asked, and has it answered."""
+        asked: list[Any] = [operation.parameters and read_parameters(operation.parameters, request)]
+        is_json = media_type(request) == "application/json"
+        async with bodies.read(request, limits.json_bytes if is_json else limits.upload_bytes) as body:
+            if operation.has_image:
+                asked.append(read_body(operation, media_type(request), body))
+            elif body:
+                raise Refused(400, f"`{request.method}` has no body here", "omit it")
+            if free.locked():
+                raise busy()
+            async with free:
+                answer = await operation.handler(service, *asked)
+        return answer if isinstance(answer, Response) else json_response(answer)
 
     async def endpoint(request: Request) -> Response:
         own = request.scope["route"]
         if request.method == "OPTIONS":
             return Response(status_code=204, headers={"allow": ", ".join(sorted(own.methods))})
         operation = by_path[own.path]["GET" if request.method == "HEAD" else request.method]
-        return await respond(operation, service, request, free)
+        return await respond(operation, request)
 
     routes = [Route(path, endpoint, methods=[*methods, "OPTIONS"]) for path, methods in by_path.items()]
     app = build_app(routes, hint="`/openapi.json` lists what there is")
-    guard = Guard(app, address=address, hosts=hosts, headers=PAGE_HEADERS, token=token, rate=limits.rate)
-    return BodyLimit(guard, limits)
+    return Guard(app, address=address, hosts=hosts, token=token, rate=limits.rate)
 
 
-async def respond(
-    operation: Operation, service: Service, request: Request, free: asyncio.Semaphore
-) -> Response:
-    """Reads what is asked, and has it answered."""
-    asked: list[Any] = [operation.parameters and read_parameters(operation.parameters, request)]
-    if operation.has_image:
-        asked.append(await read_body(operation, request))
-    elif has_body(dict(request.scope["headers"])):
-        raise Refused(400, f"`{request.method}` has no body here", "omit it")
-    if free.locked():
-        raise busy()
-    async with free:
-        answer = await operation.handler(service, *asked)
-    return answer if isinstance(answer, Response) else json_response(answer)
+def media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def read_body(operation: Operation, request: Request) -> bytes | list[str]:
+def read_body(operation: Operation, kind: str, body: bytes) -> bytes | list[str]:
     """The bytes of an image or the texts of a JSON object, by the media type."""
-    kind = media_type(dict(request.scope["headers"]))
     if kind == "application/json" and operation.has_texts:
         try:
-            return msgspec.json.decode(await request.body(), type=Texts).texts
+            return msgspec.json.decode(body, type=Texts).texts
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:
             raise Refused(400, f"the body: {problem}", 'send `{"texts": ["a cat", "a dog"]}`') from None
     if not kind.startswith("image/") and kind != "application/octet-stream":
         also = " or `application/json`" if operation.has_texts else ""
         hint = f"send an image with `content-type: image/jpeg`{also}"
         raise Refused(415, f"a body of type `{kind[:80]}` is not read here", hint)
-    data = await request.body()
-    if not data:
+    if not body:
         raise Refused(400, "the body is empty", "send the bytes of an image")
-    return data
+    return body
 
 
 def read_parameters(kind: type[Struct], request: Request) -> Struct:

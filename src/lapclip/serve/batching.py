@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,73 +26,51 @@ class Asked:
     answer: "asyncio.Future[np.ndarray]"
 
 
-@dataclass(eq=False)
 class Batcher:
-    """The queue of one kind of things to embed, and the rows of texts that were asked for last."""
+    """Embeds one kind of things, texts or images; asked in an event loop.
 
-    embed: Callable[[list[Any]], np.ndarray]
-    num_known: int = field(default=0, kw_only=True)
-    waiting: deque[Asked] = field(default_factory=deque)
-    known: dict[str, np.ndarray] = field(default_factory=dict)
+    Two kinds share a pool of one thread, which takes their batches in turns.
+    """
 
-    def take(self, max_items: int) -> list[Asked]:
-        """The first requests of the queue with at most so many things together; at least one request."""
-        taken: list[Asked] = []
-        num_items = 0
-        while self.waiting and (not taken or num_items + len(self.waiting[0].items) <= max_items):
-            asked = self.waiting.popleft()
-            if not asked.answer.cancelled():  # else its client went away
-                taken.append(asked)
-                num_items += len(asked.items)
-        return taken
+    def __init__(
+        self,
+        embed: Callable[[list[Any]], np.ndarray],
+        pool: ThreadPoolExecutor,
+        *,
+        is_batching: bool = True,
+        num_known: int = 0,
+    ):
+        self.embed, self.pool, self.num_known = embed, pool, num_known
+        self.max_items = MAX_BATCH if is_batching else 1  # else every request by itself
+        self.waiting: deque[Asked] = deque()
+        self.known: dict[str, np.ndarray] = {}  # the rows of texts that were asked for last
+        self.worker: asyncio.Task[None] | None = None
 
-    def remember(self, items: Sequence[Any], rows: np.ndarray) -> None:
+    async def rows(self, items: Sequence[Any]) -> np.ndarray:
+        """A row each; many are asked for in parts, so that others have their turn between."""
+        if self.known and all(item in self.known for item in items):
+            return np.stack([self.known[item] for item in items])
+        starts = range(0, len(items), MAX_BATCH)
+        rows = np.concatenate([await self.wait(items[start : start + MAX_BATCH]) for start in starts])
         for item, row in zip(items, rows, strict=True):
             if self.num_known and len(item) <= MAX_KNOWN_LETTERS:
                 self.known[item] = row.copy()  # or it would keep its whole batch
         for item in list(self.known)[: -self.num_known]:
             del self.known[item]
-
-    def recall(self, items: Sequence[Any]) -> np.ndarray | None:
-        """The rows of all of them, if all are known."""
-        if not self.known or not all(item in self.known for item in items):
-            return None
-        return np.stack([self.known[item] for item in items])
-
-
-class Embedding:
-    """The one thread that embeds; asked in an event loop."""
-
-    def __init__(self, texts: Batcher, images: Batcher, *, is_batching: bool = True):
-        self.texts, self.images = texts, images
-        self.max_items = MAX_BATCH if is_batching else 1  # else every request by itself
-        self.pool = ThreadPoolExecutor(1, "embedding")
-        self.worker: asyncio.Task[None] | None = None
-
-    async def rows(self, kind: Batcher, items: Sequence[Any]) -> np.ndarray:
-        """A row each; many are asked for in parts, so that others have their turn between."""
-        known = kind.recall(items)
-        if known is not None:
-            return known
-        starts = range(0, len(items), MAX_BATCH)
-        rows = np.concatenate([await self.wait(kind, items[start : start + MAX_BATCH]) for start in starts])
-        kind.remember(items, rows)
         return rows
 
-    async def wait(self, kind: Batcher, items: Sequence[Any]) -> np.ndarray:
+    async def wait(self, items: Sequence[Any]) -> np.ndarray:
         asked = Asked(items, asyncio.get_running_loop().create_future())
-        kind.waiting.append(asked)
+        self.waiting.append(asked)
         if self.worker is None or self.worker.done():
             self.worker = asyncio.create_task(self.work())
         return await asked.answer
 
     async def work(self) -> None:
-        """Batch after batch, in turns if both kinds wait, until nothing does."""
-        kinds, loop = [self.texts, self.images], asyncio.get_running_loop()
-        while kind := next((kind for kind in kinds if kind.waiting), None):
-            taken = kind.take(self.max_items)
-            kinds.sort(key=lambda other: other is kind)  # the other one is next
-            for asked, answer in await loop.run_in_executor(self.pool, answer_all, kind.embed, taken):
+        """Batch after batch until nothing waits."""
+        loop = asyncio.get_running_loop()
+        while taken := self.take():
+            for asked, answer in await loop.run_in_executor(self.pool, answer_all, self.embed, taken):
                 if asked.answer.done():  # its client went away
                     continue
                 if isinstance(answer, Exception):
@@ -100,14 +78,23 @@ class Embedding:
                 else:
                     asked.answer.set_result(answer)
 
+    def take(self) -> list[Asked]:
+        """The first requests of the queue that fit into a batch; at least one request."""
+        taken: list[Asked] = []
+        num_items = 0
+        while self.waiting and (not taken or num_items + len(self.waiting[0].items) <= self.max_items):
+            asked = self.waiting.popleft()
+            if not asked.answer.cancelled():  # else its client went away
+                taken.append(asked)
+                num_items += len(asked.items)
+        return taken
+
 
 def answer_all(
     embed: Callable[[list[Any]], np.ndarray], taken: list[Asked]
 ) -> list[tuple[Asked, np.ndarray | Exception]]:
     """The rows of each request, equal texts embedded once; when the batch fails, each request is tried alone."""
     items = [item for asked in taken for item in asked.items]
-    if not items:  # all clients went away
-        return []
     try:
         if isinstance(items[0], str):
             places = {text: place for place, text in enumerate(dict.fromkeys(items))}

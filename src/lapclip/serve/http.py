@@ -34,22 +34,19 @@ LOCALHOST = "127.0.0.1"
 FIRST_PORT = 8765
 NUM_PORTS = 50  # tried one after the other when none was asked for
 PAGES = (Path(__file__).parent.parent / "page").resolve()
-MEDIA_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-    ".json": "application/json",
-    ".jpg": "image/jpeg",
-}
+MEDIA_TYPES = {  # Starlette adds the encoding
+    ".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml",
+    ".json": "application/json", ".jpg": "image/jpeg",
+}  # fmt: skip
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "x-frame-options": "DENY",
+    "cache-control": "no-store",
 }
 COOKIE_SECONDS = 30 * 86400
 SHUTDOWN_SECONDS = 0.3  # for requests to be answered after Ctrl-C
@@ -104,13 +101,9 @@ def names_of(host: str) -> list[str]:
     if not ipaddress.ip_address(number).is_unspecified:
         return list(dict.fromkeys([host, number]))
     name = socket.gethostname().lower()
-    found = [
-        one for addresses in psutil.net_if_addrs().values() for one in addresses if "%" not in one.address
-    ]
-    found = [
-        one for one in found if one.family in (socket.AF_INET, socket.AF_INET6) and not is_local(one.address)
-    ]
-    own = [one.address for one in sorted(found, key=lambda one: one.family)]  # IPv4 first
+    found = [one for addresses in psutil.net_if_addrs().values() for one in addresses]
+    own = [one.address for kind in (socket.AF_INET, socket.AF_INET6) for one in found if one.family == kind]
+    own = [address for address in own if "%" not in address and not is_local(address)]
     return [*own, name, name if name.endswith(".local") else f"{name}.local"]
 
 
@@ -173,15 +166,13 @@ class Guard:
         *,
         address: str,
         hosts: Collection[str] = (),
-        headers: dict[str, str] = HEADERS,
         token: str | None = None,
         rate: float | None = None,
     ):
         port = urlsplit(address).port or 80
         self.app, self.address, self.rates = app, address, Rates(rate)
         self.hosts = hosts or hosts_of([], port)
-        default = headers | {"cache-control": "no-store"}
-        self.headers = [(name.encode(), value.encode()) for name, value in default.items()]
+        self.headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
         self.origins = {f"{scheme}://{host}" for scheme in ("http", "https") for host in self.hosts}
         self.token = digest(token) if token is not None else None
         self.cookie = f"lapclip-{port}"  # all ports of a machine share cookies
@@ -217,6 +208,10 @@ class Guard:
     def check(self, request: Request) -> Response | None:
         """Refused, or the response that replaces a token in the address by a cookie, or None."""
         headers = request.headers
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may believe the other one, and take the rest of the body for another request.
+            hint = "omit `content-length`"
+            raise Refused(400, "two headers give the length of the body", hint, connection="close")
         if headers.get("host", "").lower() not in self.hosts:
             message = "this page is served to this machine only, under its own name"
             raise Refused(421, message, f"open {self.address}")

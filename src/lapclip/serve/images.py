@@ -13,7 +13,7 @@ from lapclip.data.files import MAX_BYTES, Folders, Problem, open_regular
 
 THUMBNAIL_SIDE = 320
 IMAGE_SIDE = 1600
-MAX_KEPT = 2000  # thumbnails, of some 20 KB each
+MAX_KEPT = 1000  # thumbnails, of some 20 KB each; one of pure noise has 80 KB
 
 
 class Missing(Exception):

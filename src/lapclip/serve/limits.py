@@ -8,20 +8,19 @@ import asyncio
 import ipaddress
 import sys
 import time
-from collections import OrderedDict
-from collections.abc import Collection
-from contextlib import suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import h11
 import msgspec
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_CLIENTS = 10_000  # whose rate is remembered
-BURST_SECONDS = 10  # of requests that may come at once: a page asks for all its thumbnails
+SECONDS_COUNTED = 10  # over which the rate of a client is measured
 MAX_HEAD_BYTES = 64 << 10
 LINGER_SECONDS = 2.0  # of reading on after a refusal, so that the client can read it
 FREE_PARTS = 4096  # of a body, of any size; parsing one takes as long as some kilobytes in one piece
@@ -59,112 +58,59 @@ def busy() -> Refused:
     return Refused(503, "too many requests at once", "try again in a second", retry_seconds=0)
 
 
-def media_type(headers: dict[bytes, bytes]) -> str:
-    return headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
+class Bodies:
+    """Reads bodies, refuses those that are too large or too slow, and bounds the memory of all of them."""
 
-
-class BodyLimit:
-    """ASGI middleware: refuses bodies that are too large or too slow, and bounds the memory of all of them."""
-
-    def __init__(self, app: ASGIApp, limits: Limits):
-        self.app, self.limits = app, limits
+    def __init__(self, limits: Limits):
+        self.limits = limits
         self.num_bytes = 0  # held for all requests
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = Body(scope, receive, send, self)
+    @asynccontextmanager
+    async def read(self, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
+        """The body of a request, which counts as held until it is answered; uvicorn discards what is not read."""
+        too_large = Refused(413, f"the body is larger than {max_bytes >> 20} MB", "send a smaller one")
+        if int(request.headers.get("content-length", 0)) > max_bytes:  # h11 has checked that it is a number
+            raise too_large
+        body, clock, patience = bytearray(), asyncio.get_running_loop().time, self.limits.silent_seconds
+        deadline = clock() + self.limits.body_seconds
         try:
-            await self.app(scope, body.receive, body.send)
+            try:
+                async with asyncio.timeout(patience) as timeout:
+                    async for part in request.stream():
+                        body += part
+                        self.num_bytes += len(part)
+                        if len(body) > max_bytes:
+                            raise too_large
+                        if self.num_bytes > self.limits.held_bytes:
+                            raise busy()
+                        timeout.reschedule(min(clock() + patience, deadline))
+            except TimeoutError:
+                raise Refused(408, "the body took too long to arrive", "send it again, faster") from None
+            yield bytes(body)
         finally:
-            self.num_bytes -= body.num_bytes
-
-
-class Body:
-    """The body of one request while it arrives, and the response to it."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limit: BodyLimit):
-        self.receive_next, self.send_next, self.limit = receive, send, limit
-        self.headers = dict(scope["headers"])
-        self.is_complete = not has_body(self.headers)
-        is_json = media_type(self.headers) == "application/json"
-        self.max_bytes = limit.limits.json_bytes if is_json else limit.limits.upload_bytes
-        self.num_bytes = 0
-        self.deadline: float | None = None
-
-    async def receive(self) -> Message:
-        if self.is_complete:
-            return await self.receive_next()
-        now = time.monotonic()
-        if self.deadline is None:
-            self.deadline = now + self.limit.limits.body_seconds
-            if {b"content-length", b"transfer-encoding"} <= self.headers.keys():
-                # A proxy may believe the other one, and take the rest of the body for another request.
-                raise Refused(400, "two headers give the length of the body", "omit `content-length`")
-            # h11 has checked that it is a number of at most twenty digits.
-            if int(self.headers.get(b"content-length", 0)) > self.max_bytes:
-                raise self.too_large()
-        try:
-            async with asyncio.timeout(min(self.limit.limits.silent_seconds, self.deadline - now)):
-                message = await self.receive_next()
-        except TimeoutError:
-            raise Refused(408, "the body took too long to arrive", "send it again, faster") from None
-        self.is_complete = not message.get("more_body", False)
-        num_bytes = len(message.get("body", b""))
-        self.num_bytes += num_bytes
-        self.limit.num_bytes += num_bytes
-        if self.num_bytes > self.max_bytes:
-            raise self.too_large()
-        if self.limit.num_bytes > self.limit.limits.held_bytes:
-            raise busy()
-        return message
-
-    def too_large(self) -> Refused:
-        return Refused(413, f"the body is larger than {self.max_bytes >> 20} MB", "send a smaller one")
-
-    async def send(self, message: Message) -> None:
-        """Sends the response; one to a request that is still arriving ends the connection."""
-        if not self.is_complete and message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-        elif not self.is_complete and not message.get("more_body", False):
-            await self.send_next({**message, "more_body": True})
-            await self.discard()
-            message = {"type": "http.response.body", "body": b""}
-        await self.send_next(message)
-
-    async def discard(self) -> None:
-        """Reads on for a moment: closing a connection on a client that still sends would lose the response."""
-        try:
-            async with asyncio.timeout(LINGER_SECONDS):
-                while not self.is_complete:
-                    self.is_complete = not (await self.receive_next()).get("more_body", False)
-        except (TimeoutError, asyncio.CancelledError):  # or the server ends
-            return
-
-
-def has_body(headers: dict[bytes, bytes]) -> bool:
-    return b"transfer-encoding" in headers or headers.get(b"content-length", b"").strip(b"0") != b""
+            self.num_bytes -= len(body)
 
 
 class Rates:
-    """Requests a second of each client, as token buckets."""
+    """Requests of each client, counted over some seconds: a page asks for all its thumbnails at once."""
 
     def __init__(self, rate: float | None):
         self.rate = rate
-        self.buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self.counts: Counter[str] = Counter()
+        self.began = time.monotonic()
 
     def count(self, client: str) -> None:
         """Counts one request; Refused when there were too many."""
         if self.rate is None:
             return
-        client, now = network_of(client), time.monotonic()
-        size = max(1.0, self.rate * BURST_SECONDS)
-        left, last = self.buckets.pop(client, (size, now))
-        left = min(size, left + (now - last) * self.rate)
-        self.buckets[client] = (left - 1 if left >= 1 else left, now)
-        if len(self.buckets) > MAX_CLIENTS:
-            self.buckets.popitem(last=False)
-        if left < 1:
+        now, client = time.monotonic(), network_of(client)
+        if now - self.began > SECONDS_COUNTED:
+            self.began = now
+            self.counts.clear()
+        self.counts[client] += 1
+        if self.counts[client] > max(1, self.rate * SECONDS_COUNTED):
             message, hint = f"more than {self.rate:g} requests a second", "wait as long as `Retry-After` says"
-            raise Refused(429, message, hint, retry_seconds=(1 - left) / self.rate)
+            raise Refused(429, message, hint, retry_seconds=self.began + SECONDS_COUNTED - now)
 
 
 def network_of(client: str) -> str:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from lapclip.embedder import TEMPLATES, Embedder, label_prompts, mean_of_prompts
 from lapclip.errors import UserError
 from lapclip.search.index import Index, list_indexes
 from lapclip.search.searcher import Match, NotIndexed, Searcher, Term, parse_query
-from lapclip.serve.batching import NUM_KNOWN, Batcher, Embedding
+from lapclip.serve.batching import NUM_KNOWN, Batcher
 from lapclip.serve.images import Missing, image_of, thumbnail_of
 from lapclip.serve.limits import Refused
 
@@ -41,9 +42,10 @@ class Service:
         self.looking = asyncio.Lock()
         self.decoders = ThreadPoolExecutor(NUM_DECODERS, "decoding")
         self.searchers = ThreadPoolExecutor(NUM_SEARCHERS, "searching")
-        texts = Batcher(lambda texts: embedder.texts(texts, progress=False), num_known=num_known)
-        images = Batcher(lambda pixels: embedder.pixels(np.stack(pixels)))
-        self.embedding = Embedding(texts, images, is_batching=is_batching)
+        self.embedding = ThreadPoolExecutor(1, "embedding")
+        make = partial(Batcher, pool=self.embedding, is_batching=is_batching)
+        self.texts = make(lambda texts: embedder.texts(texts, progress=False), num_known=num_known)
+        self.images = make(lambda pixels: embedder.pixels(np.stack(pixels)))
 
     async def in_thread(self, pool: ThreadPoolExecutor, function: Callable[..., T], *values: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, function, *values)
@@ -70,7 +72,7 @@ class Service:
     async def rows(self, kind: Batcher, items: Sequence[Any]) -> np.ndarray:
         """Unit rows; Refused when the model fails: memory ran out, or its weights are not finite."""
         try:
-            rows = await self.embedding.rows(kind, items)
+            rows = await kind.rows(items)
         except UserError as problem:
             raise Refused(503, problem.message, problem.hint, retry_seconds=1) from None
         if not np.isfinite(rows).all():
@@ -79,7 +81,7 @@ class Service:
         return rows
 
     async def text_rows(self, texts: Sequence[str]) -> np.ndarray:
-        return await self.rows(self.embedding.texts, texts)
+        return await self.rows(self.texts, texts)
 
     async def image_row(self, data: bytes) -> np.ndarray:
         """The row of an uploaded image; Refused when it is not one."""
@@ -87,7 +89,7 @@ class Service:
             decoded = await self.in_thread(self.decoders, decode_as_trained, data, self.embedder.image_size)
         except Unreadable as error:
             raise Refused(415, f"the body {error}", "send a JPEG or PNG") from None
-        return (await self.rows(self.embedding.images, [decoded.pixels]))[0]
+        return (await self.rows(self.images, [decoded.pixels]))[0]
 
     async def vector(
         self, searcher: Searcher, words: str, likes: Sequence[tuple[int, int]], image: bytes
@@ -141,7 +143,7 @@ class Service:
 
     def close(self, seconds: float) -> bool:
         """Ends the threads; whether they all ended in that time."""
-        for pool in (self.embedding.pool, self.decoders, self.searchers):
+        for pool in (self.embedding, self.decoders, self.searchers):
             pool.shutdown(wait=False, cancel_futures=True)
         own = ("embedding", "decoding", "searching")
         running = [thread for thread in threading.enumerate() if thread.name.startswith(own)]
