@@ -223,6 +223,7 @@ def test_a_curve_can_be_read_and_looked_at_closely(visit):
         seen.page.wait_for_timeout(50)
     seen.page.locator("#range").select_option("1")
     figure.locator("summary").click()
+    figure.locator("th").first.wait_for()
     assert "validation" in figure.locator("th").all_inner_texts()
     assert figure.locator("tbody tr").count() == 12
     assert figure.locator(".plot").get_attribute("aria-label").startswith("Loss: training ")

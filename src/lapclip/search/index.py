@@ -8,7 +8,6 @@
 Nothing here needs torch.
 """
 
-import errno
 import json
 import os
 import re
@@ -18,15 +17,16 @@ import threading
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from lapclip.errors import UserError, suggest
-from lapclip.files import cache_folder, write_atomically
+from lapclip.files import cache_folder, cannot_write, write_atomically
 from lapclip.runs.run import RUNS, find_run
 
 VERSION = 1
@@ -42,6 +42,7 @@ CREATE TABLE file (
 CREATE INDEX file_row ON file (row);
 """
 ENTRIES = "SELECT file.id, path, file.row, width, height FROM file JOIN picture ON picture.row = file.row"
+STORAGE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
 MAX_OPEN_TRIES = 5  # a compaction may replace the vectors between reading their name and opening them
 
 
@@ -144,10 +145,8 @@ class Index:
 
     def entries_at(self, row: int, folder: str | None = None) -> list[Entry]:
         """The files whose content has this row, by path; several are copies of one another."""
-        if folder is None:
-            return self.entries("WHERE file.row = ? ORDER BY path", row)
         condition = "WHERE file.row = ? AND path >= ? AND path < ? ORDER BY path"
-        return self.entries(condition, row, *path_range(folder))
+        return self.entries(condition, row, *path_range(folder or "/"))
 
     def entry(self, id: int) -> Entry | None:
         """The readable file with this id, if there is one."""
@@ -225,17 +224,13 @@ def index_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            raise cannot_store(path, OSError(errno.ENOSPC, "no space left")) from None
-        is_forbidden = code == sqlite3.SQLITE_CANTOPEN and not os.access(path, os.W_OK)
-        if is_forbidden or code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR):
-            raise cannot_store(path, OSError(errno.EACCES, str(error))) from None
         if code == sqlite3.SQLITE_BUSY:
             hint = "wait until it is done, then try again"
             raise UserError(f"another program is using `{path / FILES}`", hint=hint) from None
-        raise damaged(path, str(error)) from None
+        is_storage = code in STORAGE or (code == sqlite3.SQLITE_CANTOPEN and not os.access(path, os.W_OK))
+        raise (cannot_write(path, OSError(str(error))) if is_storage else damaged(path, str(error))) from None
     except OSError as error:
-        raise cannot_store(path, error) from None
+        raise cannot_write(path, error) from None
     except (ValueError, TypeError, OverflowError, KeyError) as error:
         raise damaged(path, str(error)) from None
 
@@ -246,14 +241,6 @@ def damaged(path: Path, why: str) -> UserError:
     return UserError(
         f"the index in `{path}` cannot be used: {why}", hint=f"rebuild it: `lapclip index --fresh{which}`"
     )
-
-
-def cannot_store(path: Path, error: OSError) -> UserError:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    why = (error.strerror or str(error)).lower()
-    hint = "free some disk space; what is indexed already is kept"
-    hint = hint if is_full else "set LAPCLIP_CACHE to a writable folder"
-    return UserError(f"cannot write the index in `{path}`: {why}", hint=hint)
 
 
 def indexes_folder() -> Path:
@@ -270,20 +257,14 @@ def list_indexes() -> list[IndexInfo]:
 
 
 def read_info(path: Path) -> IndexInfo | None:
-    """The index in a folder, with default values where `about.json` is damaged; None where there is none."""
+    """The index in a folder, with default values if `about.json` is damaged; None where there is none."""
     try:
         content = json.loads((path / INFO).read_text("utf-8"))
+        return msgspec.convert({**content, "path": path}, IndexInfo)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError):
-        content = {}
-    content = content if isinstance(content, dict) else {}
-    kinds: dict[str, Any] = {"name": str, "model": str, "width": int, "updated": float, "is_complete": bool}
-    valid = {key: content[key] for key, kind in kinds.items() if isinstance(content.get(key), kind)}
-    folders = content.get("folders")
-    names = [name for name in folders if isinstance(name, str)] if isinstance(folders, list) else []
-    default = IndexInfo(path, path.name, str(path / MODEL), 0, tuple(names), 0.0, is_complete=False)
-    return replace(default, **valid)
+    except (OSError, ValueError, TypeError, RecursionError, msgspec.ValidationError):
+        return IndexInfo(path, path.name, str(path / MODEL), 0, (), 0.0, is_complete=False)
 
 
 def remove_files(path: Path) -> None:

@@ -135,11 +135,11 @@ def nearest_by_graph(
 
 
 def open_graph(folder: Path, vectors_RE: np.ndarray) -> Graph | None:
-    """The newest graph of these vectors, memory-mapped; None when there is none that fits."""
+    """The graph of these vectors, memory-mapped; None when there is none that fits."""
     from usearch.index import Index
 
-    sizes = {path: rows_covered(path) for path in folder.glob("near-*.usearch")}
-    for path, num_rows in sorted(sizes.items(), key=lambda item: -item[1]):
+    for path in folder.glob("near-*.usearch"):
+        num_rows = rows_covered(path)
         if not 0 < num_rows <= len(vectors_RE) or path != graph_path(folder, vectors_RE, num_rows):
             continue
         try:

@@ -21,6 +21,7 @@ from lapclip.data.files import MAX_BYTES, Folders, open_regular
 from lapclip.data.images import decode_as_trained
 from lapclip.data.workers import in_order
 from lapclip.errors import UserError
+from lapclip.files import atomic_path
 from lapclip.search.index import (
     MODEL,
     IndexInfo,
@@ -77,8 +78,6 @@ class ReadFile:
     row_E: np.ndarray | None = None
     size: tuple[int, int] = (0, 0)  # width and height of the original
     why: str = ""
-    is_permanent: bool = True  # the fault lies in the bytes: not tried again until they change
-    is_gone: bool = False
 
 
 def update(
@@ -114,7 +113,7 @@ def update(
             summary.num_removed = writer.remove_gone()
             writer.commit()
             writer.compact_when_due()
-            summary.num_indexed, summary.num_unreadable = writer.count_images(), writer.count_unreadable()
+            summary.num_indexed, summary.num_unreadable = writer.count()
         is_complete = was_complete or not summary.unreachable
         replace(info, updated=time.time(), is_complete=is_complete).write()
     if is_complete:
@@ -128,10 +127,9 @@ def update(
 
 def store_model(embedder: "Embedder", path: Path, *, again: bool) -> None:
     """Puts a copy of the model into the index, whole or not at all."""
-    if again:
-        shutil.rmtree(path / MODEL, ignore_errors=True)
-    if not (path / MODEL).is_dir():
-        embedder.save(path / MODEL)
+    if again or not (path / MODEL).is_dir():
+        with atomic_path(path / MODEL, is_folder=True) as beside:
+            embedder.save(beside)
 
 
 def update_folders(
@@ -139,7 +137,7 @@ def update_folders(
 ) -> Generator[Progress, None, None]:
     """Walks folders and embeds their images; files that are gone are recorded, and not yet removed."""
     for folder in folders:
-        if why := why_unreachable(folder, writer.count_under(folder)):
+        if why := why_unreachable(folder, sum(writer.count(folder))):
             summary.unreachable[folder] = why
     reached = [folder for folder in folders if folder not in summary.unreachable]
     if not reached:
@@ -175,21 +173,18 @@ def read_batches(writer: Writer, embedder: "Embedder", threads: int) -> Generato
     """The files to read, in batches and in order, with the embeddings of new contents."""
 
     def read_and_embed(paths: list[bytes]) -> list[ReadFile]:
-        reads = [read_image(path, embedder.image_size, writer) for path in paths]
+        reads = [read for path in paths if (read := read_image(path, embedder.image_size, writer))]
         pixels = [read.pixels for read in reads if read.pixels is not None]
         rows = iter(embedder.pixels(np.stack(pixels)) if pixels else ())
-        return [
-            replace(read, pixels=None, row_E=next(rows)) if read.pixels is not None else read
-            for read in reads
-        ]
+        return [replace(r, pixels=None, row_E=next(rows)) if r.pixels is not None else r for r in reads]
 
     paths = writer.todo()
     some = iter(lambda: list(islice(paths, BATCH)), [])
     yield from in_order(read_and_embed, some, threads, ahead=2 * threads)
 
 
-def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile:
-    """Opens one file; its stamp is as it was before its bytes were read. Runs in threads."""
+def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile | None:
+    """Opens one file; its stamp is as it was before its bytes were read. None if it is gone. Runs in threads."""
     stamp = Stamp(path, 0, TRY_AGAIN)
     try:
         with open_regular(os.fsdecode(path)) as file:
@@ -205,12 +200,14 @@ def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile:
         size = (int(decoded.record["width"]), int(decoded.record["height"]))
         return ReadFile(stamp, content, decoded.pixels, size=size)
     except Unreadable as problem:
-        return ReadFile(stamp, why=str(problem), is_permanent=problem.extra is None)
+        return ReadFile(
+            stamp if problem.extra is None else replace(stamp, mtime_ns=TRY_AGAIN), why=str(problem)
+        )
     except FileNotFoundError:
-        return ReadFile(stamp, why="is gone", is_gone=True)
+        return None
     except (OSError, ValueError) as error:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
-        return ReadFile(stamp, why=f"cannot be read: {why.lower()}", is_permanent=False)
+        return ReadFile(replace(stamp, mtime_ns=TRY_AGAIN), why=f"cannot be read: {why.lower()}")
 
 
 def store_batch(writer: Writer, reads: Sequence[ReadFile], summary: Summary) -> None:
@@ -229,15 +226,12 @@ def store_batch(writer: Writer, reads: Sequence[ReadFile], summary: Summary) -> 
 
 
 def store_unreadable(writer: Writer, read: ReadFile, summary: Summary) -> None:
-    if read.is_gone:
-        return
     summary.num_unreadable += 1
     summary.unreadable.append((os.fsdecode(read.stamp.path), read.why))
     del summary.unreadable[NUM_NAMED:]
-    if read.is_permanent:
+    # One that was read before stays, unless the fault lies in its bytes.
+    if read.stamp.mtime_ns != TRY_AGAIN or writer.known_row(read.stamp.path) in (None, (None,)):
         writer.put(read.stamp, None, read.why)
-    elif writer.known_row(read.stamp.path) in (None, (None,)):  # one that was read before stays
-        writer.put(replace(read.stamp, mtime_ns=TRY_AGAIN), None, read.why)
 
 
 def store_file(writer: Writer, read: ReadFile, was_embedded: bool, summary: Summary) -> None:

@@ -3,8 +3,8 @@
 Embeddings are synced before the database refers to them. Readers keep the snapshot they opened.
 """
 
+import errno
 import os
-import shutil
 import sqlite3
 import threading
 import time
@@ -20,7 +20,6 @@ from lapclip.search.index import (
     FILES,
     INFO,
     LOCK,
-    MODEL,
     SCHEMA,
     VECTORS,
     VERSION,
@@ -41,6 +40,18 @@ CREATE TEMP TABLE found (path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER) 
 CREATE TEMP TABLE todo (number INTEGER PRIMARY KEY, path BLOB);
 CREATE TEMP TABLE gone (id INTEGER PRIMARY KEY, row INTEGER);
 CREATE INDEX gone_row ON gone (row);
+"""
+# Rows that some file has, renumbered without gaps; negative first, since rows are unique.
+NEW_PLACES = """
+CREATE TEMP TABLE IF NOT EXISTS place (old INTEGER PRIMARY KEY, new INTEGER);
+DELETE FROM place;
+INSERT INTO place SELECT row, row_number() OVER (ORDER BY row) - 1 FROM (SELECT DISTINCT row FROM file WHERE row >= 0);
+"""
+RENUMBER = """
+DELETE FROM picture WHERE row NOT IN (SELECT old FROM place);
+UPDATE picture SET row = -1 - (SELECT new FROM place WHERE old = row);
+UPDATE picture SET row = -1 - row;
+UPDATE file SET row = (SELECT new FROM place WHERE old = file.row) WHERE row IS NOT NULL;
 """
 
 
@@ -138,16 +149,11 @@ class Writer:
         for folder in folders:
             self.write("INSERT INTO folder VALUES (?)", os.fsencode(folder))
 
-    def count_images(self) -> int:
-        return int(self.ask("SELECT count(row) FROM file")[0][0])
-
-    def count_unreadable(self) -> int:
-        return int(self.ask("SELECT count(*) FROM file WHERE row IS NULL")[0][0])
-
-    def count_under(self, folder: str) -> int:
-        """Files known under a folder."""
-        query = "SELECT count(*) FROM file WHERE path >= ? AND path < ?"
-        return int(self.ask(query, *path_range(folder))[0][0])
+    def count(self, folder: str = "/") -> tuple[int, int]:
+        """The images and the unreadable files under a folder."""
+        query = "SELECT count(row), count(*) - count(row) FROM file WHERE path >= ? AND path < ?"
+        ((num_images, num_unreadable),) = self.ask(query, *path_range(folder))
+        return num_images, num_unreadable
 
     def row_of(self, content: bytes) -> int | None:
         """The row of a content that was embedded before, even if no file has it any more."""
@@ -159,10 +165,8 @@ class Writer:
         data = np.ascontiguousarray(vectors_NE, dtype="<f4").tobytes()
         assert len(data) == len(contents) * self.row_bytes
         with index_errors(self.path):
-            at, left = self.num_rows * self.row_bytes, memoryview(data)
-            while left:
-                written = os.pwrite(self.vectors, left, at)
-                at, left = at + written, left[written:]
+            if os.pwrite(self.vectors, data, self.num_rows * self.row_bytes) < len(data):
+                raise OSError(errno.ENOSPC, "no space left on device")
         for content, size in zip(contents, sizes, strict=True):
             self.write("INSERT INTO picture VALUES (?, ?, ?, ?)", self.num_rows, content, *size)
             self.num_rows += 1
@@ -236,9 +240,8 @@ class Writer:
 
     def remove_folder(self, folder: str) -> int:
         """Removes a folder and its files; returns how many images they are."""
-        inside = "FROM file WHERE path >= ? AND path < ?"
-        num_images = int(self.ask(f"SELECT count(row) {inside}", *path_range(folder))[0][0])
-        self.write(f"DELETE {inside}", *path_range(folder))
+        num_images, _ = self.count(folder)
+        self.write("DELETE FROM file WHERE path >= ? AND path < ?", *path_range(folder))
         self.write("DELETE FROM folder WHERE path = ?", os.fsencode(folder))
         return num_images
 
@@ -251,26 +254,17 @@ class Writer:
         self.commit()
         number = int(self.vectors_name.partition("-")[2] or 1) + 1
         name = f"{VECTORS}-{number}"
-        in_use = "SELECT DISTINCT row FROM file WHERE row IS NOT NULL ORDER BY row"
-        live_rows = np.array(self.ask(in_use), dtype=np.int64).reshape(-1)
-        with index_errors(self.path):
-            copy_rows(self.path / self.vectors_name, self.path / name, live_rows, self.width)
         with self.lock, index_errors(self.path):
-            self.db.execute("BEGIN IMMEDIATE")
-            self.db.execute("CREATE TEMP TABLE place (old INTEGER PRIMARY KEY, new INTEGER)")
-            places = ((int(old), new) for new, old in enumerate(live_rows))
-            self.db.executemany("INSERT INTO place VALUES (?, ?)", places)
-            self.db.execute("DELETE FROM picture WHERE row NOT IN (SELECT old FROM place)")
-            # Negative first: rows are unique, and a new number may still be in use.
-            self.db.execute("UPDATE picture SET row = -1 - (SELECT new FROM place WHERE old = row)")
-            self.db.execute("UPDATE picture SET row = -1 - row")
-            self.db.execute(
-                "UPDATE file SET row = (SELECT new FROM place WHERE old = file.row) WHERE row IS NOT NULL"
-            )
-            self.db.execute("UPDATE about SET value = ? WHERE key = 'vectors'", [name])
-            self.db.execute("UPDATE about SET value = ? WHERE key = 'updated'", [time.time()])
-            self.db.execute("COMMIT")
-            self.db.execute("DROP TABLE place")
+            with self.db:  # rolled back if anything fails
+                self.db.execute("BEGIN IMMEDIATE")
+                self.run_all(NEW_PLACES)
+                live_rows = np.array(self.ask("SELECT old FROM place ORDER BY new"), dtype=np.int64).reshape(
+                    -1
+                )
+                copy_rows(self.path / self.vectors_name, self.path / name, live_rows, self.width)
+                self.run_all(RENUMBER)
+                self.db.execute("UPDATE about SET value = ? WHERE key = 'vectors'", [name])
+                self.db.execute("UPDATE about SET value = ? WHERE key = 'updated'", [time.time()])
             os.close(self.vectors)
             self.vectors = os.open(self.path / name, os.O_RDWR | os.O_CLOEXEC)
             (self.path / self.vectors_name).unlink(missing_ok=True)
@@ -312,9 +306,5 @@ def clear(path: Path) -> None:
     """Removes the content of an index but not its model, so that it can be rebuilt even without the run."""
     with index_errors(path):
         for file in path.iterdir():
-            if file.name in (MODEL, LOCK, INFO):
-                continue
-            if file.is_dir() and not file.is_symlink():
-                shutil.rmtree(file)
-            else:
+            if file.name not in (LOCK, INFO) and not file.is_dir():
                 file.unlink()
