@@ -1,7 +1,6 @@
 """Searching a real index of a small model: what a query means, what is found, and what no longer exists."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from test_update import make_run
 from lapclip.cli import run_command
 from lapclip.errors import UserError
 from lapclip.search.index import find_index
-from lapclip.search.searcher import NotIndexed, Searcher, Term, describe_query, duplicates, parse_query
+from lapclip.search.searcher import NotIndexed, Searcher, Term, duplicates, parse_query
 from lapclip.units import finished
 
 COPIED, CHANGED = "05.jpg", "07.jpg"
@@ -87,14 +86,6 @@ def names(matches) -> list[str]:
 )
 def test_signs_between_spaces_separate_and_others_belong_to_words(text, terms):
     assert parse_query(text) == [Term(sign, words=words) for sign, words in terms]
-
-
-def test_a_query_can_be_shown_again():
-    assert (
-        describe_query(parse_query("- sea + people"), ["a.jpg"], ["b.jpg"])
-        == "- sea + people + like a.jpg - like b.jpg"
-    )
-    assert describe_query([], ["a.jpg"]) == "like a.jpg"
 
 
 def test_an_image_finds_itself_first_with_a_score_of_one_and_its_copies_as_one(searcher, made):
@@ -195,13 +186,6 @@ def test_an_unreachable_folder_is_omitted_and_named(searcher, made, red_cat):
         assert results.unreachable == (str(made.photos / "a"),) and results.num_gone == 0
     finally:
         (made.photos / "unplugged").rename(made.photos / "a")
-
-
-def test_threads_may_search_at_once(searcher):
-    vectors = [searcher.vector(parse_query(words)) for words in ("red cat", "old tree", "dog", "new")] * 5
-    alone = [searcher.search(vector, top=5) for vector in vectors]
-    with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(lambda vector: searcher.search(vector, top=5), vectors)] == alone
 
 
 def test_a_large_index_is_searched_with_a_graph_that_is_built_once(searcher, embedder, red_cat):

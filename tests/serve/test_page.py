@@ -149,11 +149,14 @@ def visit(browser, server):
     visits = []
 
     def begin(query="", **options) -> Visit:
-        visits.append(Visit(browser, f"http://127.0.0.1:{server.port}/{query}", **options))
+        visits.append(Visit(browser, server.address + query, **options))
         return visits[-1]
 
     yield begin
     for one in visits:
+        assert one.problems == []
+        own = (server.address, f"blob:{server.address}")
+        assert [url for url in one.asked if not url.startswith(own)] == [], "nobody else is asked"
         one.context.close()
 
 
@@ -165,7 +168,7 @@ def written(run: Run) -> list[int]:
     return [event.step for event in run.events() if isinstance(event, Step)]
 
 
-def test_a_run_that_is_over_opens_and_hostile_words_are_only_words(visit, server):
+def test_a_run_that_is_over_opens_and_hostile_words_are_only_words(visit, folder):
     seen = visit("?run=over")
     seen.page.locator("#queries img").first.wait_for()
     assert (seen.text("#state"), seen.text("#percent")) == ("finished", "100%")
@@ -178,19 +181,14 @@ def test_a_run_that_is_over_opens_and_hostile_words_are_only_words(visit, server
     seen.page.locator("#layers").hover(position={"x": 150, "y": 5})
     assert "image.0 at step" in seen.text("#layers-cell")
     assert seen.page.locator("#hostile").count() == 0 and "stolen" not in seen.page.title()
-    assert seen.problems == []
-    assert {url.partition(f":{server.port}/")[0] for url in seen.asked} == {"http://127.0.0.1"}
-
-
-def test_earlier_thoughts_can_be_looked_at_and_a_missing_one_is_said(visit, folder):
-    seen = visit("?run=over")
-    seen.page.locator("#queries img").first.wait_for()
+    # Earlier results can be looked at, and a missing one is said.
     assert seen.text("#snapshot-step") == "step 59, the newest"
     (folder / "runs" / "over" / "snapshots" / "step-000005.json").rename(folder / "kept")
     seen.page.locator("#earlier").click()
     seen.wait("document.getElementById('thinks-note').textContent.includes('cannot be read')")
     (folder / "kept").rename(folder / "runs" / "over" / "snapshots" / "step-000005.json")
     assert seen.text("#snapshot-step") == "step 30, 1 of 2"
+    seen.problems.clear()  # the browser notes the missing file
 
 
 def test_a_run_that_is_being_set_up_says_so(visit, folder):
@@ -200,7 +198,7 @@ def test_a_run_that_is_being_set_up_says_so(visit, folder):
         seen.wait("document.getElementById('state').textContent === 'being set up'")
         append(new, started(time=time.time()), step(1), step(2))
         seen.wait_for_steps(2)
-        assert seen.text("#state") == "running" and seen.problems == []
+        assert seen.text("#state") == "running"
 
 
 def test_a_curve_can_be_read_and_looked_at_closely(visit):
@@ -247,7 +245,6 @@ def test_runs_are_laid_over_one_another_and_told_apart_without_colour(visit):
     seen.page.locator("figure").nth(0).get_by_text("older").wait_for()
     seen.page.get_by_label("older", exact=True).uncheck()
     seen.page.locator("figure").nth(0).get_by_text("older").wait_for(state="detached")
-    assert seen.problems == []
 
 
 def test_nothing_is_wider_than_a_phone(visit):
@@ -255,10 +252,6 @@ def test_nothing_is_wider_than_a_phone(visit):
     seen.page.locator("#queries img").first.wait_for()
     seen.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= 390
-    lefts = seen.page.evaluate(
-        "[...document.querySelectorAll('figure')].map((one) => one.getBoundingClientRect().left)"
-    )
-    assert len(set(lefts)) == 1, "one column"
 
 
 def test_everything_can_be_reached_with_the_keyboard(visit):
@@ -276,8 +269,6 @@ def test_everything_can_be_reached_with_the_keyboard(visit):
     assert all(outline != "none" for who, outline in found if who != "body")
     seen.page.locator("#snapshot").press("ArrowLeft")
     assert seen.text("#snapshot-step") == "step 30, 1 of 2"
-    seen.page.locator("#matrix").press("ArrowRight")
-    assert "cosine 0.100" in seen.text("#matrix-cell")
 
 
 def test_dark_and_light_differ_and_a_choice_is_kept(visit):
@@ -327,7 +318,6 @@ def test_a_page_with_too_many_points_asks_for_all_of_them_again(visit):
     }})""")
     assert held == list(range(1, len(held) + 1)), "nothing is lost meanwhile"
     seen.wait(f"{STEPS}.then((steps) => steps.length === 59)")
-    assert seen.problems == []
 
 
 def test_a_hidden_page_holds_no_stream_and_goes_on_without_a_gap_when_it_is_seen(visit, folder):
@@ -345,25 +335,17 @@ def test_a_hidden_page_holds_no_stream_and_goes_on_without_a_gap_when_it_is_seen
     seen.page.evaluate(hide, False)
     assert seen.wait_for_steps(4) == [1, 2, 3, 4]
     append(run, step(5))
-    assert seen.wait_for_steps(5) == [1, 2, 3, 4, 5] and seen.problems == []
+    assert seen.wait_for_steps(5) == [1, 2, 3, 4, 5]
 
 
-def test_a_run_that_begins_meanwhile_is_listed_and_the_shown_one_is_not(browser, tmp_path):
-    for name in ("oldest", "shown"):
-        write_run(tmp_path / "runs" / name, started(), step(1))
-    server = Server(tmp_path)  # shows the newest, and nothing is trained in this folder
-    seen = Visit(browser, f"http://127.0.0.1:{server.port}/")
-    try:
-        seen.wait("document.getElementById('name').textContent === 'shown'")
-        write_run(tmp_path / "runs" / "newer", started(), step(1))
-        seen.page.evaluate(LOOK)  # lists them at once
-        seen.page.get_by_label("newer", exact=True).wait_for()
-        listed = {name.strip() for name in seen.page.locator("#runs label").all_inner_texts()}
-        assert listed == {"oldest", "newer"}
-        assert seen.text("#name") == "shown"
-    finally:
-        seen.context.close()
-        server.stop()
+def test_a_run_that_begins_meanwhile_is_listed_and_the_shown_one_is_not(visit, folder):
+    seen = visit("?run=older")
+    seen.wait("document.getElementById('name').textContent === 'older'")
+    write_run(folder / "runs" / "newer", started(), step(1))
+    seen.page.evaluate(LOOK)  # lists them at once
+    seen.page.get_by_label("newer", exact=True).wait_for()
+    listed = {name.strip() for name in seen.page.locator("#runs label").all_inner_texts()}
+    assert {"over", "newer"} <= listed and "older" not in listed and seen.text("#name") == "older"
 
 
 def test_what_a_resumed_run_thinks_replaces_what_it_thought_at_the_same_step(visit, folder):
@@ -384,7 +366,6 @@ def test_what_a_resumed_run_thinks_replaces_what_it_thought_at_the_same_step(vis
     seen.wait_for_steps(3)
     seen.page.evaluate("new Promise(requestAnimationFrame)")
     assert len([url for url in seen.asked if "step-000006" in url]) == 1, "asked for once, not at all news"
-    assert seen.problems == []
 
 
 # While something is trained.
@@ -408,7 +389,6 @@ def test_the_curves_of_a_run_move_while_it_trains(visit, training):
     assert seen.page.evaluate("window.changes") == 0, "a screen reader is told of news, not of every step"
     seen.page.locator("#queries img").first.wait_for()
     seen.page.locator("#matrix").wait_for()
-    assert seen.problems == []
 
 
 def test_a_lost_connection_is_said_and_mended_without_a_gap_or_a_double(browser, folder, training):

@@ -4,13 +4,13 @@ import base64
 import random
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
+import test_page
 from conftest import picture_folder
 from PIL import Image
-from test_page import Visit, browser  # noqa: F401  # a fixture
+from test_page import Visit
 from test_serve import write_model
 from test_web import Server
 
@@ -23,6 +23,7 @@ FOCUSED = "Number(document.activeElement.closest('.tile')?.dataset.id ?? 0)"
 NUM_FILES = 31  # two of them with equal bytes
 
 pytestmark = pytest.mark.slow
+browser, visit = test_page.browser, test_page.visit  # fixtures
 
 
 def run_here(folder: Path, *lines: list[str]) -> None:
@@ -58,22 +59,6 @@ def server(folder):
     server = SearchServer(folder)
     yield server
     server.stop()
-
-
-@pytest.fixture
-def visit(browser, server):  # noqa: F811
-    visits = []
-
-    def begin(query="", **options) -> Visit:
-        visits.append(Visit(browser, server.address + query, **options))
-        return visits[-1]
-
-    yield begin
-    for one in visits:
-        assert one.problems == []
-        own = (server.address, f"blob:{server.address}")
-        assert [url for url in one.asked if not url.startswith(own)] == [], "nobody else is asked"
-        one.context.close()
 
 
 def wait_for_results(seen: Visit, at_least: int = 1) -> list[int]:
@@ -388,27 +373,3 @@ def test_a_server_that_cannot_be_reached_is_said_and_asked_again(visit):
     seen.wait("document.getElementById('connection').textContent === ''")
     assert seen.problems and all("ERR_" in problem for problem in seen.problems)
     seen.problems.clear()
-
-
-@pytest.mark.prove
-def test_a_server_that_goes_is_said_and_what_it_has_afterwards_is_shown(browser, folder, tmp_path):  # noqa: F811
-    """Begun without an index, ended, and started again after something was indexed: the page follows by itself."""
-    shutil.copytree(folder / "mine", tmp_path / "mine")
-    server = SearchServer(tmp_path, "--model", "./mine")
-    seen = Visit(browser, server.address)
-    try:
-        seen.page.get_by_text("No image is indexed yet").wait_for()
-        assert "lapclip index" in seen.text("#welcome-words")
-        server.stop(signal.SIGKILL)
-        seen.page.locator("#words").fill("red")
-        seen.wait("document.getElementById('connection').textContent.includes('does not respond')")
-        picture_folder(tmp_path / "few", 3)
-        run_here(tmp_path, ["index", "few", "--model", "./mine"])
-        server = SearchServer(tmp_path, port=server.port)
-        assert len(wait_for_results(seen)) == 3
-        seen.wait("document.getElementById('connection').textContent === ''")
-        seen.wait("[...document.querySelectorAll('.tile img')].every((image) => image.naturalWidth > 0)")
-        assert not [problem for problem in seen.problems if "ERR_" not in problem]
-    finally:
-        seen.context.close()
-        server.stop()

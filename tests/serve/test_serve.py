@@ -155,13 +155,10 @@ def upload(served, *headers: str) -> bytes:
     return "".join(f"{line}\r\n" for line in lines).encode()
 
 
-def test_it_says_what_it_serves(served, embedder):
+def test_it_says_what_it_serves_and_words_find_images_best_first(served, embedder, in_the_cache):
     expected = {"status": "ok", "model": "mine", "width": embedder.width, "num_pictures": NUM_IMAGES}
     expected |= {"folders": [str(served.photos.resolve())], "version": lapclip.__version__}
     assert served.told("/health") == expected
-
-
-def test_words_find_images_best_first(served, embedder, in_the_cache):
     told = served.told("/search?q=a+red+cat&top=5")
     scores = [one["score"] for one in told["results"]]
     assert (told["query"], len(scores), told["num_pictures"]) == ("a red cat", 5, NUM_IMAGES)
@@ -367,15 +364,14 @@ def test_other_names_and_other_sites_pages_are_refused(served):
         policy = headers.pop("content-security-policy")
         assert HEADERS.keys() - {"content-security-policy"} <= headers.keys()
         assert "default-src 'none'" in policy and "img-src 'self' blob:" in policy and "unsafe" not in policy
-    names = [
+    for host in (
         "evil.example",
         f"evil.example:{port}",
         "127.0.0.1",
         "localhost:1",
         f"127.0.0.1.nip.io:{port}",
         "",
-    ]
-    for host in names:
+    ):
         served.refused(421, "/health", Host=host)
     for host in ("localhost", "127.0.0.1", "[::1]", "LOCALHOST"):
         assert served.told("/health", Host=f"{host}:{port}")
@@ -533,11 +529,7 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back(embedder):
         rates.count("::ffff:10.0.0.2")
     with pytest.raises(Refused):
         rates.count("2001:db8::ffff")  # the same network
-    for other in (
-        "2001:db8:1::1",
-        "10.0.0.1",
-        "::ffff:10.0.0.3",
-    ):  # the last is IPv4, where both are listened to
+    for other in ("2001:db8:1::1", "10.0.0.1", "::ffff:10.0.0.3"):  # the last is IPv4 on a socket for both
         rates.count(other)
 
 
@@ -615,5 +607,5 @@ def test_elsewhere_it_answers_to_its_own_names_only_and_needs_a_token():
 def test_what_cannot_be_served_is_said(call):
     done = call("serve", "--no-open")
     assert done.returncode == 1 and "there is no model" in done.stderr and "lapclip train" in done.stderr
-    assert "requests a second" in call("serve", "--rate", "0").stderr
+    assert "`--rate 0`" in call("serve", "--rate", "0").stderr
     assert "cannot serve at" in call("serve", "--host", "203.0.113.7", "--port", "8999").stderr
