@@ -119,7 +119,7 @@ def test_a_stopped_pack_says_how_to_go_on(tmp_path, call):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "the same command goes on from there" in said
+    assert process.returncode == 130 and "the same command continues from there" in said
     assert "Traceback" not in said
     again = json.loads(call("data", "pack", str(folder), "--json").stdout)
     assert again["num_images"] == 400 and again["num_reused"] > 0

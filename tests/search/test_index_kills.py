@@ -98,7 +98,7 @@ def test_stopped_and_then_killed_midway_the_next_update_embeds_only_the_rest(cop
     process = start(copied)
     process.send_signal(signal.SIGINT)
     said = process.communicate()[1]
-    assert process.returncode == 130 and "the same command goes on from there" in said
+    assert process.returncode == 130 and "the same command continues from there" in said
     stopped = num_indexed(copied)
     killed = kill(copied)
     assert 0 < stopped < killed < COUNT

@@ -13,7 +13,6 @@ from lapclip.errors import UserError, shortened, suggest
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
-    from lapclip.search.index import IndexInfo
     from lapclip.search.update import Summary
 
 
@@ -179,6 +178,7 @@ def forget_folder(folder: str, model: str | None) -> dict[str, Any]:
 
 
 def show_all(json: bool) -> int:
+    from lapclip.data.pack import folder_bytes
     from lapclip.search.index import Index, list_indexes
     from lapclip.view.document import Table, columns_of
 
@@ -191,7 +191,7 @@ def show_all(json: bool) -> int:
                 num_images = opened.num_images
         except UserError as problem:
             say(f"{problem.message}; {problem.hint}")
-        num_bytes = folder_bytes(info)
+        num_bytes = folder_bytes(info.path)
         facts = {key: getattr(info, key) for key in ("name", "model", "folders", "is_complete", "updated")}
         records.append({**facts, "path": str(info.path), "num_pictures": num_images, "bytes": num_bytes})
         shown = "damaged" if num_images is None else num_images
@@ -208,11 +208,8 @@ def show_all(json: bool) -> int:
     return 0
 
 
-def folder_bytes(info: "IndexInfo") -> int:
-    return sum(file.stat().st_size for file in info.path.rglob("*") if file.is_file())
-
-
 def remove_index(model: str, json: bool) -> int:
+    from lapclip.data.pack import folder_bytes
     from lapclip.search.index import indexes_of, list_indexes
     from lapclip.search.update import remove
 
@@ -222,7 +219,7 @@ def remove_index(model: str, json: bool) -> int:
         raise UserError(
             f"there is no index of a model `{model}`{like}", hint="`lapclip index --list` shows them"
         )
-    num_bytes = sum(map(folder_bytes, chosen))
+    num_bytes = sum(folder_bytes(info.path) for info in chosen)
     for info in chosen:
         remove(info)
     say(f"removed the index of `{chosen[0].name}`, {size(num_bytes)}; the model and the images stay")
