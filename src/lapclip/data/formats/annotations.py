@@ -3,8 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,18 +22,9 @@ KARPATHY_KEYS = (re.compile(rb'"sentences"\s*:\s*\['), re.compile(rb'"filename"\
 USUAL = re.compile(r"images|(train|val|test)\d{4}")
 
 
-@dataclass
-class Annotated:
-    """The images of one file, by parallel lists."""
-
-    names: list[str] = field(default_factory=list)  # as in the file, with the folder where it has one
-    captions: list[list[str]] = field(default_factory=list)
-    sides: list[Side | None] = field(default_factory=list)
-
-    def add(self, name: str, captions: list[str], side: Side | None) -> None:
-        self.names.append(name)
-        self.captions.append(captions)
-        self.sides.append(side)
+Annotated = dict[
+    str, tuple[list[str], Side | None]
+]  # the captions and the side of each image, by its name in the file
 
 
 def looks_like_annotations(path: Path) -> bool:
@@ -70,21 +59,19 @@ def open_annotations(files: list[Path], name: str, options: Options) -> Catalogu
         raise UserError(f"`{name}` is in the form `{forms[0]}`, not `{form}`", hint="omit `--format`")
     for file, own, annotated in found:
         if own == form:
-            gather(gathering, annotated, image_folders(file, annotated.names, options.images))
+            gather(gathering, annotated, image_folders(file, list(annotated), options.images))
     return gathering.catalogue(name, form)
 
 
 def gather(gathering: Gathering, annotated: Annotated, folders: Folders) -> None:
     """Adds the images that are there; each is called by its path within what the folders have in common."""
     start = len(os.path.commonpath(folders.roots).rstrip(os.sep)) + 1
-    found = [folders.find(name) for name in annotated.names]
-    last_parts = {os.path.basename(name) for name in annotated.names}
-    if not any(isinstance(path, str) for path in found) and len(last_parts) == len(annotated.names):
+    found = [folders.find(name) for name in annotated]
+    last_parts = [os.path.basename(name) for name in annotated]
+    if not any(isinstance(path, str) for path in found) and len({*last_parts}) == len(annotated):
         # The names may have folders of somebody else's disk, or the one that `--images` already means.
-        found = [folders.find(os.path.basename(name)) for name in annotated.names]
-    for name, path, captions, side in zip(
-        annotated.names, found, annotated.captions, annotated.sides, strict=True
-    ):
+        found = [folders.find(name) for name in last_parts]
+    for path, (name, (captions, side)) in zip(found, annotated.items(), strict=True):
         shown = name if isinstance(path, Problem) else legible(path[start:])
         gathering.add_file(shown, path, captions, side=side)
 
@@ -140,44 +127,48 @@ def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
 def read_json(file: Path) -> Any:
     try:
         with open_regular(file) as opened:
-            data = opened.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"`{file}` cannot be read: {reason}", hint="check its permissions") from None
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:  # of a file that is too large, only a part was read
+            return json.loads(opened.read(MAX_BYTES + 1))
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+    ) as error:  # of a file that is too large, only a part was read
+        reason = getattr(error, "strerror", None) or str(error)[:200]
         raise UserError(
-            f"`{file}` is not valid JSON of at most {MAX_BYTES >> 30} GB: {str(error)[:200]}",
+            f"`{file}` is not readable JSON of at most {MAX_BYTES >> 30} GB: {reason}",
             hint="download it again; half a file looks like this",
         ) from None
 
 
 def read_coco(images: list[Any], annotations: list[Any], file: Path, problems: Problems) -> Annotated:
-    result = Annotated()
+    result: Annotated = {}
     side = side_in(file.stem)
-    numbers: dict[str, int] = {}
+    names: dict[str | None, str] = {}  # by id
     for place, image in enumerate(images):
         fields = image if isinstance(image, dict) else {}
         key, name = as_key(fields.get("id")), fields.get("file_name")
         if key is None or not isinstance(name, str) or not name:
             problems.add("incomplete", "has no `id` or no `file_name`", f"images[{place}] of {file.name}")
-        elif key in numbers:
+        elif key in names:
             problems.add("skipped", "has the `id` of another image", name)
         else:
-            numbers[key] = len(result.names)
-            result.add(name, [], side)
+            names[key] = name
+            result[name] = ([], side)
     for place, annotation in enumerate(annotations):
         fields = annotation if isinstance(annotation, dict) else {}
-        number = numbers.get(as_key(fields.get("image_id")) or "")
-        caption = fields.get("caption")
-        if number is None:
+        name, caption = names.get(as_key(fields.get("image_id"))), fields.get("caption")
+        if name is None:
             problems.add("incomplete", "belongs to no image", f"annotations[{place}] of {file.name}")
-        elif not isinstance(caption, str):
-            problems.add("unreadable", "has a caption that is not text", result.names[number])
         else:
-            result.captions[number].append(caption)
+            add_caption(result[name][0], caption, name, problems)
     return result
+
+
+def add_caption(captions: list[str], caption: object, name: str, problems: Problems) -> None:
+    if isinstance(caption, str):
+        captions.append(caption)
+    else:
+        problems.add("unreadable", "has a caption that is not text", name)
 
 
 def as_key(value: object) -> str | None:
@@ -190,24 +181,18 @@ def as_key(value: object) -> str | None:
 
 
 def read_karpathy(images: list[Any], file: Path, problems: Problems) -> Annotated:
-    result = Annotated()
+    result: Annotated = {}
     for place, image in enumerate(images):
         fields = image if isinstance(image, dict) else {}
-        name, folder, split = (fields.get(key) for key in ("filename", "filepath", "split"))
+        name, folder, split, sentences = map(fields.get, ("filename", "filepath", "split", "sentences"))
         if not isinstance(name, str) or not name:
             problems.add("incomplete", "has no `filename`", f"images[{place}] of {file.name}")
             continue
-        side = SIDES.get(split.lower()) if isinstance(split, str) else None
         if isinstance(folder, str) and folder:
             name = f"{folder}/{name}"
-        result.add(name, list(sentences(fields.get("sentences"), name, problems)), side)
+        side = SIDES.get(split.lower()) if isinstance(split, str) else None
+        captions, _ = result.setdefault(name, ([], side))
+        for sentence in sentences if isinstance(sentences, list) else []:
+            raw = sentence.get("raw") if isinstance(sentence, dict) else None
+            add_caption(captions, raw, name, problems)
     return result
-
-
-def sentences(found: object, name: str, problems: Problems) -> Iterator[str]:
-    for sentence in found if isinstance(found, list) else []:
-        raw = sentence.get("raw") if isinstance(sentence, dict) else None
-        if isinstance(raw, str):
-            yield raw
-        else:
-            problems.add("unreadable", "has a caption that is not text", name)

@@ -24,6 +24,7 @@ FONT_FOLDERS = (
     "/System/Library/Fonts", "/Library/Fonts", "~/Library/Fonts", "~/.local/share/fonts", "~/.fonts",
     "/usr/local/share/fonts", "/usr/share/fonts", "/run/current-system/sw/share/X11/fonts", "C:/Windows/Fonts",
 )  # fmt: skip
+EMOJI_FONT = re.compile(r"(.*emoji.*|seguiemj)\.(ttf|ttc|otf)", re.IGNORECASE)
 FONT_NAMES = ("apple color emoji.ttc", "notocoloremoji.ttf", "seguiemj.ttf")  # before any other emoji font
 FONT_SIZES = (160, 136, 128, 109, 96, 72, 64)  # a font of bitmaps is only to be had at the sizes it holds
 
@@ -36,20 +37,17 @@ BLOCKS = ((0x2600, 0x27BF), (0x1F300, 0x1F6FF), (0x1F900, 0x1F9FF), (0x1FA70, 0x
 
 def open_emoji(name: str, options: Options) -> Catalogue:
     """`emoji` from what is installed, `emoji:PATH` from a colour font or a folder of files such as `1f600.png`."""
-    path = name.partition(":")[2]
-    if path:
-        path = os.path.expanduser(path)
-        if os.path.isdir(path):
-            return from_files(name, path)
-        if not (size := fitting_size(path)):
-            raise UserError(
-                f"`{path}` is not a colour font whose emoji can be drawn, nor a folder of files such as `1f600.png`",
-                hint="omit the path: `emoji` finds what is installed",
-            )
-        return from_font(name, path, size)
-    for font in find_fonts():
+    path = os.path.expanduser(name.partition(":")[2])
+    if os.path.isdir(path):
+        return from_files(name, path)
+    for font in [path] if path else find_fonts():
         if size := fitting_size(font):
             return from_font(name, font, size)
+    if path:
+        raise UserError(
+            f"`{path}` is not a colour font whose emoji can be drawn, nor a folder of files such as `1f600.png`",
+            hint="omit the path: `emoji` finds what is installed",
+        )
     if folder := twemoji_folder():
         return from_files(name, folder)
     raise MissingPackage("this machine has no colour font to draw emoji with", "emoji")
@@ -62,11 +60,9 @@ def find_fonts() -> list[str]:
         for root in FONT_FOLDERS
         for folder, _, files in os.walk(os.path.expanduser(root))
         for file in files
-        if file.lower().endswith((".ttf", ".ttc", ".otf"))
-        and ("emoji" in file.lower() or file.lower() in FONT_NAMES)
+        if EMOJI_FONT.fullmatch(file)
     ]
-    known = {name: place for place, name in enumerate(FONT_NAMES)}
-    return sorted(found, key=lambda path: known.get(os.path.basename(path).lower(), len(known)))
+    return sorted(found, key=lambda path: os.path.basename(path).lower() not in FONT_NAMES)
 
 
 def twemoji_folder() -> str | None:
@@ -101,7 +97,7 @@ def code_points_of_file(name: str) -> str | None:
     """Of `1f600.png`, or `emoji_u1f600.png` as Noto has it."""
     match = re.fullmatch(r"(?:emoji_u)?([0-9a-f]{1,6}(?:[-_][0-9a-f]{1,6}){0,15})\.png", name.lower())
     numbers = [int(part, 16) for part in re.split("[-_]", match[1])] if match else []
-    return code_points("".join(map(chr, numbers))) if numbers and max(numbers) <= 0x10FFFF else None
+    return "-".join(f"{number:x}" for number in numbers if number != ord(EMOJI_STYLE)) or None
 
 
 # Drawing with a font
@@ -193,28 +189,21 @@ def is_drawn(font: ImageFont.FreeTypeFont, text: str) -> bool:
     parts = [c for c in text if c not in (JOINER, EMOJI_STYLE)]
     try:
         if len(parts) == 1:
-            return is_one_drawn(font, text)
+            box = font.getbbox(text, mode="RGBA")
+            if box != font.getbbox(UNASSIGNED, mode="RGBA"):
+                return box[0] < box[2] and box[1] < box[3]
+            return on_a_sheet(font, text) != on_a_sheet(font, UNASSIGNED)
         usual, whole = width(font, FACE), width(font, text)
         if abs(whole - usual) > usual / 4:  # side by side, as what a font cannot join comes out
             return False
         if abs(whole - sum(width(font, part) for part in parts)) > usual / 8:
             return True
+        if abs(whole - width(font, parts[0])) > usual / 8:
+            return False
         # The flag of England is a black one followed by letters without width: only the drawing tells them apart.
-        others_show = abs(whole - width(font, parts[0])) > usual / 8
-        return not others_show and on_a_sheet(font, text) != on_a_sheet(font, parts[0])
+        return on_a_sheet(font, text) != on_a_sheet(font, parts[0])
     except (OSError, ValueError):  # from a broken glyph
         return False
-
-
-def is_one_drawn(font: ImageFont.FreeTypeFont, text: str) -> bool:
-    """Whether a font has more for a single emoji than nothing, or what it puts for all it lacks."""
-    box = left, top, right, bottom = font.getbbox(text, mode="RGBA")
-    if left >= right or top >= bottom:
-        return False
-    if box != font.getbbox(UNASSIGNED, mode="RGBA"):
-        return True
-    drawn = on_a_sheet(font, text)
-    return drawn.getbbox() is not None and drawn != on_a_sheet(font, UNASSIGNED)
 
 
 @lru_cache(maxsize=8192)
@@ -253,11 +242,10 @@ def names_of(text: str, name: str, aliases: Iterable[str]) -> list[str]:
     # A flag is two letters, or a black flag with tags.
     if "\U0001f1e6" <= text[0] <= "\U0001f1ff" or "\U000e007f" in text:
         return [f"flag of {as_words(name)}"]
-    words = [as_words(name), *map(as_words, aliases)]
-    words[1:] = [word for word in words[1:] if len(word) > 2 and re.sub("[ -]", "", word).isalpha()]
-    by_letters: dict[str, str] = {}
-    for word in words:
-        by_letters.setdefault(re.sub(r"[\W_]", "", word).casefold(), word)
+    by_letters = {re.sub(r"[\W_]", "", as_words(name)).casefold(): as_words(name)}
+    for word in map(as_words, aliases):
+        if len(word) > 2 and (letters := re.sub("[ -]", "", word)).isalpha():
+            by_letters.setdefault(letters.casefold(), word)
     return list(by_letters.values())
 
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import Folders, Problem, is_image_name, open_regular
+from lapclip.data.files import Folders, Problem, open_regular
 from lapclip.data.formats.columns import (
     MAX_SAMPLED,
     NUM_SAMPLED,
@@ -34,11 +34,8 @@ NUM_ROWS = 1_000  # in a batch of texts
 NUM_IMAGES = 16  # in a batch with images
 # The kinds of file that are read: tables and images. Others may be programs, or need packages of their own.
 BUILDERS = {"arrow", "cache", "csv", "imagefolder", "json", "parquet", "webdataset"}
-SUFFIXES = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".tar", ".zip")
-MAX_FILES = 100_000  # looked at before a folder is taken for one without data
 AS_PARQUET = "pass a copy in Parquet, as `Dataset.to_parquet` writes it"
 LOCAL_COPY = "check the name, or pass a local copy as `hf:FOLDER`"
-SAVE_AGAIN = "save it again with `save_to_disk`"
 
 
 @dataclass(frozen=True)
@@ -167,11 +164,7 @@ def type_of(feature: Any) -> str:
 
 def relative(path: str, roots: list[str]) -> str:
     """A path as a person would write it, within the dataset's own folder."""
-    for root in roots if os.path.isabs(path) else ():
-        inside = os.path.relpath(path, root)
-        if not inside.startswith(".."):
-            return inside
-    return path
+    return next((path[len(root) + 1 :] for root in roots if path.startswith(root + os.sep)), path)
 
 
 def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
@@ -183,8 +176,8 @@ def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
     folder = os.path.abspath(path) if os.path.isdir(path) else None
     if is_address or (folder is None and (os.path.exists(path) or path.startswith((".", "/", "~")))):
         raise UserError(f"`{name}` is neither a dataset nor a folder", hint="write `hf:NAME` or `hf:FOLDER`")
-    if folder is not None:
-        check_folder(folder, name)
+    if folder is not None and is_saved(folder):
+        check_saved(folder, name)
     try:
         import datasets  # type: ignore[import-untyped]
     except ImportError:
@@ -232,40 +225,23 @@ def is_saved(folder: str) -> bool:
     return any(os.path.isfile(os.path.join(folder, file)) for file in ("dataset_dict.json", "state.json"))
 
 
-def check_folder(folder: str, name: str) -> None:
-    """UserError for a folder that is a program, holds no data, or whose notes lead out of it."""
-    script = os.path.basename(folder) + ".py"
-    if os.path.exists(os.path.join(folder, script)):
-        raise UserError(f"`{name}` has a loading script, `{script}`, which is not run", hint=AS_PARQUET)
-    if is_saved(folder):
-        check_saved(folder, name)
-        return
-    files = (file for _, _, files in os.walk(folder) for file in files)
-    if not any(file.lower().endswith(SUFFIXES) or is_image_name(file) for file in islice(files, MAX_FILES)):
-        what = "no data that can be read safely: no Parquet, Arrow, CSV, JSON or images"
-        raise UserError(f"`{name}` holds {what}", hint=AS_PARQUET)
-
-
 def check_saved(folder: str, name: str) -> None:
     """UserError unless each Arrow file of a saved dataset is its own."""
     folders = Folders(folder)
     try:
-        splits = [folder]
-        if os.path.isfile(os.path.join(folder, "dataset_dict.json")):
-            listed = read_json(os.path.join(folder, "dataset_dict.json"))["splits"]
-            splits = [os.path.join(folder, split) for split in listed]
-        for split in splits:
-            for file in read_json(os.path.join(split, "state.json"))["_data_files"]:
+        is_dict = os.path.isfile(os.path.join(folder, "dataset_dict.json"))
+        for split in read_json(folder, "dataset_dict.json")["splits"] if is_dict else [""]:
+            for file in read_json(folder, split, "state.json")["_data_files"]:
                 found = folders.find(os.path.join(split, file["filename"]))
                 if isinstance(found, Problem):
                     raise ValueError(f"its file `{file['filename']}` {found.what}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        shown = shortened(str(error))
-        raise UserError(f"`{name}` is not as `save_to_disk` leaves it: {shown}", hint=SAVE_AGAIN) from None
+        what = f"`{name}` is not as `save_to_disk` leaves it: {shortened(str(error))}"
+        raise UserError(what, hint="save it again with `save_to_disk`") from None
 
 
-def read_json(path: str) -> Any:
-    with open_regular(path) as file:
+def read_json(*parts: str) -> Any:
+    with open_regular(os.path.join(*parts)) as file:
         return json.loads(file.read(2**26))
 
 

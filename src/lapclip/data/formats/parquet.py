@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from threading import Lock
@@ -81,6 +82,14 @@ def cells_of(column: Any, max_bytes: int = MAX_CELL) -> list[Any]:
             return [None] * len(column)
 
 
+def open_groups(path: str, column: str) -> tuple[Any, list[int], list[int]]:
+    """A file, the first row of each of its row groups, and how many of its rows are read at once."""
+    file = open_parquet(path)
+    groups = range(file.num_row_groups)
+    starts = accumulate((file.metadata.row_group(group).num_rows for group in groups), initial=0)
+    return file, list(starts), [batch_rows(file, group, [column], NUM_IMAGES, MAX_IMAGES) for group in groups]
+
+
 class ImageCells:
     """Cells of image columns by file and row; the last ones read are kept, since training asks here and there in turn.
 
@@ -92,7 +101,7 @@ class ImageCells:
         self.clear()
 
     def clear(self) -> None:
-        self.files: OrderedDict[tuple[str, str], tuple[Any, list[int], list[int]]] = OrderedDict()
+        self.opened = lru_cache(maxsize=NUM_OPEN)(open_groups)
         self.kept: OrderedDict[tuple[str, int], Any] = OrderedDict()  # batches, by file and first row
         self.num_bytes = 0  # of them
         self.batches: Iterator[Any] = iter(())
@@ -102,55 +111,33 @@ class ImageCells:
         return ImageCells, ()
 
     def cell(self, path: str, column: str, row: int) -> Any:
-        _, starts, sizes = self.opened(path, column)
+        """LookupError if there is no such row."""
+        file, starts, sizes = self.opened(path, column)
         group = bisect_right(starts, row) - 1
-        if group >= len(sizes):
-            raise ValueError("has changed since the table was opened")
         first = row - (row - starts[group]) % sizes[group]
         if (path, first) not in self.kept:
-            self.read(path, column, group, first)
+            if self.group != (path, group) or first < self.next_row:
+                self.batches = batches(file, group, [column], sizes[group])
+                self.group, self.next_row = (path, group), starts[group]
+            self.read(path, first)
         self.kept.move_to_end((path, first))
         cell = self.kept[path, first].slice(row - first, 1)
         if cell.nbytes > MAX_BYTES:
             raise ValueError(f"is {cell.nbytes / 1e9:.1f} GB, too large for an image")
         return cell[0].as_py()
 
-    def opened(self, path: str, column: str) -> tuple[Any, list[int], list[int]]:
-        """A file, the first row of each of its row groups, and how many of its rows are read at once."""
-        if (path, column) not in self.files:
-            file = open_parquet(path)
-            groups = range(file.num_row_groups)
-            starts = accumulate((file.metadata.row_group(group).num_rows for group in groups), initial=0)
-            sizes = [batch_rows(file, group, [column], NUM_IMAGES, MAX_IMAGES) for group in groups]
-            self.files[path, column] = file, list(starts), sizes
-            if len(self.files) > NUM_OPEN:
-                self.files.popitem(last=False)
-        self.files.move_to_end((path, column))
-        return self.files[path, column]
-
-    def read(self, path: str, column: str, group: int, first: int) -> None:
+    def read(self, path: str, first: int) -> None:
         """Keeps the batch from some row on, and those after it up to the share of one run."""
-        file, starts, sizes = self.files[path, column]
-        if self.group != (path, group) or first < self.next_row:
-            self.batches = batches(file, group, [column], sizes[group])
-            self.group, self.next_row = (path, group), starts[group]
         num_ahead = 0
-        while num_ahead == 0 or num_ahead < MAX_KEPT // NUM_RUNS // 2:
-            found = next(self.batches, None)
-            if found is None:
-                break
-            start, batch = self.next_row, dense(found.column(0))
+        for found in self.batches:
+            place, batch = (path, self.next_row), dense(found.column(0))
             self.next_row += len(batch)
-            if start >= first:
-                num_ahead += max(batch.nbytes, 1)
-                self.keep((path, start), batch)
-        if not num_ahead:
-            raise ValueError("has changed since the table was opened")
-
-    def keep(self, place: tuple[str, int], batch: Any) -> None:
-        if place not in self.kept:
-            self.kept[place] = batch
-            self.num_bytes += batch.nbytes
+            if place[1] >= first:
+                num_ahead += batch.nbytes
+                self.num_bytes += batch.nbytes if place not in self.kept else 0
+                self.kept.setdefault(place, batch)
+                if num_ahead >= MAX_KEPT // NUM_RUNS // 2:
+                    break
         while self.num_bytes > MAX_KEPT and len(self.kept) > 1:
             self.num_bytes -= self.kept.popitem(last=False)[1].nbytes
 
@@ -216,6 +203,6 @@ class ParquetTable(Table):
         with self.images.lock:
             try:
                 return self.images.cell(str(self.path.absolute()), columns.image, place)
-            except (pyarrow.ArrowException, KeyError, OSError) as error:
+            except (pyarrow.ArrowException, LookupError, OSError) as error:
                 self.images.clear()
                 raise ValueError(f"cannot be read from `{self.path.name}`: {error}") from None

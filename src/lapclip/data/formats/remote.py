@@ -5,7 +5,7 @@ import os
 import re
 import time
 from collections import OrderedDict
-from concurrent.futures import Future
+from dataclasses import dataclass, field
 from itertools import islice
 from threading import Lock
 from typing import Any
@@ -109,6 +109,14 @@ class NoRanges(OSError):
     """The server sends whole files only."""
 
 
+@dataclass
+class Block:
+    """A part of a file, once it was fetched."""
+
+    data: bytes = b""
+    lock: Lock = field(default_factory=Lock)
+
+
 class RemoteFiles:
     """Parts of files by URL, through fsspec; every failure is an OSError in words.
 
@@ -117,7 +125,7 @@ class RemoteFiles:
     """
 
     def __init__(self) -> None:
-        self.blocks: OrderedDict[tuple[str, int], Future[bytes]] = OrderedDict()
+        self.blocks: OrderedDict[tuple[str, int], Block] = OrderedDict()
         self.infos: dict[str, dict[str, Any]] = {}
         self.lock = Lock()
 
@@ -160,22 +168,15 @@ class RemoteFiles:
     def block(self, url: str, number: int) -> bytes:
         """One block; several threads that need it wait for the same request."""
         with self.lock:
-            future = self.blocks.get((url, number))
-            is_mine = future is None
-            if future is None:
-                future = self.blocks[url, number] = Future()
-                if len(self.blocks) > NUM_BLOCKS:
-                    self.blocks.popitem(last=False)
+            block = self.blocks.setdefault((url, number), Block())
             self.blocks.move_to_end((url, number))
-        if is_mine:
-            try:
+            if len(self.blocks) > NUM_BLOCKS:
+                self.blocks.popitem(last=False)
+        with block.lock:
+            if not block.data:
                 start, length = number * BLOCK_BYTES, self.length(url)
-                future.set_result(attempt(url, fetch, url, start, min(start + BLOCK_BYTES, length), length))
-            except BaseException as error:
-                with self.lock:
-                    self.blocks.pop((url, number), None)
-                future.set_exception(error)
-        return future.result()
+                block.data = attempt(url, fetch, url, start, min(start + BLOCK_BYTES, length), length)
+        return block.data
 
 
 def fetch(url: str, start: int, end: int, length: int) -> bytes:

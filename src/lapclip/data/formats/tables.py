@@ -6,6 +6,7 @@ A `Table` yields rows, and reads the image cell of one row; `gather` turns the r
 import os
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import islice
@@ -240,36 +241,24 @@ def num_found(folders: Folders, names: list[str]) -> int:
 
 
 def set_sides(gathering: Gathering, folders: Iterable[Path]) -> None:
-    """Sides by the lists beside a table that says nothing itself."""
-    names = [os.path.basename(name) for name in gathering.index]
+    """Sides by the lists beside a table that says nothing itself; a list of mostly unknown names is none."""
+    images = [os.path.basename(name) for name in gathering.index]
+    known, sides = set(images), dict[str, Side]()
     for folder in folders:
-        sides = split_lists(folder, {*names})
-        for number, name in enumerate(names):
-            gathering.sides[number] = gathering.sides[number] or sides.get(name)
+        own, beside = Folders(folder), {file.lower(): file for file in os.listdir(folder)}
+        for list_name, side in LISTS.items():
+            found = own.find(beside.get(list_name, list_name))
+            names = [] if isinstance(found, Problem) else listed_names(found)
+            if sum(name in known for name in names) > len(names) / 2:
+                sides = dict.fromkeys(names, side) | sides
+    for number, name in enumerate(images):
+        gathering.sides[number] = gathering.sides[number] or sides.get(name)
 
 
-def split_lists(folder: Path, known: set[str]) -> dict[str, Side]:
-    """Base names of images and their sides, by the lists in a folder; a list of mostly unknown names is none."""
-    own = Folders(folder)
-    beside = {
-        entry.name.lower(): entry
-        for entry in folder.iterdir()
-        if entry.name.lower() in LISTS and own.contains(os.path.realpath(entry))
-    }
-    sides: dict[str, Side] = {}
-    for file, side in LISTS.items():
-        names = listed_names(beside[file]) if file in beside else []
-        if sum(name in known for name in names) > len(names) / 2:
-            for name in names:
-                sides.setdefault(name, side)
-    return sides
-
-
-def listed_names(path: Path) -> list[str]:
+def listed_names(path: str) -> list[str]:
     """The base names in a file, one a line; none if it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            text = file.read(MAX_LIST_BYTES).decode("utf-8-sig", "replace")
-    except (OSError, ValueError):
-        return []
-    return [os.path.basename(name) for line in text.splitlines() if (name := line.strip().replace("\\", "/"))]
+    with suppress(OSError), open_regular(path) as file:
+        text = file.read(MAX_LIST_BYTES).decode("utf-8-sig", "replace")
+        lines = (line.strip().replace("\\", "/") for line in text.splitlines())
+        return [os.path.basename(line) for line in lines if line]
+    return []
