@@ -118,10 +118,6 @@ def coco(path):
     return "coco"
 
 
-def coco_file(path):
-    return coco(path) + "/annotations/captions_train2017.json"
-
-
 def karpathy(path):
     images = [
         {
@@ -140,20 +136,6 @@ def flickr_kaggle(path):
     rows = [f"{name},{words}" for name, words in zip(pictures(path / "f8k" / "Images"), WORDS, strict=True)]
     (path / "f8k" / "captions.txt").write_text("\n".join(["image,caption", *rows]))
     return "f8k"
-
-
-def flickr_token(path):
-    listed = pictures(path / "f8k" / "Flicker8k_Dataset")
-    rows = [f"{name}#0\t{words}" for name, words in zip(listed, WORDS, strict=True)]
-    (path / "f8k" / "Flickr8k.token.txt").write_text("\n".join(rows))
-    return "f8k/Flickr8k.token.txt"
-
-
-def flickr30k(path):
-    listed = pictures(path / "f30k" / "flickr30k_images")
-    rows = [f"{name}| 0| {words}" for name, words in zip(listed, WORDS, strict=True)]
-    (path / "f30k" / "results.csv").write_text("\n".join(["image_name| comment_number| comment", *rows]))
-    return "f30k"
 
 
 def shards(path):
@@ -186,8 +168,7 @@ def saved_dataset(path):
 FORMS = {
     txt: "txt", heic: "txt", exif: "metadata", names: "names", classes: "classes", csv: "csv", jsonl: "jsonl",
     parquet: "parquet", parquet_bytes: "parquet", image_folder: "csv",
-    coco: "coco", coco_file: "coco", karpathy: "karpathy", flickr_kaggle: "flickr", flickr_token: "flickr",
-    flickr30k: "flickr", shards: "tar", shards_folder: "tar", saved_dataset: "hf",
+    coco: "coco", karpathy: "karpathy", flickr_kaggle: "flickr", shards: "tar", shards_folder: "tar", saved_dataset: "hf",
 }  # fmt: skip
 
 
@@ -277,11 +258,15 @@ STRAYS = {
 
 
 @pytest.mark.parametrize("stray", STRAYS)
-def test_one_stray_file_does_not_change_what_a_folder_of_captioned_images_is(tmp_path, stray):
+def test_one_stray_file_does_not_change_what_a_folder_of_captioned_images_is(tmp_path, stray, monkeypatch):
     picture_folder(tmp_path / "photos", 60)
     STRAYS[stray](tmp_path / "photos" / stray)
+    scanned = []
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda folder: scanned.append(folder) or scan(folder))
     catalogue, _ = open_catalogue("photos", Options())
     assert (catalogue.format, len(catalogue.names)) == ("txt", 60)
+    assert scanned == [str(tmp_path / "photos")], "a large folder is scanned once"
 
 
 @pytest.mark.parametrize("name", ["metadata.csv", "captions.txt"])

@@ -2,11 +2,9 @@
 
 import gzip
 import io
-import json
 import multiprocessing
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -18,7 +16,6 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from conftest import ROOT
 from PIL import Image
 
 from lapclip.data.catalogue import Catalogue, Options
@@ -29,8 +26,6 @@ from lapclip.data.formats.remote import BLOCK_BYTES, NUM_BLOCKS, expand, is_shar
 from lapclip.data.formats.shards import open_shards
 from lapclip.data.source import BUFFER_BYTES, local_order
 from lapclip.errors import UserError
-
-COCO = ROOT.parent / "shared" / "data" / "coco"
 
 
 def image(number: int = 0) -> bytes:
@@ -165,29 +160,6 @@ def test_long_and_foreign_names_are_read_in_each_kind_of_tar(format):
     catalogue = opened("a.tar")
     assert catalogue.names[0] == f"a.tar/{key}.png" and catalogue.captions[0] == ["ein Hündchen"]
     assert len(catalogue.names) == 3 and catalogue.reader.read(2) == image(1)
-
-
-@pytest.mark.skipif(not shutil.which("tar"), reason="no tar program")
-@pytest.mark.parametrize("format", ["gnu", "posix", "ustar", "v7", "oldgnu"])
-def test_what_the_tar_program_writes_is_read(format):
-    if b"GNU" not in subprocess.run(["tar", "--version"], capture_output=True).stdout:
-        pytest.skip("not GNU tar")
-    folder = "sub" if format == "v7" else "d" * 80 + "/" + "e" * 60
-    os.makedirs(f"in/{folder}")
-    for number in range(3):
-        Path(f"in/{folder}/{number}.png").write_bytes(image(number))
-        Path(f"in/{folder}/{number}.txt").write_text(f"caption {number}\n")
-    os.symlink("/etc/passwd", "in/link.png")
-    os.link(f"in/{folder}/0.png", "in/hard.png")
-    subprocess.run(["tar", "-cf", "a.tar", f"--format={format}", "-C", "in", "."], check=True)
-    catalogue = opened("a.tar")
-    by_name = dict(zip(catalogue.names, range(9), strict=False))
-    names = {f"a.tar/{folder}/{n}.png" for n in range(3)}
-    assert len(catalogue.names) >= 2 and set(by_name) <= names, "one of the two linked names is only a link"
-    for name in by_name:
-        assert catalogue.captions[by_name[name]] == [f"caption {name[-5]}"]
-        assert catalogue.reader.read(by_name[name]) == image(int(name[-5]))
-    assert "a.tar/link.png" in problem(catalogue, tar.NO_FILE) and len(problem(catalogue, tar.NO_FILE)) == 2
 
 
 def test_every_kind_of_caption_is_found():
@@ -599,15 +571,3 @@ def test_any_file_system_that_fsspec_knows_will_do():
             opened("memory://other/*.tar")
     finally:
         files.store.clear()
-
-
-@pytest.mark.skipif(not COCO.exists(), reason="no COCO here")
-def test_the_coco_shards_are_all_there():
-    catalogue = opened(f"{COCO}/*.tar")
-    assert len(catalogue.names) == 20_000 and catalogue.num_captions == 68_006
-    assert catalogue.names[0] == "coco-00000.tar/000000000009.jpg" and not catalogue.problems.counts
-    with Image.open(io.BytesIO(catalogue.reader.read(19_999))) as photo:
-        assert photo.format == "JPEG"
-    with tarfile.open(COCO / "coco-00007.tar") as archive:
-        notes = json.load(archive.extractfile(catalogue.names[-1].partition("/")[2].replace(".jpg", ".json")))
-    assert catalogue.captions[-1] == notes["captions"]
