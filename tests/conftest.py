@@ -101,15 +101,8 @@ def as_flags(settings: dict) -> list[str]:
 
 def lapclip(*arguments: str, **options) -> subprocess.CompletedProcess:
     """Runs the command in a process of its own, as a person would, on a pipe."""
-    return subprocess.run(
-        command(*arguments),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env=environment(),
-        **options,
-    )
+    options = {"capture_output": True, "text": True, "timeout": 120, "env": environment()} | options
+    return subprocess.run(command(*arguments), **options)
 
 
 @pytest.fixture

@@ -86,11 +86,6 @@ class Wrong(Elsewhere):
     seed: int = 0
     chosen: list[str] = field(default_factory=list)
 
-    @property
-    def tensor(self) -> str:
-        """The name of the parameter in the model placed last."""
-        return self.chosen[-1]
-
     def place(self, model: nn.Module) -> nn.Module:
         name, parameter = random.Random(self.seed).choice(list(model.named_parameters()))
         self.chosen.append(name)
@@ -211,9 +206,8 @@ class Follower:
         self.mixed: list[Finding] = []
         self.float64: list[Finding] = []
         self.copied: list[Finding] = []
-        self.memory: set[StorageWeakRef] = (
-            set()
-        )  # a weak reference, while it lasts, keeps the address from use
+        # A weak reference, while it lasts, keeps the address from use.
+        self.memory: set[StorageWeakRef] = set()
         # For each call under way, whether what torch makes inside of it, out of nothing, belongs there.
         self.calls: list[bool] = [False]
 
@@ -314,9 +308,8 @@ def follow() -> Iterator[Follower]:
 def are_numbers(operation: Any, args: tuple, left: list[Tensor]) -> bool:
     """Whether those left behind are single numbers, read by an operation that takes each element by itself."""
     is_written = operation._schema.is_mutable and any(tensor is args[0] for tensor in left)
-    return (
-        torch.Tag.pointwise in operation.tags and all(tensor.ndim == 0 for tensor in left) and not is_written
-    )
+    are_single = all(tensor.ndim == 0 for tensor in left)
+    return torch.Tag.pointwise in operation.tags and are_single and not is_written
 
 
 def has_mask(indices: Any) -> bool:

@@ -49,8 +49,7 @@ TORCH_ALLOWED = {"machine/device.py"}  # the only file that names a backend
 
 
 def part(path: Path) -> str:
-    relative = path.relative_to(SOURCE)
-    return relative.parts[0].removesuffix(".py")
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def imports(path: Path) -> set[str]:
@@ -122,17 +121,11 @@ def test_only_the_command_line_and_the_views_print():
             assert not re.search(r"\bprint\(|sys\.std(out|err)", strip_comments(path)), path
 
 
-def test_no_setting_is_declared_twice():
-    assert [name for name, count in Counter(s.name for s in settings()).items() if count > 1] == []
-    assert [name for name, count in Counter(s.flag for s in SETTINGS.values()).items() if count > 1] == []
-
-
-def test_every_setting_explains_itself_in_a_sentence():
+def test_every_setting_is_declared_once_and_explains_itself_and_every_size_is_known():
+    assert max(Counter(setting.name for setting in settings()).values()) == 1
+    assert max(Counter(setting.flag for setting in SETTINGS.values()).values()) == 1
     for setting in SETTINGS.values():
         assert len(setting.help) > 10 and not setting.help.endswith("."), setting.name
-
-
-def test_the_config_knows_every_size():
     assert list(SizeName.__args__) == list(SIZES)
 
 
@@ -152,17 +145,11 @@ def test_no_pickle_is_ever_loaded():
 
 def test_help_and_mistakes_cost_no_torch():
     program = "import sys, lapclip.cli as c; c.run_command({!r}); assert 'torch' not in sys.modules, 'torch was imported'"
-    for arguments in (
-        ["--help"],
-        ["train", "--help"],
-        ["train", "--minuts", "3"],
-        ["train", "--steps", "0"],
-        ["eval", "none"],
-    ):
+    for words in ("--help", "train --help", "train --minuts 3", "train --steps 0", "eval none"):
         done = subprocess.run(
-            [sys.executable, "-c", program.format(arguments)], capture_output=True, text=True
+            [sys.executable, "-c", program.format(words.split())], capture_output=True, text=True
         )
-        assert done.returncode == 0, (arguments, done.stderr)
+        assert done.returncode == 0, (words, done.stderr)
 
 
 # What other programs print, where their words are all there is to go by.

@@ -59,8 +59,7 @@ def events_of(run: Path) -> list[dict]:
 def test_earlier_runs_are_listed_and_reported(earlier, call):
     runs = {run["name"]: run for run in told(call("runs", "--json"))["runs"]}
     assert {name: run["state"] for name, run in runs.items()} == {
-        "stopped": "stopped",
-        "finished": "finished",
+        name: name for name in ("stopped", "finished")
     }
     assert runs["finished"]["step"] == runs["finished"]["steps"] == 6 and runs["stopped"]["steps"] == 200
     assert 150 <= runs["stopped"]["step"] < 200
@@ -72,18 +71,15 @@ def test_earlier_runs_are_listed_and_reported(earlier, call):
     assert told(call("runs", "compare", "stopped", "finished", "--json"))["settings"]
 
 
-def test_an_earlier_run_is_evaluated_as_it_was(earlier, expected, call):
-    now, before = told(call("eval", "finished", "--json")), expected["eval"]
-    for way in ("text_to_image", "image_to_text"):
-        for k in (1, 5, 10):  # within one of its 16 pictures: other processors round otherwise
-            assert now[way][f"recall@{k}"] == pytest.approx(before[way][f"recall@{k}"], abs=1.01 / 16)
-
-
-def test_an_earlier_model_is_loaded_by_python(earlier):
+def test_an_earlier_run_is_evaluated_as_it_was_and_loaded_by_python(earlier, expected, call):
     import lapclip as package
 
     assert package.load("runs/finished").texts(["a red square"]).shape == (1, 128)
     assert package.load("runs/stopped").texts(["red cat"]).shape == (1, 128)
+    now, before = told(call("eval", "finished", "--json")), expected["eval"]
+    for way in ("text_to_image", "image_to_text"):
+        for k in (1, 5, 10):  # within one of its 16 pictures: other processors round otherwise
+            assert now[way][f"recall@{k}"] == pytest.approx(before[way][f"recall@{k}"], abs=1.01 / 16)
 
 
 def test_an_earlier_run_resumes_and_comes_to_the_same(earlier, expected, call, tmp_path):
@@ -100,14 +96,10 @@ def test_settings_of_an_earlier_run_train_the_same_again(earlier, call, tmp_path
     """Weights, drawn scenes, captions, tokens and order all follow from the seed."""
     os.chdir(tmp_path)
     told(call("train", "--config", str(earlier / "runs/finished/config.toml"), "--run", "again", "--json"))
-    assert (
-        Path("runs/again/tokenizer.json").read_text()
-        == (earlier / "runs/finished/tokenizer.json").read_text()
-    )
-    now, before = (
-        [event for event in events_of(run) if event["event"] in ("Step", "Evaluated")]
-        for run in (Path("runs/again"), earlier / "runs/finished")
-    )
+    runs = (Path("runs/again"), earlier / "runs/finished")
+    assert len({(run / "tokenizer.json").read_text() for run in runs}) == 1
+    kinds = ("Step", "Evaluated")
+    now, before = ([event for event in events_of(run) if event["event"] in kinds] for run in runs)
     for place in (0, -1):  # of the steps in between only some are written
         assert now[place]["step"] == before[place]["step"]
         assert now[place]["loss"] == pytest.approx(before[place]["loss"], rel=1e-3)
@@ -131,9 +123,8 @@ def test_every_event_that_was_ever_written_is_read(earlier, call, tmp_path):
 def test_an_earlier_pack_is_used(earlier, call):
     packed = told(call("data", "pack", *AS_PACKED))
     assert packed["num_reused"] == packed["num_images"] == NUM_PHOTOS and packed["num_unreadable"] == 0
-    assert [pack["name"] for pack in told(call("data", "clean", "--json"))["packs"]] == [
-        Path(packed["path"]).name
-    ]
+    packs = told(call("data", "clean", "--json"))["packs"]
+    assert [pack["name"] for pack in packs] == [Path(packed["path"]).name]
 
 
 def test_an_earlier_index_is_searched_and_brought_up_to_date(earlier, expected, call):
@@ -225,24 +216,21 @@ def test_json_of_training_in_the_background_keeps_its_keys(tmp_path):
     small = as_flags(SMALL | {"steps": 10_000, "eval_every": "5000"})
     began = told(lapclip("train", *small, "--run", "c", "--background", "--json"))
     try:
-        wait_for(
-            lambda: (
-                Path("runs/c/events.jsonl").exists() and '"Step"' in Path("runs/c/events.jsonl").read_text()
-            )
-        )
+        events = Path("runs/c/events.jsonl")
+        wait_for(lambda: events.exists() and '"Step"' in events.read_text())
         running = told(lapclip("runs", "--json"))
     finally:
         ended = told(lapclip("runs", "stop", "c", "--json"))
     assert ended["state"] == "stopped" and running["runs"][0]["state"] == "running"
     resumed = told(lapclip("runs", "resume", "c", "--json"))
     again = told(lapclip("runs", "stop", "c", "--json"))
+    assert again["step"] >= ended["step"]
     found = {
         "train --background": began,
         "runs (running)": running,
         "runs stop (running)": ended,
         "runs resume": resumed,
     }
-    assert again["step"] >= ended["step"]
     assert not broken("json-keys", {name: keys_of(value) for name, value in found.items()})
 
 
@@ -258,9 +246,8 @@ def test_events_keep_their_fields(trained):
 @contextmanager
 def served() -> Iterator[str]:
     """The address of a server."""
-    process = subprocess.Popen(
-        command("serve", "--no-open"), env=environment(), stderr=subprocess.PIPE, text=True
-    )
+    serve = command("serve", "--no-open")
+    process = subprocess.Popen(serve, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
         said = process.stderr.readline()
         yield re.search(r"http://127\.0\.0\.1:\d+", said)[0]
@@ -317,7 +304,7 @@ def test_exit_codes_stay(call, tmp_path):
         "eval": 2, "search --tops 3": 2,
     }  # fmt: skip
     assert {line: call(*line.split()).returncode for line in codes} == codes
-
-
-def test_a_process_ends_with_the_code_of_its_command():
-    assert [lapclip(*line.split()).returncode for line in ("runs", "eval nothing", "runs --jsn")] == [0, 1, 2]
+    for line in ("runs", "eval nothing", "eval"):
+        assert lapclip(*line.split()).returncode == codes[line], (
+            "the process ends with the code of its command"
+        )

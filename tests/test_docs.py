@@ -3,6 +3,8 @@
 import re
 import shlex
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, SMALL, as_flags, environment, picture_folder
@@ -14,21 +16,18 @@ BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 SMALLER = " ".join(as_flags(SMALL | {"steps": 4, "eval_every": "4"}))
 
 
+ELSEWHERE = ("git clone", "cd ", "make test", "make check", "make prove", "pip install", "source ")
+
+
 def commands(page) -> list[str]:
-    return [
-        line[2:]
-        for block in BLOCK.findall(page.read_text())
-        for line in block.splitlines()
-        if line.startswith("$ ")
-    ]
+    blocks = BLOCK.findall(page.read_text())
+    return [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
 def runnable(line: str) -> str | None:
     """The command as it is run here, or None for what a test cannot do (clone, or run itself)."""
     line = line.partition("  #")[0].strip()
-    if line.startswith(
-        ("git clone", "cd ", "make test", "make check", "make prove", "pip install", "source ")
-    ):
+    if line.startswith(ELSEWHERE):
         return None
     if line.startswith("make train"):
         return f"make --no-print-directory -C {shlex.quote(str(ROOT))} -n train >/dev/null && lapclip train {SMALLER}"
@@ -36,7 +35,7 @@ def runnable(line: str) -> str | None:
         return f"{line} --size nano --image-size 16 --batch-size 8 --threads 1 --chunk 8"
     if line.startswith("lapclip train") and "--resume" not in line:
         small = (
-            re.sub(r"--(minutes|epochs|steps|size|batch-size|chunk|threads) \S+", "", line) + " " + SMALLER
+            re.sub(r"--(minutes|epochs|steps|size|batch-size|chunk|threads) \S+", "", f"{line} ") + SMALLER
         )
         return small.replace(f"--source {SMALL['source']}", "") if "photos" in line else small
     if line.startswith("lapclip train --resume"):
@@ -56,22 +55,15 @@ def what_people_have(path) -> None:
 def test_every_command_a_page_shows_runs(page, tmp_path, call, quick):
     found = commands(page)
     assert found, "a page without a command teaches nothing"
-    path = f"{ROOT / '.venv' / 'bin'}:{environment()['PATH']}"
+    path = f"{Path(sys.executable).parent}:{environment()['PATH']}"
     what_people_have(tmp_path)
     for line in filter(None, map(runnable, found)):
         if line.startswith("lapclip ") and not set(line) & set("|>&"):
             here = call(*shlex.split(line)[1:])  # without another process, which would import torch again
             assert here.returncode == 0, f"{line}\n{here.stderr}"
             continue
-        done = subprocess.run(
-            line,
-            shell=True,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            env=environment(PATH=path),
-            check=False,
-        )
+        options = {"shell": True, "cwd": tmp_path, "capture_output": True, "text": True}
+        done = subprocess.run(line, env=environment(PATH=path), **options)
         assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 

@@ -42,14 +42,7 @@ def test_the_built_wheel_installs_and_trains(tmp_path):
     run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT, cwd=tmp_path)
     (wheel,) = tmp_path.glob("lapclip-*.whl")
     run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
-    pip = [
-        tmp_path / "env" / "bin" / "python",
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-    ]
+    pip = [tmp_path / "env/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     run(*pip, "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     said = run(tmp_path / "env" / "bin" / "lapclip", "train", *QUICK.split(), cwd=tmp_path)
     assert "text → image" in said

@@ -2,7 +2,9 @@
 
 import json
 import time
+from collections.abc import Generator
 from dataclasses import asdict, replace
+from typing import Any
 
 import fakes
 import pytest
@@ -25,7 +27,7 @@ from lapclip.autotune.work import Work
 from lapclip.config import Plan, load_config
 from lapclip.machine.device import DEVICES, Device
 from lapclip.machine.hardware import Machine
-from lapclip.units import age
+from lapclip.units import age, finished
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
 PLAIN = Plan("cpu", "fp32", threads=4, chunk=64)
@@ -139,19 +141,19 @@ def accelerator(monkeypatch, device: Device) -> Plan:
     return replace(HERE, device="mps")
 
 
-def followed(work: Work, plans: list[Plan], seconds: float = 0.1, **options) -> tuple[list[str], Measured]:
-    """What was said meanwhile, and what was found."""
-    said, measuring = [], measure(work, plans, seconds=seconds, **options)
+def followed(work: Generator) -> tuple[list, Any]:
+    """What was said meanwhile, and the result."""
+    said = []
     while True:
         try:
-            said.append(next(measuring))
+            said.append(next(work))
         except StopIteration as end:
             return said, end.value
 
 
 def test_the_slow_device_loses_and_keeps_its_rate_with_a_reason(work, monkeypatch):
     slow = accelerator(monkeypatch, fakes.Slow(operation_seconds=2e-4))
-    said, found = followed(work, [HERE, slow])
+    said, found = followed(measure(work, [HERE, slow], seconds=0.1))
     here, there = found.candidates
     assert choose(found.candidates).plan == HERE
     assert here.rejected is None and there.pairs_per_second < here.pairs_per_second / 1.5
@@ -164,7 +166,7 @@ def test_the_slow_device_loses_and_keeps_its_rate_with_a_reason(work, monkeypatc
 
 def test_every_plan_has_its_rounds_when_the_time_is_used_up_at_once(work):
     plans = [HERE, replace(HERE, chunk=4), replace(HERE, keep_memory=False)]
-    said, found = followed(work, plans, seconds=0, min_rounds=1)
+    said, found = followed(measure(work, plans, seconds=0, min_rounds=1))
     assert all(candidate.pairs_per_second for candidate in found.candidates)
     assert sum(sentence.startswith("round 1: ") for sentence in said) == len(plans)
 
@@ -179,11 +181,11 @@ def test_every_plan_has_its_rounds_when_the_time_is_used_up_at_once(work):
     ids=["small", "cannot", "wrong"],
 )
 def test_what_does_not_work_is_rejected_in_words_and_the_rest_is_timed(device, why, work, monkeypatch):
-    _, found = followed(work, [HERE, accelerator(monkeypatch, device)])
+    found = finished(measure(work, [HERE, accelerator(monkeypatch, device)], seconds=0.1))
     here, there = found.candidates
     assert why in there.rejected and there.pairs_per_second is None
     assert choose(found.candidates) == here and here.pairs_per_second > 0
-    assert choose(followed(work, [there.plan])[1].candidates) is None
+    assert choose(finished(measure(work, [there.plan], seconds=0.1)).candidates) is None
 
 
 def test_one_that_fails_later_or_is_slow_without_hardware_is_rejected_too(work, monkeypatch):
@@ -198,7 +200,8 @@ def test_one_that_fails_later_or_is_slow_without_hardware_is_rejected_too(work, 
 
     monkeypatch.setattr(race.Rig, "steps_left", [0, 1, 2, 3, 4], raising=False)
     monkeypatch.setattr(race.Rig, "step", failing)
-    here, late, slow = followed(work, [HERE, there, low], patience=0.0)[1].candidates
+    found = finished(measure(work, [HERE, there, low], seconds=0.1, patience=0.0))
+    here, late, slow = found.candidates
     assert here.pairs_per_second > 0
     assert late.rejected == "out of memory" and late.ran_out_of_memory and late.pairs_per_second is None
     assert slow.rejected.startswith("a step of 2 pairs takes") and "as long as in fp32" in slow.rejected

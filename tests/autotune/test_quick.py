@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fakes
 import pytest
+from test_measure import followed
 from test_resolve import DATA, LAPTOP, resolved
 
 from lapclip.autotune import measure as race
@@ -57,13 +58,7 @@ def test_too_short_a_run_or_one_with_everything_asked_for_measures_nothing(with_
 def test_a_long_run_is_measured_within_a_twentieth_of_it_and_gives_reasons(with_train, quick):
     config = with_train(minutes=1.0)
     started = time.perf_counter()
-    work = preparing(config, None, finished(open_here(config)))
-    said, run = [], None
-    while run is None:
-        try:
-            said.append(next(work))
-        except StopIteration as end:
-            run = end.value
+    said, run = followed(preparing(config, None, finished(open_here(config))))
     assert time.perf_counter() - started < 30, "three seconds are allowed, and some for getting ready"
     assert "measuring which execution plan is fastest" in said and len(said) > 3
     reasons = reasons_of(run)
@@ -171,20 +166,19 @@ def test_too_little_memory_is_refused_in_a_sentence():
 # Workers.
 
 
-@pytest.mark.parametrize(("fetch_seconds", "workers"), [(0.0001, 0), (0.1, 1), (0.3, 3), (10.0, 4)], ids=str)
-def test_workers_follow_drawing_time_against_step_time(fetch_seconds, workers):
-    found = resolve_workers(replace(DATA, fetch_seconds=fetch_seconds), LAPTOP, 8, step_seconds=0.81)
-    assert found.value == workers and f"{fetch_seconds * 8 / 0.81:.0%} of a step" in found.reason
+def test_workers_follow_drawing_time_against_step_time():
+    for fetch_seconds, workers in ((0.0001, 0), (0.1, 1), (0.3, 3), (10.0, 4)):
+        found = resolve_workers(replace(DATA, fetch_seconds=fetch_seconds), LAPTOP, 8, step_seconds=0.81)
+        assert found.value == workers and f"{fetch_seconds * 8 / 0.81:.0%} of a step" in found.reason
     drawn = replace(DATA, fetch_seconds=10.0)
     assert resolve_workers(replace(drawn, only_copies=True), LAPTOP, 8, step_seconds=1).value == 0
     assert resolve_workers(replace(drawn, is_remote=True), LAPTOP, 8, step_seconds=1).value == 1
     assert resolve_workers(drawn, replace(LAPTOP, num_cores=1), 8, step_seconds=1).value == 1
 
 
-@pytest.mark.parametrize(("pairs_per_second", "workers"), [(8.0, 1), (300.0, 3), (100_000.0, 4)])
-def test_a_faster_step_needs_more_workers(pairs_per_second, workers):
-    plan = Plan("cpu", "fp32", threads=4, chunk=8)
-    known = Measured((Candidate(plan, pairs_per_second, 0.0),), time.time(), 1.0)
-    data = replace(DATA, fetch_seconds=0.01)
-    config, _ = resolved({"size": "nano", "batch_size": 8, "threads": 4}, data=data, measured=known)
-    assert config.data.workers == workers
+def test_a_faster_step_needs_more_workers():
+    data, plan = replace(DATA, fetch_seconds=0.01), Plan("cpu", "fp32", threads=4, chunk=8)
+    for pairs_per_second, workers in ((8.0, 1), (300.0, 3), (100_000.0, 4)):
+        known = Measured((Candidate(plan, pairs_per_second, 0.0),), time.time(), 1.0)
+        config, _ = resolved({"size": "nano", "batch_size": 8, "threads": 4}, data=data, measured=known)
+        assert config.data.workers == workers

@@ -52,21 +52,15 @@ def some_inputs(num_pairs: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return images, tokens, ends
 
 
-def test_padding_changes_nothing():
+def test_a_caption_is_read_to_its_end_in_order_and_no_further():
     model, (_, tokens, ends) = small_model(), some_inputs()
     longer = torch.cat([tokens, torch.zeros(5, 4, dtype=torch.long)], dim=1)
-    garbled = longer.clone()
     for row, end in enumerate(ends):
-        garbled[row, end + 1 :] = 7
-    torch.testing.assert_close(model.embed_texts(garbled, ends), model.embed_texts(tokens, ends))
-
-
-def test_a_caption_is_read_to_its_end_and_in_order():
-    model, (_, tokens, ends) = small_model(), some_inputs()
+        longer[row, end + 1 :] = 7
+    torch.testing.assert_close(model.embed_texts(longer, ends), model.embed_texts(tokens, ends))
     ends[:] = 11
-    first = tokens.clone()
+    first, swapped = tokens.clone(), tokens.clone()
     first[:, 0] = (first[:, 0] + 1) % 50
-    swapped = tokens.clone()
     swapped[:, [2, 3]] = tokens[:, [3, 2]]
     for other in (first, swapped):
         changed = (model.embed_texts(other, ends) - model.embed_texts(tokens, ends)).abs().amax(dim=1)
@@ -83,9 +77,8 @@ def test_the_last_block_worked_at_one_place_equals_the_whole_block(tower):
     whole = x
     for block in transformer.blocks:
         whole = block(whole, mask)
-    torch.testing.assert_close(
-        transformer(x, at, causal=causal), transformer.norm(whole)[torch.arange(4), at]
-    )
+    expected = transformer.norm(whole)[torch.arange(4), at]
+    torch.testing.assert_close(transformer(x, at, causal=causal), expected)
 
 
 def test_bytes_are_normalised_as_every_clip_does():
@@ -101,9 +94,8 @@ def test_looking_at_all_patches_equals_looking_at_the_image():
     # What was not looked at does not matter; the top left patch is number 0.
     changed = images.clone()
     changed[:, :, :8, :8] = 0
-    torch.testing.assert_close(
-        model.embed_images(changed, everything[:, 1:]), model.embed_images(images, everything[:, 1:])
-    )
+    rest = everything[:, 1:]
+    torch.testing.assert_close(model.embed_images(changed, rest), model.embed_images(images, rest))
 
 
 def test_recomputing_changes_no_gradient():
