@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Imports and runs the command line; a Ctrl-C meanwhile is answered as later ones are."""
+    """Imports and runs the command line; Ctrl-C during the import exits as it does later."""
     try:
         from lapclip.cli import run_command
     except KeyboardInterrupt:

@@ -160,7 +160,7 @@ class Setting:
 
     section: str
     name: str
-    type: Any  # without the None that stands for "decide"
+    type: Any  # without None, which means "decide"
     field: Field
 
     @property
@@ -233,7 +233,7 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def load_config(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Config:
-    """Defaults, then the file, then flags (by setting name); all problems of both are said at once."""
+    """Defaults, then the file, then flags (by setting name); all problems of both are reported at once."""
     problems: list[str] = []
     config = Config()
     if file is not None:

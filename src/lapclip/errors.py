@@ -1,17 +1,17 @@
-"""The one error meant for people, and untrusted text made safe to show."""
+"""The one error that is shown to users, and untrusted text made safe to show."""
 
 import difflib
 import re
 from collections.abc import Iterable
 
-# Would steer a terminal or turn the direction of writing, or is no character; tabs and ends of lines stay.
+# Controls a terminal, changes the direction of text, or is not a character; tabs and line breaks are kept.
 UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
 
 
 class UserError(Exception):
-    """Something the person can put right: what was found, and exactly one thing to do about it."""
+    """Something the user can fix: what was found, and exactly one thing to do about it."""
 
     def __init__(self, message: str, hint: str):
         super().__init__(message)

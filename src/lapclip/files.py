@@ -22,9 +22,9 @@ import psutil
 
 from lapclip.errors import UserError
 
-BLOCK = 4096  # bytes: what is written stays in the file's one block, and so can be on a full disk too
+BLOCK = 4096  # bytes: the content stays within one block, so that it can be written on a full disk
 PATIENCE_SECONDS = 3.0
-TRIES = 4  # whoever looks for the owner holds the lock for a moment
+TRIES = 4  # a process that reads the owner holds the lock for a moment
 
 
 class Taken(Exception):
@@ -33,17 +33,17 @@ class Taken(Exception):
 
 @dataclass(frozen=True)
 class Held:
-    """What stands in a lock file, and whether the system says that somebody holds it."""
+    """The content of a lock file, and whether a process holds the lock."""
 
     pid: int | None = None
-    started: float | None = None  # when that process began, which tells it from another with its number
+    started: float | None = None  # when that process began, which tells it from a later one with the same id
     taken: float | None = None  # when it took the lock
     is_held: bool = False
-    said: dict[str, Any] | None = None  # what was left there for others
+    said: dict[str, Any] | None = None  # a message of the last owner
 
     @property
     def owner(self) -> int | None:
-        """The process that holds it; what a killed one left in the file does not count."""
+        """The process that holds the lock; the id that a killed process left behind does not count."""
         return self.pid if self.is_held else None
 
 
@@ -66,7 +66,7 @@ def read_lock(path: Path) -> Held:
 
 
 def take_lock(path: Path) -> int:
-    """The handle of a lock that nobody else holds."""
+    """Takes a lock and returns its handle; Taken if another process holds it."""
     for tries_left in reversed(range(TRIES)):
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -83,13 +83,13 @@ def take_lock(path: Path) -> int:
 
 
 def adopt_lock(handle: int, path: Path) -> int:
-    """The handle of a lock that the process that started this one took for it."""
+    """The handle of a lock that the parent process took for this one."""
     if not is_same_file(handle, path):
         raise OSError(errno.EBADF, "not the lock", str(path))
     os.set_inheritable(handle, False)
     deadline = time.monotonic() + PATIENCE_SECONDS
     while read_lock(path).pid != os.getpid() and time.monotonic() < deadline:
-        time.sleep(0.01)  # so that the other one writes our name there before we write anything
+        time.sleep(0.01)  # until the parent has written our process id into it
     return handle
 
 
@@ -102,18 +102,18 @@ def is_same_file(handle: int, path: Path) -> bool:
 
 
 def write_lock_owner(handle: int, pid: int) -> None:
-    """Says in the lock whose it is, and since when."""
+    """Writes the owner and the time into the lock."""
     write_lock(handle, {"pid": pid, "started": psutil.Process(pid).create_time(), "taken": time.time()})
 
 
 def write_lock(handle: int, content: dict[str, Any]) -> None:
-    """Overwrites in place, so that it needs no room where something stood before."""
+    """Overwrites in place, which needs no additional disk space."""
     text = json.dumps(content, ensure_ascii=False).encode(errors="replace")
     os.pwrite(handle, text.ljust(BLOCK), 0)
 
 
 def release_lock(handle: int, *, keep: bool = False) -> None:
-    """Lets go of the lock; what stands in it goes, unless it is meant for others."""
+    """Releases the lock, and clears its content unless `keep`."""
     if not keep:
         with contextlib.suppress(OSError):
             os.ftruncate(handle, 0)
@@ -130,7 +130,7 @@ def atomic_path(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
             remove_abandoned(path)
             if is_folder:
                 beside.mkdir(parents=True)
-            else:  # never through a link: a folder that a stranger made may have one there
+            else:  # never through a link, which an untrusted folder may contain
                 os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666))
             yield beside
             for made in (*beside.rglob("*"), beside):
@@ -195,7 +195,7 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: `$LAPCLIP_CACHE`, or lapclip's place in the user's cache folder."""
+    """The folder of what can be recomputed: `$LAPCLIP_CACHE`, or one in the user's cache folder."""
     if asked := os.environ.get("LAPCLIP_CACHE"):
         return Path(asked).expanduser()
     if sys.platform == "darwin":

@@ -23,7 +23,7 @@ MAX_CLASS_RATIO = 10  # images in the largest class for each in the smallest
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What advice is made from; what is not known says nothing. Names and values are those of `data check --json`."""
+    """What advice is based on; unknown facts have their defaults. Names and values are those of `data check --json`."""
 
     num_train: int
     num_validation: int
@@ -65,7 +65,7 @@ class Advice:
 
 
 def facts_of_captions(captions: list[str], lengths: np.ndarray, **known: Any) -> DataFacts:
-    """What a sample of captions, with their lengths in tokens, says before any image was decoded."""
+    """The facts that a sample of captions gives, with their lengths in tokens, before any image is decoded."""
     counts = Counter(caption.casefold() for caption in captions)
     text_length = known["text_length"]
     return DataFacts(

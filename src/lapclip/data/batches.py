@@ -107,7 +107,7 @@ def fetch_ahead(
 
 
 def collect(pieces: list[Future], batch_size: int, size: int) -> Fetched:
-    """Puts what was fetched into one batch, and lets go of each piece at once."""
+    """Copies fetched pieces into one batch, and releases each one at once."""
     indices = np.empty(batch_size, dtype=np.int64)
     images = np.empty((batch_size, 3, size, size), dtype=np.uint8)
     captions: list[str] = []

@@ -87,7 +87,7 @@ class Catalogue:
     reader: Reader
     names: list[str]  # what a person calls the image: its path within the source, mostly
     captions: list[list[str]]  # at least one each, cleaned
-    sides: list[Side | None]  # where the dataset itself says so
+    sides: list[Side | None]  # as the dataset defines them, else None
     labels: list[str | None]  # the class, where there are classes
     problems: Problems
 
@@ -170,7 +170,7 @@ class Gathering:
         return Catalogue(name, format, reader, names, self.captions, self.sides, self.labels, self.problems)
 
     def drop_single_labels(self) -> None:
-        """A column of classes has few; one that says something else of each image holds none."""
+        """A column of classes has few values; one with a value for nearly each image holds no classes."""
         num_classes = len(set(self.labels) - {None})
         if num_classes > max(20, min(len(self.labels) // 5, MAX_CLASSES)):
             self.labels = [None] * len(self.labels)

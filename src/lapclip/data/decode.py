@@ -1,6 +1,6 @@
 """One image: encoded bytes in, upright RGB pixels at a small size out, with a record of the original.
 
-The only place where a stranger's image is decoded: few formats, limited pixels, and every fault becomes a sentence.
+The only place where untrusted images are decoded: few formats, limited pixels, and every fault becomes a sentence.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ def read_whole(data: bytes, max_side: int) -> Image.Image:
 
 
 def as_jpeg(image: Image.Image, quality: int = 85) -> bytes:
-    """The image alone: nothing of what its file said about place, time or camera."""
+    """The pixels as JPEG, without metadata such as place, time and camera."""
     out = io.BytesIO()
     bare = Image.frombytes("RGB", image.size, image.convert("RGB").tobytes())
     bare.save(out, format="JPEG", quality=quality)
@@ -254,7 +254,7 @@ def orientation(image: Image.Image) -> int:
 
 
 def upright(image: Image.Image, turned: int) -> Image.Image:
-    """An image as its orientation says it is seen; turning is cheap once it is small."""
+    """An image turned by its EXIF orientation; cheap once it is small."""
     method = {
         2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,

@@ -18,7 +18,7 @@ NOT_REGULAR = "is not a regular file"
 
 # missing, outside: an image that is named, but is not there or not in the source's folders. unreadable: a file, row or
 # member that cannot be read. incomplete: an image without a caption, or the reverse. skipped: deliberately omitted.
-# repaired: used, but not exactly as it stands.
+# repaired: used, but with a change.
 Kind = Literal["missing", "outside", "unreadable", "incomplete", "skipped", "repaired"]
 
 
@@ -78,7 +78,7 @@ def read_file(path: str) -> bytes:
 
 
 class Folders:
-    """The folders of a source: finds the files that its names mean, and refuses those that lead elsewhere."""
+    """The folders of a source: finds files by name, and refuses those outside of them."""
 
     def __init__(self, *roots: str | Path):
         self.roots = [os.path.realpath(root) for root in roots]

@@ -47,7 +47,7 @@ def check_texts(several: Any) -> None:
 
 
 def squares(images: Any, size: int) -> Generator[np.ndarray, None, None]:
-    """Each image as bytes [3, size, size]; many files are decoded ahead in threads, for nobody else holds them."""
+    """Each image as bytes [3, size, size]; many files are decoded ahead in threads."""
 
     def square(numbered: tuple[int, Any]) -> np.ndarray:
         return square_of(numbered[1], size, called=f"image {numbered[0]}")

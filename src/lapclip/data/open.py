@@ -41,7 +41,7 @@ PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")
 
 @dataclass
 class Files:
-    """A source that somebody else made: found, then packed, then split."""
+    """A source of files: found, then packed, then split."""
 
     name: str  # that finds it again from any folder
     catalogue: Catalogue
@@ -129,7 +129,7 @@ def find_files(config: DataConfig, name: str) -> Files:
 
 
 def resolve_images(images: str, name: str) -> str:
-    """The folder meant: here, or beside the table; from now on by its whole path."""
+    """The absolute path of the folder: relative to the current folder, or to the table."""
     images = os.path.expanduser(images)
     beside = os.path.join(os.path.dirname(os.path.abspath(name)), images)
     return beside if not os.path.exists(images) and os.path.exists(beside) else os.path.abspath(images)
@@ -184,7 +184,7 @@ def fingerprint_of(parts: list[Part]) -> str:
 
 
 def named_records(catalogue: Catalogue) -> np.ndarray:
-    """Records of images that nobody has looked at: each is told from the others by its name."""
+    """Records of images that are not decoded, each identified by its name."""
     records = np.zeros(len(catalogue.names), RECORD)  # row 0, not -1: nothing is known to be wrong with them
     for record, name in zip(records, catalogue.names, strict=True):
         record["content"] = np.void(digest(name.encode(errors="surrogateescape")))

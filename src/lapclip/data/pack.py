@@ -1,6 +1,6 @@
 """The pack: each image of a source decoded and resized once, in a file that is mapped into memory.
 
-A pack is a folder in the cache. `records` holds what is known of each image and `pixels` the rows they speak of; both
+A pack is a folder in the cache. `records` holds what is known of each image, `pixels` its decoded row; both
 only grow, and pixels reach the disk before their records, so a killed process leaves a pack that is merely unfinished.
 """
 
@@ -68,7 +68,7 @@ def packs_folder() -> Path:
 
 
 def folder_for(identity: str, size: int) -> Path:
-    """Where the pack of a source lies; the identity is what finds the same images again."""
+    """The folder of a source's pack; the identity opens the same source from any folder."""
     plain = "".join(c if c.isalnum() else "-" for c in Path(identity).name)[:40].strip("-") or "source"
     key = digest(bytes([VERSION]), identity.encode(errors="surrogateescape")).hex()[:12]
     return packs_folder() / f"{plain}-{size}px-{key}"
@@ -312,6 +312,6 @@ def list_packs() -> list[CachedPack]:
 
 
 def remove_pack(pack: CachedPack) -> None:
-    """Only what has the form of a pack, and that nobody is packing into."""
+    """Removes a pack, unless another process is packing into it."""
     with locked(pack.path):
         shutil.rmtree(pack.path)

@@ -15,7 +15,7 @@ from lapclip.data.decode import digest
 from lapclip.files import atomic_path, remove
 
 TRAIN, VALIDATION, UNUSED = 0, 1, 2
-ALL = -1  # no image's own side: whoever asks for it gets every image
+ALL = -1  # not an image's side: selects every image
 VERSION = 1
 SECONDS_KEPT = 86_400
 COLUMNS = ("numbers", "rows", "groups", "sides", "ranks", "first", "caption_ends", "name_ends")
@@ -88,7 +88,7 @@ def write_pairs(
                 np.save(beside / f"{name}.npy", column)
         for other in folder.glob("view-*"):
             if time.time() - other.stat().st_mtime > SECONDS_KEPT:
-                remove(other)  # whoever trains from it has it open by now
+                remove(other)  # a run that uses it has it open by now
     return PairTable(path)
 
 

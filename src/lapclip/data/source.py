@@ -33,7 +33,7 @@ class Source(ABC):
 
     @abstractmethod
     def captions(self, index: int) -> tuple[str, ...]:
-        """What is said of it, one wording or several."""
+        """Its captions, at least one."""
 
     def caption(self, index: int, turn: int) -> str:
         """One of the captions; they take turns."""
@@ -155,7 +155,7 @@ class Packed(TableSource):
 
     @cached_property
     def rows(self) -> np.ndarray:
-        # As many as the table speaks of: another process may be adding more.
+        # As many as the table refers to: another process may be adding more.
         num_rows = int(self.table.rows.max()) + 1
         return np.memmap(self.pixels_file, np.uint8, mode="r", shape=(num_rows, 3, self.size, self.size))
 

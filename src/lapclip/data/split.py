@@ -173,7 +173,7 @@ def duplicates(records: np.ndarray, groups: np.ndarray) -> list[list[int]]:
 def split(
     records: np.ndarray, groups: np.ndarray, own_sides: Sequence[Sequence[Side | None]], share: float
 ) -> np.ndarray:
-    """The side of each image of one or several parts: as a part itself says, where it does, or else by content.
+    """The side of each image of one or several parts: as the part itself defines it, or else by content.
 
     Within one part its own split is taken as it is; an image that two parts hold is never on both sides.
     """
@@ -225,7 +225,9 @@ class EvaluationSet:
     labels: list[str | None]  # by the numbers of `source`
     classes: tuple[str, ...]  # of the whole source, also those of which no image is in it
     unreadable: tuple[str, ...]  # names
-    own_sides: tuple[str, ...] = ()  # `test` or `validation`, where a source says itself what to evaluate on
+    own_sides: tuple[
+        str, ...
+    ] = ()  # `test` or `validation`, where a source itself defines what to evaluate on
 
 
 def evaluation_set(data: "Data", *, validation_only: bool) -> EvaluationSet:
@@ -258,7 +260,7 @@ def evaluation_set(data: "Data", *, validation_only: bool) -> EvaluationSet:
 
 
 def whole(part: "Part") -> Source:
-    """All images of a part; where it says itself which ones are for testing, only those."""
+    """All images of a part; only its own test images, where it has some."""
     if part.files is None or not isinstance(part.validation, TableSource):
         return part.validation  # of what lapclip draws there is always more to train on
     return replace(part.validation, side=own_side(part.files)[1])

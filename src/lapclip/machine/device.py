@@ -19,7 +19,7 @@ from lapclip.machine.hardware import memory_limit_bytes, own_peak_bytes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The last is oneDNN's, which says it for whatever went wrong while it made a kernel: nearly always that.
+# The last is oneDNN's, which reports any failure to create a kernel like this; it is nearly always memory.
 OUT_OF_MEMORY = (
     "can't allocate memory", "out of memory", "bad_alloc", "ALLOC_FAILED", "Invalid buffer size",
     "could not create a primitive",

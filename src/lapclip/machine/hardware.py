@@ -148,7 +148,7 @@ def read_text(path: Path) -> str:
 
 
 def memory_limit_bytes() -> int:
-    """The most a process may hold: the machine's memory, or less in a container that says so."""
+    """The most a process may hold: the machine's memory, or the limit of its container."""
     import psutil
 
     total = psutil.virtual_memory().total

@@ -44,7 +44,7 @@ def power(watts: float, of: str) -> dict[str, Any]:
 class Battery:
     percent: float
     is_plugged: bool
-    watts: float = 0.0  # what the whole machine takes, where only the battery feeds it and says so
+    watts: float = 0.0  # what the whole machine takes, while on battery, if the battery reports it
 
 
 def read_battery(root: Path = ROOT) -> Battery | None:
@@ -66,7 +66,7 @@ def battery_from_kernel(root: Path) -> Battery | None:
         return None
     states = {battery.get("STATUS") for battery in batteries}
     mains = {supply.get("ONLINE") for supply in supplies if supply["TYPE"] == "Mains"}
-    # Plugged in where nothing says otherwise, so that nothing pauses without a reason.
+    # Plugged in by default, so that nothing pauses without a reason.
     is_plugged = "1" in mains or ("Discharging" not in states and (states != {"Unknown"} or "0" not in mains))
     percent = sum(int(battery["CAPACITY"]) for battery in batteries) / len(batteries)
     feeding = [] if is_plugged else [b for b in batteries if b.get("STATUS") == "Discharging"]
@@ -143,7 +143,7 @@ def parse_ioreg(text: str) -> dict[str, Any]:
 
 
 def parse_macmon(text: str) -> dict[str, Any]:
-    """`macmon pipe -s 1`: power of the machine, or of the chip where that says more, and the mean CPU temperature."""
+    """`macmon pipe -s 1`: power of the machine, or of the chip if that is higher, and the mean CPU temperature."""
     said = json.loads(text.splitlines()[-1])
     machine, chip = float(said.get("sys_power", 0)), float(said.get("all_power", 0))
     degrees = float(said.get("temp", {}).get("cpu_temp_avg", 0))
@@ -153,7 +153,7 @@ def parse_macmon(text: str) -> dict[str, Any]:
 
 @contextmanager
 def keep_awake() -> Iterator[None]:
-    """On macOS the machine does not sleep when nobody is typing; elsewhere nothing is done."""
+    """Keeps a Mac from sleeping while idle; does nothing on other systems."""
     process = None
     if sys.platform == "darwin":
         # It watches this process, so it ends even if this is killed; in a session of its own, Ctrl-C does not reach it.

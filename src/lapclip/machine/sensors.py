@@ -30,7 +30,7 @@ from lapclip.machine.power import (
 )
 
 PAUSE_SECONDS = 10.0  # between two readings of what answers slowly: other programs, the battery, thermometers
-OLD_SECONDS = 300.0  # an answer older than this says nothing about now; a step may take minutes
+OLD_SECONDS = 300.0  # older answers are not used; a step may take minutes
 NVIDIA = "0x10de"  # its PCI number
 
 CPU_CHIPS = re.compile(
@@ -146,7 +146,7 @@ class Command(NamedTuple):
 
 
 class BackgroundCommands:
-    """Runs programs one after another in a thread, now and then; a reading takes what they said last."""
+    """Runs programs one after another in a thread, at intervals; a reading is their last output."""
 
     def __init__(self, commands: list[Command]) -> None:
         self.commands = [command for command in commands if shutil.which(command.arguments[0])]

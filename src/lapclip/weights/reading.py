@@ -1,6 +1,6 @@
 """Reads the numbers and weights of any model folder, checked before memory is allocated for them.
 
-A folder may come from a stranger: nothing in it is executed, and every fault is a `UserError`.
+A folder is untrusted: nothing in it is executed, and every fault is a `UserError`.
 """
 
 import json
