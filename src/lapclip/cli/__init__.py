@@ -5,6 +5,7 @@ stdout is data, stderr is for people. torch is imported by the commands that nee
 
 import re
 import traceback
+import warnings
 
 from cyclopts import App, CycloptsError
 
@@ -44,6 +45,7 @@ app.command(watch)
 
 def run_command(arguments: list[str]) -> int:
     limit_openmp_spinning()
+    warnings.filterwarnings("ignore", module="PIL")  # about metadata of images
     try:
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except UserError as problem:

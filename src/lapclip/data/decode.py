@@ -8,13 +8,12 @@ import hashlib
 import io
 import math
 import re
-import threading
-import warnings
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
+from PIL import Image, ImageFile, TiffImagePlugin
 
 # Nothing that runs a program, such as EPS. Packs store places in this list and in the next.
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "TIFF", "BMP", "HEIF", "AVIF")
@@ -128,20 +127,27 @@ def open_image(
     if not data:
         raise Unreadable("is empty")
     try:
-        with pillow_limits_off():
-            image = Image.open(io.BytesIO(data), formats=formats(data))
-            width, height = image.size
-            if image.format in ("JPEG", "MPO"):
-                image.draft("RGB", smallest(width, height))
-            refuse_too_large(image, data, width, height)  # before `getexif`, which may decode
-            scale = round(width / image.width)  # decoded sizes are rounded up: the last row may be half a one
-            yield image, (width, height), (width / scale, height / scale)
+        image = open_encoded(data)
+        width, height = image.size
+        if image.format in ("JPEG", "MPO"):
+            image.draft("RGB", smallest(width, height))
+        refuse_too_large(image, data, width, height)  # before `getexif`, which may decode
+        scale = round(width / image.width)  # decoded sizes are rounded up: the last row may be half a one
+        yield image, (width, height), (width / scale, height / scale)
     except Unreadable:
         raise
-    except UnidentifiedImageError:
-        raise unidentified(data) from None
     except Exception as error:  # a broken file can raise nearly anything: OSError, SyntaxError, struct.error
         raise Unreadable(f"cannot be decoded: {error}") from None
+
+
+def open_encoded(data: bytes) -> ImageFile.ImageFile:
+    """As `Image.open` does, without its limit of pixels: it refuses JPEGs that are to be scaled while decoding."""
+    for name in formats(data):
+        factory, accept = Image.OPEN[name]
+        if accept is None or accept(data[:16]) is True:
+            with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
+                return factory(io.BytesIO(data), "")
+    raise unidentified(data)
 
 
 def formats(data: bytes) -> list[str]:
@@ -162,32 +168,6 @@ def unidentified(data: bytes) -> Unreadable:
         return Unreadable("is a HEIC image, which needs `pip install 'lapclip[heic]'`", extra="heic")
     is_text = b"\0" not in data[:1024]
     return Unreadable("is text, not an image" if is_text else "is not an image in a known format")
-
-
-limits_lock, num_limits_off, limits = threading.Lock(), 0, contextlib.ExitStack()
-
-
-@contextlib.contextmanager
-def pillow_limits_off() -> Iterator[None]:
-    """No warnings about metadata, and not Pillow's limit of pixels, which refuses JPEGs that are scaled while decoding.
-
-    Both are of the whole process, so the first of several threads sets them and the last one restores them.
-    """
-    global num_limits_off
-    with limits_lock:
-        num_limits_off += 1
-        if num_limits_off == 1:
-            limits.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
-            limits.callback(setattr, Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)
-            Image.MAX_IMAGE_PIXELS = None
-    try:
-        yield
-    finally:
-        with limits_lock:
-            num_limits_off -= 1
-            if num_limits_off == 0:
-                limits.close()
 
 
 def refuse_too_large(image: Image.Image, data: bytes, width: int, height: int) -> None:

@@ -100,15 +100,14 @@ class TableSource(Source):
         starts = np.repeat(self.table.first[self.images + 1] - ends, self.num_captions)
         return starts + np.arange(len(starts))
 
+    @cached_property
+    def image_of(self) -> np.ndarray:
+        """The number in the table of each pair's image."""
+        return np.repeat(self.images, self.num_captions) if self.each_caption else self.images
+
     @property
     def num_pairs(self) -> int:  # type: ignore[override]
-        return len(self.numbers) if self.each_caption else len(self.images)
-
-    def image_number(self, indices: np.ndarray) -> np.ndarray:
-        """Numbers of images in the table."""
-        if not self.each_caption:
-            return self.images[indices]
-        return np.searchsorted(self.table.first, self.numbers[indices], side="right") - 1
+        return len(self.image_of)
 
     def captions(self, index: int) -> tuple[str, ...]:
         if self.each_caption:
@@ -127,10 +126,10 @@ class TableSource(Source):
         return [caption for image in self.images.tolist() for caption in self.table.captions(image)]
 
     def name(self, index: int) -> str:
-        return self.table.name(int(self.image_number(np.array([index]))[0]))
+        return self.table.name(int(self.image_of[index]))
 
     def groups(self, indices: np.ndarray) -> np.ndarray:
-        return np.asarray(self.table.groups[self.image_number(indices)])
+        return np.asarray(self.table.groups[self.image_of[indices]])
 
     def stored_size(self, image_size: int) -> int:
         return self.size
@@ -160,7 +159,7 @@ class Packed(TableSource):
         return np.memmap(self.pixels_file, np.uint8, mode="r", shape=(num_rows, 3, self.size, self.size))
 
     def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
-        return self.rows[self.table.rows[self.image_number(indices)]]
+        return self.rows[self.table.rows[self.image_of[indices]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +171,7 @@ class Streamed(TableSource):
 
     def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
         images = np.empty((len(indices), 3, self.size, self.size), dtype=np.uint8)
-        for place, image in enumerate(self.image_number(indices)):
+        for place, image in enumerate(self.image_of[indices]):
             try:
                 data = self.reader.read(int(self.table.numbers[image]))
             except (OSError, ValueError) as error:

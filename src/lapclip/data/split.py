@@ -244,7 +244,7 @@ def evaluation_set(data: "Data", *, validation_only: bool) -> EvaluationSet:
         sources.append(source)
         if part.files and isinstance(source, TableSource):
             catalogue = part.files.catalogue
-            numbers = source.table.numbers[source.image_number(np.arange(source.num_different))]
+            numbers = source.table.numbers[source.image_of]
             labels += [catalogue.labels[number] for number in numbers.tolist()]
             classes |= {label for label in catalogue.labels if label is not None}
             own_sides |= set() if validation_only else {own_side(part.files)[0]} - {""}

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -72,6 +73,7 @@ held_here: Any  # of this worker process, set as it starts
 def start_worker(held: Any) -> None:
     global held_here
     held_here = held
+    warnings.filterwarnings("ignore", module="PIL")  # about metadata, as in the command line
     os.setpgid(0, 0)  # Ctrl-C and the like go to a whole group of processes; only the parent decides to stop
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     parent = multiprocessing.parent_process()
