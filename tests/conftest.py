@@ -87,6 +87,11 @@ def picture_folder(path: Path, count: int, *, first: int = 0, side: int = 40) ->
     return path
 
 
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Rows of length one."""
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
 def opened(source: object, image_size: int = 16, **settings) -> Data:
     """A source as training opens it."""
     return finished(open_source(DataConfig(source=str(source), workers=0, **settings), image_size))

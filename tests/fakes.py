@@ -178,13 +178,8 @@ class EveryOperation(TorchDispatchMode):
 
 # An accelerator's queue is waited for, because the size or the path of what follows depends on numbers.
 WAITS = {
-    aten._local_scalar_dense,
-    aten.nonzero,
-    aten.masked_select,
-    aten._unique2,
-    aten.unique_dim,
-    aten.equal,
-}
+    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.unique_dim, aten.equal,
+}  # fmt: skip
 COPIES = {Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__}
 WITHOUT = {torch.float64, torch.complex128}  # what Apple's graphics do not have
 OURS = (str(Path(lapclip.__file__).parent), str(Path(__file__).parent))
@@ -296,9 +291,7 @@ def follow() -> Iterator[Follower]:
         patch.object(torch.autograd, "_engine_run_backward", run_backward_followed),
         patch.object(torch._C, "_group_tensors_by_device_and_dtype", group_by_place),
         # Recomputing compares devices that it saw inside of a call with those it sees outside.
-        patch.dict(
-            torch.utils.checkpoint._allowed_determinism_checks_to_fns, default=lambda tensor: tensor.shape
-        ),
+        patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, default=lambda t: t.shape),
         EveryOperation(follower.run),
         calls,
     ):

@@ -85,15 +85,10 @@ class Terminal:
 
     def __init__(self, *arguments: str, columns: int, rows: int, **more: str):
         self.ours, theirs = pty.openpty()
-        self.theirs = (
-            theirs  # kept open, so that what was written last can be read after the process has ended
-        )
+        self.theirs = theirs  # kept open, so that the last output can be read after the process has ended
         self.resize(columns, rows)
-        kept = {
-            name: value
-            for name, value in environment().items()
-            if name not in ("COLUMNS", "LINES", "NO_COLOR")
-        }
+        dropped = ("COLUMNS", "LINES", "NO_COLOR")
+        kept = {name: value for name, value in environment().items() if name not in dropped}
         self.process = subprocess.Popen(
             command(*arguments), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
             env=kept | {"TERM": "xterm-256color"} | more,

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from conftest import SMALL, as_flags, opened, picture_folder
 
-from lapclip.data.batches import fetch, load_batches
+from lapclip.data.batches import fetch
 from lapclip.data.open import parse_source
 from lapclip.data.source import local_order
-from lapclip.data.tokenizer import train_tokenizer
 from lapclip.errors import UserError
 
 
@@ -133,22 +132,6 @@ def test_a_broken_image_gives_its_place_to_the_next_pair_and_a_vanished_source_i
         file.unlink()
     with pytest.raises(UserError, match="in a row cannot be read"):
         fetch(training, np.arange(4), np.zeros(4, int), 24, seed=0)
-
-
-@pytest.mark.parametrize("pack", [None, False])
-def test_training_goes_on_when_images_are_deleted_under_it(tmp_path, pack):
-    folder = picture_folder(tmp_path / "photos", 40)
-    data = opened(folder, pack=pack)
-    tokenizer = train_tokenizer("bpe", data.training.captions(0), 400)
-    settings = {"batch_size": 8, "image_size": 16, "text_length": 16, "seed": 0, "first_step": 0}
-    batches = load_batches(data.training, tokenizer, **settings, workers=0)
-    next(batches)
-    for index in range(5):
-        (folder / data.training.name(index)).unlink()
-    later = [next(batches) for _ in range(10)]
-    batches.close()
-    assert all(batch.images.shape == (8, 3, 24, 24) for batch in later)
-    assert bool([fault for batch in later for fault in batch.faults]) == (pack is False)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import unit
 
 from lapclip.evaluate.full import independent_units
 from lapclip.evaluate.pool import Links, Pool, pair_matrix
@@ -14,10 +15,6 @@ from lapclip.units import finished
 
 def names(number: int) -> list[str]:
     return [f"caption {n}" for n in range(number)]
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def different(image, text, image_of_caption, captions) -> Pool:

@@ -4,12 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from conftest import unit
 
 from lapclip.evaluate.zero_shot import predict, zero_shot
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def predictions(num_classes: int, num_images: int, seed: int = 0, noise: float = 0.5):

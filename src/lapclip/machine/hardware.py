@@ -164,16 +164,16 @@ def memory_now() -> tuple[int, int]:
     """
     import psutil
 
-    held = psutil.Process().memory_info()
-    workers = resident_bytes(worker_processes())
+    held, workers = psutil.Process().memory_info(), 0
+    for process in worker_processes():
+        with suppress(psutil.Error):  # it may have ended
+            workers += process.memory_info().rss
     return held.rss - getattr(held, "shared", 0) + workers, own_peak_bytes() + workers
 
 
 def peak_memory_bytes() -> int:
-    """The peak of this process, plus what all its descendants hold now."""
-    import psutil
-
-    return own_peak_bytes() + resident_bytes(psutil.Process().children(recursive=True))
+    """The peak of this process, plus what its workers hold now."""
+    return memory_now()[1]
 
 
 def worker_processes() -> list["psutil.Process"]:
@@ -184,16 +184,6 @@ def worker_processes() -> list["psutil.Process"]:
 
     pids = [child.pid for child in multiprocessing.active_children()]
     return [psutil.Process(pid) for pid in pids if pid is not None and psutil.pid_exists(pid)]
-
-
-def resident_bytes(processes: list["psutil.Process"]) -> int:
-    import psutil
-
-    held = 0
-    for process in processes:
-        with suppress(psutil.Error):  # it may end meanwhile
-            held += process.memory_info().rss
-    return held
 
 
 def own_peak_bytes() -> int:
