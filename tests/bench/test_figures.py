@@ -1,9 +1,7 @@
 """What `lapclip bench` draws: nothing measured is missing from it, and the page is safe to open and to send."""
 
 import itertools
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -141,24 +139,15 @@ def test_an_estimate_is_marked_by_words_and_by_a_hollow_dashed_line():
     assert not [line for line in measured.axes[0].lines if line.get_linestyle() == "--"]
 
 
-def test_where_an_accelerator_overtakes_the_cpu_is_said():
-    assert "mps is faster from 256 on" in texts(draw_ops(TIMINGS))
-    assert "mps is faster from small on" in texts(draw_sizes(SIZES))
-    guessed = [*SIZES[:3], size_result("small", 77 * 10**6, "mps", 50.0, is_estimate=True)]
-    assert "from small on, by estimate" in texts(draw_sizes(guessed))
-    assert "faster at every size" in texts(draw_ops([TIMINGS[2], TIMINGS[5]]))
-    assert "ahead" not in texts(draw_sizes([result for result in SIZES if result.device == "cpu"]))
-
-
 def test_what_could_not_be_written_is_refused_before_anything_is_measured(tmp_path):
     check_out(tmp_path / "fine.png")
-    for name in ("bench.svg", "bench", ".png", "bench.html.gz"):
-        with pytest.raises(UserError, match=r"`\.png` or `\.html`") as error:
-            check_out(tmp_path / name)
-        assert ".html" in error.value.hint
     (tmp_path / "folder.png").mkdir()
-    for name in ("none/bench.png", "folder.png"):
-        with pytest.raises(UserError, match="cannot write"):
+    for name, said in (
+        ("bench.svg", "`.png` or `.html`"),
+        (".png", "`.png` or `.html`"),
+        ("folder.png", "cannot write"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
             check_out(tmp_path / name)
 
 
@@ -177,12 +166,3 @@ def test_a_persons_own_settings_of_matplotlib_neither_change_the_image_nor_are_c
     with matplotlib.rc_context({"font.size": 31, "axes.facecolor": "black"}):
         assert written(tmp_path / "own.png", draw_sizes(SIZES)) == usual
         assert matplotlib.rcParams["font.size"] == 31
-
-
-def test_drawing_is_quiet_where_the_home_folder_cannot_be_written_to():
-    program = "from lapclip.bench.figures import drawing, new_figure\nwith drawing(): new_figure('a', 1)"
-    nowhere = {"HOME": "/dev/null", "MPLCONFIGDIR": "/dev/null/x", "XDG_CACHE_HOME": "/dev/null"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=os.environ | nowhere
-    )
-    assert (done.returncode, done.stderr) == (0, "")

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from lapclip.view.braille import ASCII, BRAILLE, DOTS, bounds, columns, curve, resample
+from lapclip.view.braille import BRAILLE, DOTS, bounds, columns, curve, resample
 
 
 def heights(rows: list[str]) -> list[list[int]]:
@@ -28,18 +28,13 @@ def test_a_rising_line_goes_from_the_lower_left_to_the_upper_right_without_a_gap
         assert after and max(after) <= max(before) and min(before) - max(after) <= 1
 
 
-def test_a_curve_that_begins_late_leaves_its_beginning_empty():
-    drawn = heights(curve([(50.0, 1.0), (100.0, 2.0)], 10, 2, across=(0, 100), up=(0, 2)))
-    assert not any(drawn[:9]) and all(drawn[11:])
-
-
 def test_chance_is_a_dotted_line_at_its_height():
     drawn = heights(curve([], 10, 2, across=(0, 1), up=(0, 1), line=0.0))
     assert [bool(dots) for dots in drawn] == [x % 4 == 0 for x in range(20)]
     assert all(dots in ([], [7]) for dots in drawn)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_curve_is_as_large_as_asked_whatever_it_is_given(seed):
     generator = random.Random(seed)
     strange = [math.nan, math.inf, -math.inf, 1e300, -1e300, 0.0]
@@ -61,9 +56,3 @@ def test_of_many_points_a_stretch_shows_their_mean_and_gaps_are_bridged():
 
 def test_columns_show_the_least_use_too():
     assert columns([0.0, 0.001, 0.5, 1.0, 3.0]) == " ▁▄██"
-
-
-def test_every_character_that_is_drawn_has_an_ascii_one():
-    drawn = curve([(x, x % 7) for x in range(50)], 30, 4, across=(0, 49), up=(0, 6), line=3.0)
-    everything = "".join([*drawn, columns([x / 8 for x in range(9)]), "·…"])
-    assert everything.translate(ASCII).isascii()

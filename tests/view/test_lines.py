@@ -97,16 +97,12 @@ def test_an_evaluation_is_one_sentence_everywhere():
     assert said == "step 1,200: recall@1 50.0% (chance 1.0%), recall@10 90.0% (chance 10.0%), best so far"
 
 
-def test_a_run_at_its_end_has_no_seconds_left():
-    assert duration(0) == "0 s"
-
-
 def test_shares_and_durations_read_well():
     shares = (1.0, 0.5, 0.1, 0.0996, 0.034, 0.0039, 0.0005, 1 / 32768, 0.0)
     assert [percent(share) for share in shares] == [
         "100%", "50.0%", "10.0%", "10.0%", "3.4%", "0.4%", "0.1%", "0.003%", "0%",
     ]  # fmt: skip
-    seconds = (2e-5, 0.0012, 0.0123, 0.123, 8.3, 59.6, 61, 3600, 9000)
+    seconds = (0, 2e-5, 0.0012, 0.0123, 0.123, 8.3, 59.6, 61, 3600, 9000)
     assert [duration(s) for s in seconds] == [
-        "20 us", "1.2 ms", "12.3 ms", "123 ms", "8.3 s", "1m00s", "1m01s", "1h00m", "2h30m",
+        "0 s", "20 us", "1.2 ms", "12.3 ms", "123 ms", "8.3 s", "1m00s", "1m01s", "1h00m", "2h30m",
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lapclip.autotune.plans import Candidate, Measured
-from lapclip.bench.ops import OpTiming, overtakes
+from lapclip.bench.ops import OpTiming
 from lapclip.bench.sizes import SizeResult
 from lapclip.config import Plan
 from lapclip.errors import MissingPackage, one_line
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH_INCHES, DOTS_PER_INCH = 10.0, 120  # 1200 pixels
-INK, PALE, PAPER = "#222222", "#767676", "#ffffff"
+INK, PAPER = "#222222", "#ffffff"
 STRONG, QUIET = "#0072b2", "#c8c8c8"
 # Okabe and Ito's colours, which the colour-blind tell apart; the CPU is always the first.
 STYLES = (("#0072b2", "o"), ("#e69f00", "s"), ("#009e73", "^"), ("#cc79a7", "D"))
@@ -94,23 +94,24 @@ def label(name: str) -> str:
 
 def draw_steps(measured: Measured, chosen: Plan, title: str) -> "Figure":
     """Pairs a second of each candidate, fastest first; the chosen one is marked, a rejected one gives the reason."""
-    timed = [c for c in measured.candidates if c.rejected is None and c.pairs_per_second is not None]
-    timed.sort(key=speed, reverse=True)
-    rows = timed + [c for c in measured.candidates if c not in timed]
-    longest = max((speed(c) * (1 + (c.spread or 0)) for c in timed), default=1.0)
+
+    def speed(candidate: Candidate) -> float:
+        return 0.0 if candidate.rejected is not None else candidate.pairs_per_second or 0.0
+
+    rows = sorted(measured.candidates, key=speed, reverse=True)
+    longest = max(speed(c) * (1 + (c.spread or 0)) for c in rows) or 1.0
     with drawing():
         figure = new_figure(title, 1.4 + 0.43 * len(rows))
         axes = figure.add_subplot()
         for place, candidate in enumerate(rows):
-            is_chosen, end = candidate.plan == chosen, 0.0
-            if candidate in timed:
-                reach = speed(candidate) * (candidate.spread or 0.0)
-                end = speed(candidate) + reach
-                colour = STRONG if is_chosen else QUIET
-                axes.barh(place, speed(candidate), height=0.62, color=colour, xerr=reach or None, capsize=4)
-            weight = "bold" if is_chosen else "normal"
-            said = wrapped(result_of(candidate, chosen), 112)
-            axes.text(end + longest * 0.012, place, said, va="center", fontsize=8.5, weight=weight)
+            is_chosen, reach = candidate.plan == chosen, speed(candidate) * (candidate.spread or 0.0)
+            colour = STRONG if is_chosen else QUIET
+            axes.barh(place, speed(candidate), height=0.62, color=colour, xerr=reach or None, capsize=4)
+            said = [rate(candidate.pairs_per_second) if candidate.pairs_per_second else "not timed"]
+            said[0] += f" \N{PLUS-MINUS SIGN} {candidate.spread:.0%}" if candidate.spread else ""
+            said += ["chosen"] * is_chosen + [f"rejected: {candidate.rejected}"] * bool(candidate.rejected)
+            left, weight = speed(candidate) + reach + longest * 0.012, "bold" if is_chosen else "normal"
+            axes.text(left, place, wrapped(", ".join(said), 112), va="center", fontsize=8.5, weight=weight)
         axes.set_yticks(range(len(rows)), [wrapped(candidate.plan.in_words(), 32) for candidate in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.set_xlim(0, longest * 1.35)  # room for the words after the longest bar
@@ -119,20 +120,6 @@ def draw_steps(measured: Measured, chosen: Plan, title: str) -> "Figure":
         note = note if abs(measured.drift) >= NOTABLE_DRIFT else ""
         axes.set_xlabel(f"pairs per second; whiskers span the interquartile range of the steps{note}")
         return figure
-
-
-def speed(candidate: Candidate) -> float:
-    return candidate.pairs_per_second or 0.0
-
-
-def result_of(candidate: Candidate, chosen: Plan) -> str:
-    if candidate.rejected is not None:
-        timed = f" at {rate(speed(candidate))} pairs/s" if candidate.pairs_per_second else ""
-        return f"rejected{timed}: {candidate.rejected}"
-    if candidate.pairs_per_second is None:
-        return "not timed"
-    spread = f" \N{PLUS-MINUS SIGN} {candidate.spread:.0%}" if candidate.spread else ""
-    return f"{rate(speed(candidate))}{spread}{', chosen' if candidate.plan == chosen else ''}"
 
 
 def draw_ops(timings: Sequence[OpTiming]) -> "Figure":
@@ -153,8 +140,7 @@ def draw_ops(timings: Sequence[OpTiming]) -> "Figure":
             axes = figure.add_subplot(grid[divmod(number, columns)])
             micros = {d: {float(n): t.seconds * 1e6 for n, t in lines[op, d].items()} for d in devices}
             draw_lines(axes, micros)
-            num_lines = draw_crossovers(axes, micros)
-            axes.set_title(label(op), fontweight="bold", pad=7 + 12 * num_lines)
+            axes.set_title(label(op), fontweight="bold")
             sizes = sorted({timing.size for timing in timings if timing.op == op})
             ticks = sizes[:: -(-len(sizes) // 5)]
             axes.set_xticks(ticks, list(map(str, ticks)))
@@ -199,7 +185,6 @@ def draw_sizes(results: Sequence[SizeResult]) -> "Figure":
         figure = new_figure("Sizes: speed and memory", 8.2)
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         draw_lines(above, lines(lambda result: result.pairs_per_second), estimated)
-        draw_crossovers(above, lines(lambda result: 1 / result.pairs_per_second), sizes, estimated)
         above.set_ylabel("pairs per second")
         draw_lines(below, lines(lambda result: result.memory_bytes / 1e9), estimated)
         below.set_ylabel("memory, GB")
@@ -226,31 +211,6 @@ def draw_lines(
             axes.plot(*zip(*measured, strict=True), color=colour, marker=mark)
     axes.margins(0.08, 0.12)
     axes.yaxis.set_major_formatter(lambda value, _: short_count(value))
-
-
-def draw_crossovers(
-    axes: "Axes",
-    seconds: Mapping[str, Points],
-    names: Mapping[float, str] | None = None,
-    estimated: Collection[tuple[str, float]] = (),
-) -> int:
-    """Marks where each device overtakes the CPU, and says so above the axes; returns how many lines that takes."""
-    cpu = processor().name
-    reference = seconds.get(cpu, {})
-    said = []
-    for device, points in seconds.items():
-        if device == cpu or (size := overtakes(reference, points)) is None:
-            continue
-        if size == min(reference.keys() & points.keys()):
-            said.append(f"{label(device)} is faster at every size")
-            continue
-        is_estimate = (device, size) in estimated or (cpu, size) in estimated
-        name = names[size] if names else f"{size:.0f}"
-        said.append(f"{label(device)} is faster from {name} on{', by estimate' if is_estimate else ''}")
-        axes.axvline(size, color=PALE, linestyle=":", linewidth=1.4, zorder=0)
-    text = "\n".join(said)
-    axes.annotate(text, (0, 1), (0, 4), "axes fraction", "offset points", va="bottom", fontsize=8.5)
-    return len(said)
 
 
 def add_legend(figure: "Figure", devices: Sequence[str], *, has_estimates: bool = False) -> None:

@@ -97,8 +97,7 @@ def gemm_gflops(
     device: Device, *, sizes: Sequence[int] = (512, 1024, 2048), budget_seconds: float = 1.5
 ) -> float:
     """Billions of operations a second in fp32 products of square matrices, at the size that suits the device best."""
-    share = budget_seconds / len(sizes)
-    best = 0.0
+    share, best = budget_seconds / len(sizes), 0.0
     for size in sizes:
         left, right, product = (torch.rand(size, size, device=device.torch) for _ in range(3))
         seconds = best_seconds(partial(torch.mm, left, right, out=product), device, budget_seconds=share)

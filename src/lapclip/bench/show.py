@@ -1,6 +1,5 @@
 """What `lapclip bench` measured, ready to be shown: for programs, as tables, and as an image or a page."""
 
-import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,9 +22,9 @@ from lapclip.errors import UserError, code
 from lapclip.files import write_atomically
 from lapclip.machine.device import Device, default_threads, processor, set_up_process
 from lapclip.machine.hardware import read_machine
-from lapclip.units import age, duration, rate, short_count, size
+from lapclip.units import age, duration, listed, rate, short_count, size
 from lapclip.view.document import Document, Section, Table, columns_of
-from lapclip.view.html import as_html
+from lapclip.view.html import as_html, check_place
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,22 +68,13 @@ def measured_ago(when: float) -> str:
 
 
 def compile_remarks(measured: Measured) -> Iterator[str]:
-    """When compiling pays, for each plan that was tried compiled."""
+    """What compiling costs and gains, for each plan that was tried compiled."""
     rates = {candidate.plan: candidate.pairs_per_second for candidate in measured.candidates}
     for candidate in measured.candidates:
-        plain = rates.get(replace(candidate.plan, compile=False))
-        speed, first = candidate.pairs_per_second, candidate.first_call_seconds
-        if not candidate.plan.compile or not plain or not speed or not first:
-            continue
-        gain = speed / plain - 1
-        takes = f"compiling takes {first:.0f} s and gains"
-        if gain <= 0:
-            yield f"{takes} nothing on {candidate.plan.device}"
-        else:
-            yield (
-                f"{takes} {gain:.0%} on {candidate.plan.device}: this saves time in runs of more than"
-                f" {first * (1 + gain) / gain / 60:.0f} minutes, and `lapclip train` then compiles"
-            )
+        plain, first = rates.get(replace(candidate.plan, compile=False)), candidate.first_call_seconds
+        if candidate.plan.compile and plain and first and (speed := candidate.pairs_per_second):
+            gain = f"{speed / plain - 1:+.0%} pairs/s on {candidate.plan.device}"
+            yield f"compiling takes {first:.0f} s and changes the speed by {gain}"
 
 
 def steps_table(result: StepsResult) -> Table:
@@ -124,9 +114,7 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
     timings = known.ops if known else []
     when = known.when if known else time.time()
     if not timings:
-        set_up_process(
-            default_threads()
-        )  # as in training: an allocator that frees memory triples large copies
+        set_up_process(default_threads())  # as in training: one that frees memory triples large copies
         for timing in time_ops(devices):
             yield f"{timing.op} of {timing.size} on {timing.device}"
             timings.append(timing)
@@ -171,12 +159,8 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
     results = yield from study_sizes(devices, fresh=fresh, max_memory=config.device.max_memory)
     ratios = {id(r): speed_up(results, r) for r in results}
     faster = [f"`{r.size}`" for r in results if (ratios[id(r)] or 0) > 1]
-    if not any(ratios.values()):
-        remark = "no accelerator was timed: only the prediction is shown"
-    elif faster:
-        remark = f"an accelerator is faster than the CPU for {', '.join(faster)}"
-    else:
-        remark = "no accelerator is faster than the CPU at any size"
+    which = f"for {listed(faster)}" if faster else "at no size"
+    remark = f"an accelerator is faster than the CPU {which}"
     rows = [
         asdict(r) | {"predicted_speed_up": predicted_speed_up(r.num_parameters), "speed_up": ratios[id(r)]}
         for r in results
@@ -208,11 +192,7 @@ def check_out(path: Path) -> None:
     if path.suffix.lower() not in (".png", ".html"):
         hint = f"name it `{path.with_suffix('.html') if path.name else 'bench.html'}`"
         raise UserError(f"{code(path)} does not end in `.png` or `.html`", hint=hint)
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise UserError(
-            f"cannot write {code(path)}: it is a folder, or its folder is not writable",
-            hint="name a file in a folder that exists",
-        )
+    check_place(path)
     with drawing():
         pass
 

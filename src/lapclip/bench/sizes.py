@@ -105,17 +105,17 @@ def measure_or_estimate(
     # passes' worth of products instead of three.
     flops = 4 * flops_per_pair(shape, num_tokens=shape.text_length)
     pairs_per_second = smaller.flops_per_second / flops
-    return SizeResult(
+    return replace(
+        smaller,
         size=name,
         num_parameters=work.num_parameters,
-        device=device,
-        batch_size=smaller.batch_size,
         chunk=1,
         pairs_per_second=pairs_per_second,
         spread=None,
         memory_bytes=memory_bytes,
         epoch_seconds=EPOCH_PAIRS / pairs_per_second,
         is_estimate=True,
+        flops_per_second=0.0,
     )
 
 
@@ -168,9 +168,7 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
     _, draft = draft_of(config)
     work = draft.work
     plan = Plan(device, "fp32", default_threads(), draft.resolve()[0].train.chunk or 1)
-    flops = flops_per_pair(
-        shape_of(config.model), num_tokens=work.num_tokens
-    )  # of one pass over a whole image
+    flops = flops_per_pair(shape_of(config.model), num_tokens=work.num_tokens)  # of one pass
     if rate is not None:
         limit = max(4, int(MAX_STEP_SECONDS * rate / (3 * flops)))
         work = replace(work, train=replace(work.train, batch_size=min(work.batch_size, limit)))

@@ -17,6 +17,7 @@ from lapclip.data.open import Data
 from lapclip.machine.device import device_named, present_devices
 from lapclip.machine.hardware import read_machine
 from lapclip.train.prepare import draft_of
+from lapclip.units import size
 
 RACE_SECONDS = 45.0
 PATIENCE = 2.0  # seconds for a step in low precision
@@ -139,7 +140,7 @@ def in_words(overview: Overview) -> list[str]:
     machine, torch = overview.machine, overview.machine["torch"]
     fast, slow = machine["num_performance_cores"], machine["num_efficiency_cores"]
     kinds = f" ({fast} performance, {slow or 0} efficiency)" if fast else ""
-    caches = ", ".join(f"{name} {kilobytes(size)}" for name, size in machine["caches"].items())
+    caches = ", ".join(f"{name} {size(held)}" for name, held in machine["caches"].items())
     built = ", ".join(part for part in (torch["capability"], torch["blas"]) if part)
     lines = [
         f"{machine['chip']}, {machine['num_cores']} cores{kinds}, {machine['memory_bytes'] / 1e9:.0f} GB of memory,"
@@ -156,7 +157,3 @@ def in_words(overview: Overview) -> list[str]:
             f" memory {rate['bandwidth_gbs']:.1f} GB/s"
         )
     return lines
-
-
-def kilobytes(size: int) -> str:
-    return f"{size / 2**20:.0f} MB" if size >= 2**20 else f"{size / 2**10:.0f} kB"

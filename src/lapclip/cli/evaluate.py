@@ -155,10 +155,9 @@ def sheet_path(named: Path) -> Path:
     path = named.expanduser()
     if path.suffix.lower() != ".png":
         raise UserError(f"`--sheet` is `{path}`", hint="the sheet is a PNG, such as `mistakes.png`")
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise UserError(
-            f"`--sheet {path}` is not a file that can be written", hint="name a file in an existing folder"
-        )
+    from lapclip.view.html import check_place
+
+    check_place(path)
     return path
 
 

@@ -82,8 +82,8 @@
       width: line.look === "faint" ? 1 : line.look === "level" ? 1.3 : 2,
       dash: line.dash,
       spanGaps: true,
-      points: { show: line.hasDots, size: 6, fill: stroke },
-      value: (plot) => shown(nearest(plot, number + 1), chart.isShare) || "–",
+      points: { show: line.has_dots, size: 6, fill: stroke },
+      value: (plot) => shown(nearest(plot, number + 1), chart.is_share) || "–",
     };
   }
 
@@ -93,10 +93,10 @@
       stroke: colour("soft"), grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false },
       font: "11.5px system-ui, sans-serif", labelFont: "11.5px system-ui, sans-serif",
     };
-    const y = chart.isLog ? { distr: 3 } : { range: (plot, low, high) => {
+    const y = chart.is_log ? { distr: 3 } : { range: (plot, low, high) => {
       if (low == null) return [0, 1];
       const room = 0.06 * (high - low || Math.abs(high) || 1);
-      return [chart.fromZero ? Math.min(0, low) : low - room, high + room];
+      return [chart.from_zero ? Math.min(0, low) : low - room, high + room];
     } };
     figure.classList.add("live");
     const data = joined(chart.lines);
@@ -110,7 +110,7 @@
       scales: { x: { time: false, range: (plot, low, high) => (isWhole(low, high) ? chart.span : [low, high]) }, y },
       axes: [
         { ...axis, label: chart.axis, labelSize: 18, size: 26 },
-        { ...axis, size: 52, values: (plot, ticks) => ticks.map((tick) => shown(tick, chart.isShare).replace(".0%", "%")) },
+        { ...axis, size: 52, values: (plot, ticks) => ticks.map((tick) => shown(tick, chart.is_share).replace(".0%", "%")) },
       ],
       series: [
         { label: chart.axis, value: (plot, x) => (x == null ? "–" : shown(x)) },

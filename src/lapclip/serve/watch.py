@@ -21,7 +21,7 @@ from lapclip.runs.run import Run
 from lapclip.runs.status import all_runs, newest_run, status_of
 from lapclip.serve.http import Guard, build_app, json_response, send_file, send_static
 from lapclip.serve.limits import Refused
-from lapclip.view.live import columns_of, now_of, points_of
+from lapclip.view.live import columns_of, now_of
 
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_HEARTBEATS = 15.0
@@ -158,7 +158,8 @@ class Told(Summary):
         return self.tell("more", columns_of([])) if place == self.follower.place else self.tell_all()
 
     def tell_all(self) -> bytes:
-        points = points_of(self.history)
+        history = self.history
+        points = columns_of([*history.steps, *history.inspections, *history.evaluations])
         if names := points["evaluations"].get("snapshot"):
             there = {f"snapshots/{path.name}" for path in (self.run.path / "snapshots").glob("step-*.json")}
             points["evaluations"]["snapshot"] = [name if name in there else None for name in names]

@@ -11,16 +11,6 @@ DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # the bits of a cel
 COLUMNS = " ▁▂▃▄▅▆▇█"
 DOT_GAP = 4  # between the dots of a dotted line
 
-# For a terminal whose encoding lacks these characters.
-ASCII = {
-    **{BRAILLE + bits: "." for bits in range(1, 256)},
-    **{ord(column): level for column, level in zip(COLUMNS, " ..::++##", strict=True)},
-    BRAILLE: " ",
-    ord("…"): "~",
-    ord("°"): " ",
-    ord("·"): "-",
-}
-
 
 def resample(points: Iterable[Point], count: int, span: tuple[float, float]) -> list[float | None]:
     """The mean in each of `count` equal intervals of the span of x, interpolated between known ones."""

@@ -1,6 +1,5 @@
 """The curves of a run, or of several runs over one another, with the phases of training."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -13,6 +12,9 @@ from lapclip.units import duration, is_number
 from lapclip.view.document import Chart, Line, Points, find
 
 MAX_POINTS = 600  # of a line, in a page of one run
+RECALL = "text → image, over the validation set"
+SCHEDULE = ("warmup", "whole_from", "keep_patches")  # settings that divide a run into phases
+SHARES: Any = {"is_share": True, "from_zero": True}
 
 
 class Phase(StrEnum):
@@ -43,41 +45,23 @@ def charts_of(summary: Summary) -> list[Chart]:
         found = known((e.step, e.recall["text_to_image"][f"recall@{k}"]) for e in evaluations)
         chance = evaluations[-1].recall["text_to_image"][f"chance@{k}"] if evaluations else None
         recall += [Line(f"recall@{k}", found, place, "dots"), level(f"chance, @{k}", chance, place)]
-    validation = Line("validation", known((e.step, e.loss) for e in evaluations), 1, "dots")
-    clip, bench = find(summary.settings, "clip_norm"), summary.bench_speed
-    charts = [
-        Chart(
-            "Loss",
-            "of the training batches, and over the validation set",
-            [*both("training", "loss"), validation],
-        ),
-        Chart(
-            "Accuracy",
-            "how often the own caption is the nearest in the batch, averaged over both directions",
-            [*both("training", "accuracy"), level("chance", history.chance)],
-            is_share=True,
-            from_zero=True,
-        ),
-        Chart("Recall", "text → image, over the validation set", recall, is_share=True, from_zero=True),
-        Chart(
-            "Temperature",
-            "learned: the smaller, the more sharply it separates pairs",
-            [Line("temperature", thin(points("temperature")), 0)],
-        ),
-        Chart("Learning rate", "", [Line("lr", thin(points("lr")), 0)], from_zero=True),
-        Chart(
-            "Gradient norm",
-            "before clipping",
-            [*both("mean", "grad_norm"), level("clipping norm", clip)],
-            is_log=all(s.grad_norm > 0 for s in steps),
-        ),
-        Chart(
-            "Pairs per second",
-            "without evaluation and saving",
-            [*both("mean", "pairs_per_second"), level("measured by bench", bench)],
-            from_zero=True,
-        ),
+    loss = [
+        *both("training", "loss"),
+        Line("validation", known((e.step, e.loss) for e in evaluations), 1, "dots"),
     ]
+    accuracy = [*both("training", "accuracy"), level("chance", history.chance)]
+    norm = [*both("mean", "grad_norm"), level("clipping norm", find(summary.settings, "clip_norm"))]
+    speed = [*both("mean", "pairs_per_second"), level("measured by bench", summary.bench_speed)]
+    in_batch = "how often the own caption is the nearest in the batch, averaged over both directions"
+    charts = [
+        Chart("Loss", "of the training batches, and over the validation set", loss),
+        Chart("Accuracy", in_batch, accuracy, **SHARES),
+        Chart("Recall", RECALL, recall, **SHARES),
+        Chart("Temperature", "lower separates pairs more sharply", [Line("learned", thin(points("temperature")), 0)]),
+        Chart("Learning rate", "", [Line("lr", thin(points("lr")), 0)], from_zero=True),
+        Chart("Gradient norm", "before clipping", norm, is_log=all(s.grad_norm > 0 for s in steps)),
+        Chart("Pairs per second", "without evaluation and saving", speed, from_zero=True),
+    ]  # fmt: skip
     return with_data(charts, bands=phases(summary), marks=marks_of(summary), span=span)
 
 
@@ -120,31 +104,30 @@ def thin(points: Points, most: int = MAX_POINTS) -> Points:
 
 def phases(summary: Summary) -> list[tuple[float, float, Phase]]:
     """From step, to step and phase, by the progress at each step; a resumed run may go through one twice."""
-    warmup = find(summary.settings, "warmup") or 0.0
-    whole_from, keeps = find(summary.settings, "whole_from"), find(summary.settings, "keep_patches")
-    whole_from = whole_from if whole_from is not None and keeps is not None and keeps < 1 else math.inf
+    warmup, whole_from, keeps = (find(summary.settings, name) for name in SCHEDULE)
     bands: list[tuple[float, float, Phase]] = []
     for step in summary.history.steps:
-        later = Phase.WHOLE_IMAGES if step.progress > whole_from else Phase.LEARNING
-        phase = Phase.WARMUP if step.progress <= warmup else later
+        is_whole = whole_from is not None and (keeps or 1) < 1 and step.progress > whole_from
+        phase = Phase.WHOLE_IMAGES if is_whole else Phase.LEARNING
+        phase = Phase.WARMUP if step.progress <= (warmup or 0) else phase
+        start = bands[-1][1] if bands else step.step
         if bands and bands[-1][2] == phase:
-            bands[-1] = (bands[-1][0], step.step, phase)
-        else:
-            bands.append((bands[-1][1] if bands else step.step, step.step, phase))
+            start = bands.pop()[0]
+        bands.append((start, step.step, phase))
     return bands
 
 
 def phases_in_words(summary: Summary) -> list[str]:
     """What the shaded parts of the charts are."""
     seen = {phase for _, _, phase in phases(summary)}
-    warmup, whole, keeps = (
-        find(summary.settings, n) or 0.0 for n in ("warmup", "whole_from", "keep_patches")
-    )
+    warmup, whole_from, keeps = (find(summary.settings, name) or 0.0 for name in SCHEDULE)
     said = []
     if Phase.WARMUP in seen and warmup:
         said.append(f"the warm-up, {warmup:.0%} of the run, in which the learning rate rises")
-    if Phase.WHOLE_IMAGES in seen and whole:
-        said.append(f"the part from {whole:.0%} on, which sees whole images instead of {keeps:.0%} of them")
+    if Phase.WHOLE_IMAGES in seen:
+        said.append(
+            f"the part from {whole_from:.0%} on, which sees whole images instead of {keeps:.0%} of them"
+        )
     return [f"Shaded: {'; '.join(said)}."] if said else []
 
 
@@ -159,37 +142,37 @@ def marks_of(summary: Summary) -> list[tuple[float, str]]:
 
 def overlaid(summaries: Sequence[Summary]) -> list[Chart]:
     """The curves of several runs over the minutes of training, which they all have."""
-    most, names = max(100, 1600 // len(summaries)), [name_of(summary) for summary in summaries]
+    histories, names = [summary.history for summary in summaries], [name_of(summary) for summary in summaries]
+    most = max(100, 1600 // len(summaries))
 
     def of_steps(name: str) -> list[Line]:
-        curves = [[(s.seconds / 60, getattr(s, name)) for s in one.history.steps] for one in summaries]
+        curves = [[(s.seconds / 60, getattr(s, name)) for s in history.steps] for history in histories]
         return [Line(names[n], thin(smooth(points), most), n) for n, points in enumerate(curves)]
 
     def of_evaluations(value: Callable[[Evaluated], float | None]) -> list[Line]:
         lines = []
-        for number, history in enumerate(summary.history for summary in summaries):
+        for number, history in enumerate(histories):
             clock = [(s.step, s.seconds / 60) for s in history.steps]
             points = known((between(clock, e.step), value(e)) for e in history.evaluations)
             lines.append(Line(names[number], points, number, "dots"))
         return lines
 
-    def recall(k: int) -> Chart:
-        lines = of_evaluations(lambda e: e.recall["text_to_image"][f"recall@{k}"])
-        about = "text → image, over the validation set"
-        return Chart(f"Recall@{k}", about, lines, is_share=True, from_zero=True)
-
+    recall_1, recall_10 = (
+        of_evaluations(lambda e, k=k: e.recall["text_to_image"][f"recall@{k}"])  # type: ignore[misc]
+        for k in (1, 10)
+    )
     charts = [
         Chart("Loss", "of the training batches", of_steps("loss")),
         Chart("Validation loss", "over the validation set", of_evaluations(lambda e: e.loss)),
-        recall(1),
-        recall(10),
-        Chart("Accuracy", "in the batch", of_steps("accuracy"), is_share=True, from_zero=True),
+        Chart("Recall@1", RECALL, recall_1, **SHARES),
+        Chart("Recall@10", RECALL, recall_10, **SHARES),
+        Chart("Accuracy", "in the batch", of_steps("accuracy"), **SHARES),
         Chart("Temperature", "", of_steps("temperature")),
         Chart("Learning rate", "", of_steps("lr"), from_zero=True),
         Chart("Gradient norm", "before clipping", of_steps("grad_norm"), is_log=True),
         Chart("Pairs per second", "", of_steps("pairs_per_second"), from_zero=True),
     ]
-    longest = max((summary.history.seconds / 60 for summary in summaries), default=0.0)
+    longest = max(history.seconds / 60 for history in histories)
     return with_data(charts, axis="minutes of training", span=(0.0, longest or 1.0))
 
 

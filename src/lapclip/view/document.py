@@ -1,6 +1,5 @@
 """One document: sentences, tables, charts and images as typed data; `html`, `markdown` and JSON are its renderings."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -91,7 +90,7 @@ class Line:
 
     def data(self) -> dict[str, Any]:
         x, y = ([digits(point[axis]) for point in self.points] for axis in (0, 1))
-        look = {"colour": self.colour, "dash": self.dash, "look": self.look, "hasDots": self.has_dots}
+        look = {"colour": self.colour, "dash": self.dash, "look": self.look, "has_dots": self.has_dots}
         return {"label": one_line(self.label), "x": x, "y": y} | look
 
 
@@ -122,15 +121,9 @@ class Chart:
 
     def data(self) -> dict[str, Any]:
         """For the script of a page."""
-        return {
+        return vars(self) | {
             "lines": [line.data() for line in self.lines],
-            "isShare": self.is_share,
-            "fromZero": self.from_zero,
-            "isLog": self.is_log,
-            "axis": self.axis,
-            "span": [digits(end) for end in self.span],
-            "bands": self.bands,
-            "marks": [(at, one_line(label)) for at, label in self.marks],
+            "span": list(map(digits, self.span)),
         }
 
 
@@ -177,18 +170,11 @@ class Ranges:
     ranges: list[Range]
     is_difference: bool = False
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        ends = [end for r in self.ranges for end in (r.value, r.mark, *(r.interval or ()))]
-        room = 0.05 * (max(ends) - min(ends)) or 0.01
-        return (
-            (min(ends) - room, max(ends) + room) if self.is_difference else (0.0, min(1.0, max(ends) + room))
-        )
-
     def place(self, value: float) -> float:
-        """Of a value on the axis, in percent of its length."""
-        low, high = self.bounds
-        return round(100 * min(1.0, max(0.0, (value - low) / (high - low))), 2)
+        """Of a value on the axis, which begins at 0 or below, in percent of its length."""
+        ends = [end for r in self.ranges for end in (r.value, r.mark, *(r.interval or ()))]
+        low, high = min(0.0, *ends), max(ends)
+        return round(100 * (value - low) / (high - low or 1.0), 2)
 
     def words(self, value: float) -> str:
         return f"{100 * value:+.1f}" if self.is_difference else percent(value)
@@ -259,14 +245,3 @@ def find(tree: Any, *names: str) -> float | None:
     for name in names:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree if is_number(tree) else None
-
-
-def finite(value: Any) -> Any:
-    """The same without what JSON has no number for."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {str(name): finite(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)

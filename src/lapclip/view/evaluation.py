@@ -1,12 +1,12 @@
 """What `lapclip eval` measured, in words and as a document, with paired tests against another model."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lapclip.errors import code, shortened
 from lapclip.files import write_atomically
-from lapclip.units import UNKNOWN, count, listed, percent, plural
+from lapclip.units import count, listed, percent, plural
 from lapclip.view.document import (
     Document,
     Found,
@@ -20,7 +20,8 @@ from lapclip.view.document import (
     find,
 )
 from lapclip.view.html import as_html
-from lapclip.view.learning import difficulty_words
+from lapclip.view.learning import difficulty_section
+from lapclip.view.lines import interval
 from lapclip.view.summary import recall_words
 
 WAYS = (("text_to_image", "text → image"), ("image_to_text", "image → text"))
@@ -61,13 +62,14 @@ def tiles_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[Section]:
     """In the order they are read."""
     words = [recall_words(result, pool_size(result)), *zero_shot_words(result)[:1], *comparison(result)[:1]]
-    zero_shot = zero_shot_words(result) + confused_words(result)
     return [
         Section("Summary", words),
         recall_section(result),
-        Section("Zero-shot", zero_shot, tables=class_tables(result), heat_maps=confusion(result)),
+        Section(
+            "Zero-shot", zero_shot_words(result), tables=class_tables(result), heat_maps=confusion(result)
+        ),
         comparison_section(result),
-        difficulty_section(result),
+        difficulty_section({str(result["model"]): result["negatives"]} if result.get("negatives") else {}),
         mistakes_section(result, images),
         Section("Left out", points=left_out(result)),
     ]
@@ -95,7 +97,7 @@ def recall_section(result: Mapping[str, Any]) -> Section:
         for name, found in ((name, result[way]) for way, name in WAYS)
         for k in KS
     ]
-    rows = [(r.name, r.value, interval_words(r.interval), r.mark) for r in ranges]
+    rows = [(r.name, r.value, interval(r.interval), r.mark) for r in ranges]
     ranks = [f"{result[way]['median_rank']:,g} ({name})" for way, name in WAYS]
     columns = columns_of(", recall: share, 95% interval: number, chance: share")
     table = Table("Recall@k", columns, rows, f"Median rank of the correct one: {listed(ranks)}.")
@@ -103,17 +105,12 @@ def recall_section(result: Mapping[str, Any]) -> Section:
     return Section("Recall", [how_measured(result)], tables=[table], ranges=[drawn])
 
 
-def interval_words(interval: Sequence[float] | None) -> str:
-    return f"{percent(interval[0])} to {percent(interval[1])}" if interval else UNKNOWN
-
-
 def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
     """Naming images by their class, without having been taught the classes."""
     zero_shot = result.get("zero_shot")
     if not zero_shot:
         return []
-    interval = zero_shot.get("interval@1")
-    where = f", 95% interval {interval_words(interval)}" if interval else ""
+    where = f", 95% interval {interval(ends)}" if (ends := zero_shot.get("interval@1")) else ""
     first = (
         f"Of {plural(zero_shot['num_images'], 'image')}, {percent(zero_shot['top1'])} get the name of their class "
         f"among {zero_shot['num_classes']:,} (chance {percent(zero_shot['chance'])}{where})"
@@ -126,18 +123,6 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
         quoted = [code(shortened(str(template), 60)) for template in templates[:NUM_TEMPLATES]]
         said.append(f"Asked as {listed(quoted + more)}.")
     return said
-
-
-def confused_words(result: Mapping[str, Any], most: int = 3) -> list[str]:
-    """The classes that are most often confused with another one."""
-    classes = [c for c in (result.get("zero_shot") or {}).get("classes", ()) if c.get("taken_for")]
-    classes.sort(key=lambda c: (-c["num_taken_for"] / c["num_images"], -c["num_taken_for"]))
-    pairs = [
-        f"{code(shortened(str(c['label']), 60))} as {code(shortened(str(c['taken_for']), 60))} "
-        f"({c['num_taken_for']:,} of {c['num_images']:,})"
-        for c in classes[:most]
-    ]
-    return [f"Most often misclassified: {listed(pairs)}."] if pairs else []
 
 
 def class_tables(result: Mapping[str, Any]) -> list[Table]:
@@ -241,15 +226,6 @@ def comparison_section(result: Mapping[str, Any]) -> Section:
     ranges = [Range(name, test["difference"], test["interval"], 0.0) for name, test in tests]
     drawn = Ranges("Difference in points, with its 95% interval", ranges, is_difference=True)
     return Section("Comparison", comparison(result), tables=[table], ranges=[drawn])
-
-
-def difficulty_section(result: Mapping[str, Any]) -> Section:
-    measured = result.get("negatives")
-    if not measured:
-        return Section("By difficulty")
-    columns = columns_of("easy: share, medium: share, hard: share, chance: share")
-    table = Table("Accuracy by difficulty", columns, [[measured[level] for level in columns]])
-    return Section("By difficulty", [difficulty_words(measured["num_choices"])], tables=[table])
 
 
 def mistakes_section(result: Mapping[str, Any], images: Mapping[int, bytes]) -> Section:

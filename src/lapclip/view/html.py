@@ -7,6 +7,7 @@ caption can become one; a page without charts has no script at all.
 import base64
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,33 +28,26 @@ def as_html(document: Document) -> str:
     charts = [chart for section in document.sections for chart in section.charts]
     scripts = [read("uPlot.iife.min.js"), read("report.js")] if charts else []
     data = json.dumps([chart.data() for chart in charts], separators=(",", ":"), allow_nan=False)
-    allowed = "".join(f" '{fingerprint(script)}'" for script in scripts)
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
+    allowed = " ".join(f"'sha256-{fingerprint}'" for fingerprint in hashes)
     names = slugs([section.title for section in document.sections])
-    return (
-        environment()
-        .get_template("report.html")
-        .render(
-            document=document,
-            sections=list(zip(names, document.sections, strict=True)),
-            sign=SIGN,
-            policy=f"script-src{allowed}; " if scripts else "",
-            style=(read("uPlot.min.css") if charts else "") + read("report.css"),
-            scripts=scripts,
-            data=data.replace("<", "\\u003c"),  # no text in it can end its element
-        )
-    )
-
-
-def environment() -> Environment:
-    env = Environment(
+    environment = Environment(
         loader=FileSystemLoader(PAGE),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=finalize,
     )
-    env.filters |= {"words": words, "image": as_data, "lines": as_lines}
-    return env
+    environment.filters |= {"words": words, "image": as_data, "lines": as_lines}
+    return environment.get_template("report.html").render(
+        document=document,
+        sections=list(zip(names, document.sections, strict=True)),
+        sign=SIGN,
+        policy=f"script-src {allowed}; " if scripts else "",
+        style=(read("uPlot.min.css") if charts else "") + read("report.css"),
+        scripts=scripts,
+        data=data.replace("<", "\\u003c"),  # no text in it can end its element
+    )
 
 
 def finalize(value: object) -> object:
@@ -84,10 +78,6 @@ def slugs(titles: Sequence[str]) -> list[str]:
     return names
 
 
-def fingerprint(script: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
 def read(name: str) -> str:
     return (PAGE / name).read_text("utf-8")
 
@@ -101,23 +91,22 @@ def write_html(document: Document, path: Path) -> Path:
 
 def refuse_foreign(path: Path) -> None:
     """Refuses to overwrite what lapclip did not write."""
-    if path.exists() and not path.is_file():
-        raise UserError(f"{code(path)} is not a file", hint="name a file; `--markdown` prints on stdout")
-    if not path.absolute().parent.is_dir():
-        raise UserError(
-            f"there is no folder {code(path.parent)}", hint="make the folder first, or name another file"
-        )
-    try:
+    check_place(path)
+    if path.exists():
         with path.open("rb") as file:
-            start = file.read(NUM_BYTES_READ)
-    except FileNotFoundError:
-        return
-    except OSError as error:
+            is_ours = SIGN.encode() in file.read(NUM_BYTES_READ)
+        if not is_ours:
+            raise UserError(
+                f"{code(path)} exists already and is no report of lapclip",
+                hint="name another file with `--out`, or move that one away",
+            )
+
+
+def check_place(path: Path) -> None:
+    """Refuses a path where no file can be written, before the work whose result it is to hold."""
+    is_taken = path.exists() and not (path.is_file() and os.access(path, os.R_OK | os.W_OK))
+    if is_taken or not os.access(path.absolute().parent, os.W_OK):
         raise UserError(
-            f"cannot write {code(path)}: {(error.strerror or str(error)).lower()}", hint="name another file"
-        ) from None
-    if SIGN.encode() not in start:
-        raise UserError(
-            f"{code(path)} exists already and is no report of lapclip",
-            hint="name another file with `--out`, or move that one away",
+            f"cannot write {code(path)}: it is no file, or in no folder, that you may write to",
+            hint="name a file in a folder that exists",
         )

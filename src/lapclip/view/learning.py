@@ -2,13 +2,13 @@
 
 import json
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
-from statistics import StatisticsError, fmean, linear_regression, median
-from typing import Any
+from statistics import fmean, linear_regression, median
+from typing import Any, TypeVar
 
 from lapclip.errors import one_line
 from lapclip.runs.events import Step
@@ -22,51 +22,46 @@ MAX_SNAPSHOT_BYTES = 8 << 20
 MAX_IMAGE_BYTES = 1 << 16  # a 96 px JPEG has a tenth of that
 MAX_QUERIES = 12
 MEDIA_TYPES = {b"\xff\xd8\xff": "image/jpeg", b"\x89PN": "image/png"}  # by the first bytes
-MAX_ROWS = 40
+MAX_ROWS = 40  # of the table by epoch
 NUM_COLUMNS = 48  # of the heat map
 NUM_POINTS = 40  # the loss is divided into phases at one of these
 MIN_POINTS = 5  # of a phase
 STEEP, FLAT = 1.5, 0.33  # times the mean fall of the run
 NOTABLE = 0.1  # share of the loss: a phase that loses more is no plateau
+LEVELS = ("easy", "medium", "hard", "chance")
+T = TypeVar("T")
 
 
 def found_section(summary: Summary) -> Section:
-    step, queries = read_queries(summary.run.path, summary.history)
-    if not queries:
-        return Section("What it finds")
-    first = sum(query.rank == 1 for query in queries)
-    words = (
-        f"Captions of the validation set, and the images found for them, best first, at step {count(step)}. "
-        f"For {first} of these {len(queries)} the correct one comes first."
-    )
-    return Section("What it finds", [words], queries=queries)
-
-
-def read_queries(folder: Path, history: History) -> tuple[int | None, list[Query]]:
     """What the last snapshot that is still there shows; older ones are thinned."""
-    for evaluated in reversed(list(history.evaluations)):
-        if evaluated.snapshot is None:
-            continue
-        path = folder / evaluated.snapshot
-        try:
-            queries = json.loads(read_own(path, folder, MAX_SNAPSHOT_BYTES))["queries"]
-            return evaluated.step, [read_query(query, path.parent) for query in queries[:MAX_QUERIES]]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            continue
-    return None, []
+    for evaluated in reversed(list(summary.history.evaluations)):
+        queries = read_queries(summary.run.path, evaluated.snapshot) if evaluated.snapshot else []
+        if queries:
+            first = sum(query.rank == 1 for query in queries)
+            words = (
+                "Captions of the validation set, and the images found for them, best first, at step "
+                f"{count(evaluated.step)}. For {first} of these {len(queries)} the correct one comes first."
+            )
+            return Section("What it finds", [words], queries=queries)
+    return Section("What it finds")
 
 
-def read_query(query: dict[str, Any], folder: Path) -> Query:
-    found = []
-    for one in query["found"][:6]:
-        try:
-            content = read_own(folder / str(one["picture"]), folder, MAX_IMAGE_BYTES)
-        except (OSError, ValueError):
-            continue
-        if media_type := MEDIA_TYPES.get(content[:3]):
-            found.append(Found(media_type, content, find(one, "score"), bool(one.get("is_right"))))
-    rank = find(query, "rank")
-    return Query(one_line(query["text"]), None if rank is None else int(rank), found)
+def read_queries(folder: Path, snapshot: str) -> list[Query]:
+    """None where the snapshot is gone, damaged, or no small file of this run."""
+    path, queries = folder / snapshot, []
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        for query in json.loads(read_own(path, folder, MAX_SNAPSHOT_BYTES))["queries"][:MAX_QUERIES]:
+            found = []
+            for one in query["found"][:6]:
+                with suppress(OSError, ValueError):
+                    content = read_own(path.parent / str(one["picture"]), path.parent, MAX_IMAGE_BYTES)
+                    if media_type := MEDIA_TYPES.get(content[:3]):
+                        found.append(
+                            Found(media_type, content, find(one, "score"), bool(one.get("is_right")))
+                        )
+            rank = find(query, "rank")
+            queries.append(Query(one_line(query["text"]), None if rank is None else int(rank), found))
+    return queries
 
 
 @dataclass(frozen=True)
@@ -93,82 +88,66 @@ class Stretches:
     rows: list[Stretch]
 
 
-def stretches_of(history: History) -> Stretches:
-    """Epochs, or tenths of a run of less than two epochs; of very many epochs several are one stretch."""
+def stretches_of(history: History, most: int = MAX_ROWS) -> Stretches:
+    """Epochs, several to a row when there are more than so many; tenths when less than two epochs were trained."""
     kind = "epoch" if history.num_epochs >= 2 else "tenth"
-    num_steps = max(1, history.step.step) if history.step else 1
+    each = math.ceil(history.num_epochs / most) if kind == "epoch" else 1  # epochs to a row
+    last_step = history.step.step if history.step else 0
+    parts: dict[int, list[Step]] = {}
+    for step in history.steps:
+        done = step.epoch / each if kind == "epoch" else 10 * step.step / max(1, last_step)
+        parts.setdefault(max(1, math.ceil(done)), []).append(step)
+    begins = [own[0].step for own in parts.values()] + [math.inf]
     rows: list[Stretch] = []
-    number, step, seconds, pairs, joules = 0, 0, 0.0, 0, 0.0  # at the end of the stretch before
-
-    def number_of(step: Step) -> int:
-        return max(1, math.ceil(step.epoch if kind == "epoch" else 10 * step.step / num_steps))
-
-    for n, steps in groupby(history.steps, number_of):
-        own = list(steps)
-        last, used = own[-1], between(history.energy, own[-1].step)
-        evaluated = [e for e in history.evaluations if step < e.step <= last.step][-1:]
-        took = last.seconds - seconds
-        rows.append(
-            Stretch(
-                label=label_of(kind, number + 1, n, history.num_epochs),
-                step=last.step,
-                loss=fmean(s.loss for s in own),
-                accuracy=fmean(s.accuracy for s in own),
-                temperature=last.temperature,
-                seconds=took,
-                pairs_per_second=(last.num_pairs_seen - pairs) / took if took > 0 else None,
-                recall=evaluated[0].recall["text_to_image"]["recall@1"] if evaluated else None,
-                validation_loss=evaluated[0].loss if evaluated else None,
-                joules=used - joules if used > joules else None,
-            )
+    step_before, seconds_before, pairs_before = 0, 0.0, 0
+    for place, (part, own) in enumerate(parts.items()):
+        last = own[-1]
+        seconds, pairs = last.seconds - seconds_before, last.num_pairs_seen - pairs_before
+        joules = between(history.energy, last.step) - between(history.energy, step_before)
+        evaluated = [e for e in history.evaluations if begins[place] <= e.step < begins[place + 1]][-1:]
+        row = Stretch(
+            label=epochs_words(part, each, history.num_epochs) if kind == "epoch" else f"{part}/10",
+            step=last.step,
+            loss=fmean(step.loss for step in own),
+            accuracy=fmean(step.accuracy for step in own),
+            temperature=last.temperature,
+            seconds=seconds,
+            pairs_per_second=pairs / seconds if pairs > 0 and seconds > 0 else None,
+            recall=evaluated[0].recall["text_to_image"]["recall@1"] if evaluated else None,
+            validation_loss=evaluated[0].loss if evaluated else None,
+            joules=joules if joules > 0 else None,
         )
-        number, step, seconds, pairs, joules = n, last.step, last.seconds, last.num_pairs_seen, used
+        rows.append(row)
+        step_before, seconds_before, pairs_before = last.step, last.seconds, last.num_pairs_seen
     return Stretches(kind, rows)
 
 
-def label_of(kind: str, first: int, last: int, num_epochs: float) -> str:
-    if kind == "tenth":
-        return f"{last}/10"
-    rest = num_epochs - last + 1
-    name = f"{first} to {last}" if first < last else str(last)
-    return f"{name}, {rest:.0%} of it" if rest < 0.995 else name
-
-
-def thinned(rows: list[Stretch]) -> list[Stretch]:
-    """Few enough for a table, evenly spread over the steps; the first and the last one stay."""
-    if len(rows) <= MAX_ROWS:
-        return rows
-    first, last = rows[0].step, rows[-1].step
-    steps = [row.step for row in rows]
-    targets = (first + (last - first) * n / (MAX_ROWS - 1) for n in range(MAX_ROWS))
-    places = {min(bisect_left(steps, step), len(rows) - 1) for step in targets}
-    return [rows[place] for place in sorted(places | {0, len(rows) - 1})]
+def epochs_words(part: int, each: int, num_epochs: float) -> str:
+    first, last = (part - 1) * each + 1, min(part * each, math.ceil(num_epochs))
+    if last > first:
+        return f"{first:,} to {last:,}"
+    done = num_epochs - first + 1
+    return str(first) if done >= 0.995 else f"{first}, {done:.0%} of it"
 
 
 def stretches_section(history: History, stretches: Stretches) -> Section:
     if not stretches.rows:
         return Section("By epoch")
-    words = []
-    if stretches.kind == "tenth":
-        words.append(
-            "The run has fewer than two epochs, so these are tenths of it; loss and accuracy are means."
-        )
-    rows = thinned(stretches.rows)
-    if len(rows) < len(stretches.rows):
-        words.append(f"{len(rows)} of {math.ceil(history.num_epochs):,} epochs, evenly spread.")
+    words = ["The run has fewer than two epochs, so these are tenths of it; loss and accuracy are means."]
     columns = columns_of(
         f"{stretches.kind}, loss: number, accuracy: share, temperature: number, recall@1: share, time: seconds, "
         "pairs/s: rate, energy: joules"
     )
-    cells = [
+    rows = [
         (r.label, r.loss, r.accuracy, number(r.temperature, 4), r.recall, r.seconds, r.pairs_per_second, r.joules)
-        for r in rows
+        for r in stretches.rows
     ]  # fmt: skip
     title = "By epoch" if stretches.kind == "epoch" else "By tenth of the run"
     note = f"chance of accuracy {percent(history.chance)}" if history.chance else ""
     if note and history.recall:
         note += f", of recall@1 {percent(history.recall['text_to_image']['chance@1'])}"
-    return Section(title, words, tables=[Table(title, columns, cells, note)])
+    tables = [Table(title, columns, rows, note)]
+    return Section(title, words if stretches.kind == "tenth" else [], tables=tables)
 
 
 @dataclass(frozen=True)
@@ -190,10 +169,20 @@ class Phase:
 def phases_of(history: History, kind: str) -> list[Phase]:
     """At most three lines that follow the loss best, named by how fast it falls compared with the run's mean."""
     points = loss_points(list(history.steps), kind)
+    last = len(points) - 1
     if len(points) < 2 * MIN_POINTS or any(b[0] <= a[0] for a, b in pairwise(points)):
         return []  # too few, or steps that do not advance: there is no slope
-    cuts = best_cuts(points)
-    fitted = [fit(points[i : j + 1])[0] for i, j in zip([0, *cuts], [*cuts, len(points) - 1], strict=True)]
+    lines = {(i, j): fit(points[i : j + 1]) for i in range(last) for j in range(i + MIN_POINTS - 1, last + 1)}
+    errors: dict[tuple[tuple[int, int], ...], float] = {}  # by the ends of one, two or three lines
+    for num_cuts in range(3):
+        for cuts in combinations(range(1, last), num_cuts):
+            ends = tuple(pairwise((0, *cuts, last)))
+            if all(end in lines for end in ends):
+                errors[ends] = sum(lines[end][1] for end in ends)
+    # A cut must earn its place: the simplest description that is nearly as good.
+    limit = 1.15 * min(errors.values()) + 1e-12
+    good = [ends for ends, error in errors.items() if error <= limit] or [((0, last),)]
+    fitted = [lines[end][0] for end in min(good, key=lambda ends: (len(ends), errors[ends]))]
     fall = (fitted[0].loss_before - fitted[-1].loss_after) / (points[-1][0] - points[0][0])
     phases: list[Phase] = []
     for line in fitted:
@@ -204,10 +193,8 @@ def phases_of(history: History, kind: str) -> list[Phase]:
 
 
 def named(line: Phase, fall: float) -> str:
-    if fall <= 0:
+    if fall <= 0 or line.slope > FLAT * fall:
         return "rising" if line.slope > 0 else "falling"
-    if line.slope > FLAT * fall:
-        return "rising"
     if -line.slope >= STEEP * fall:
         return "steep"
     lost = line.loss_before - line.loss_after
@@ -217,96 +204,62 @@ def named(line: Phase, fall: float) -> str:
 
 def loss_points(steps: Sequence[Step], kind: str) -> list[tuple[float, float]]:
     """The mean loss of up to forty equal parts of the run, over epochs or tenths."""
-    if not steps or steps[-1].step <= 0:
-        return []
-    parts = min(NUM_POINTS, len(steps) // 2)
-    unit = (steps[-1].epoch if kind == "epoch" else 10) / steps[-1].step
-    points = []
-    for part in range(parts):
-        own = steps[part * len(steps) // parts : (part + 1) * len(steps) // parts]
-        points.append((fmean(s.step for s in own) * unit, fmean(s.loss for s in own)))
-    return points
+    unit = (steps[-1].epoch if kind == "epoch" else 10) / max(1, steps[-1].step) if steps else 0.0
+    parts = split(steps, min(NUM_POINTS, len(steps) // 2))
+    return [(fmean(s.step for s in own) * unit, fmean(s.loss for s in own)) for own in parts]
 
 
-def best_cuts(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Where to cut so that at most three lines follow the points with the least squared error."""
-    last = len(points) - 1
-    error = {
-        (i, j): fit(points[i : j + 1])[1] for i in range(last) for j in range(i + MIN_POINTS - 1, last + 1)
-    }
-    options: dict[tuple[int, ...], float] = {(): error[0, last]}
-    for i in range(MIN_POINTS - 1, last - MIN_POINTS + 2):
-        options[i,] = error[0, i] + error[i, last]
-        for j in range(i + MIN_POINTS - 1, last - MIN_POINTS + 2):
-            options[i, j] = error[0, i] + error[i, j] + error[j, last]
-    # A cut must earn its place: the simplest description that is nearly as good.
-    good = [cuts for cuts, total in options.items() if total <= 1.15 * min(options.values()) + 1e-12]
-    return list(sorted(good, key=lambda cuts: (len(cuts), options[cuts]))[0]) if good else []
+def split(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
+    """In parts of about equal length."""
+    ends = [part * len(items) // num_parts for part in range(num_parts + 1)] if num_parts else []
+    return [items[start:end] for start, end in pairwise(ends)]
 
 
 def fit(points: Sequence[tuple[float, float]]) -> tuple[Phase, float]:
     """The best line through the points, and its squared error."""
     xs, ys = zip(*points, strict=True)
-    try:
-        slope, at_zero = linear_regression(xs, ys)
-    except StatisticsError:  # no extent
-        slope, at_zero = 0.0, fmean(ys)
+    slope, at_zero = linear_regression(xs, ys)
     heights = [at_zero + slope * x for x in xs]
     error = sum((y - height) ** 2 for y, height in zip(ys, heights, strict=True))
     return Phase("", xs[0], xs[-1], heights[0], heights[-1]), error
 
 
 def phases_section(history: History, kind: str) -> Section:
-    phases = phases_of(history, kind)
-    if not phases:
-        return Section("Phases of the loss")
     rows = [
         (p.name, f"{p.start:.1f} to {p.end:.1f}", p.loss_before, p.loss_after, f"{p.slope:+.3f}")
-        for p in phases
+        for p in phases_of(history, kind)
     ]
     note = (
         "measured: up to three straight lines that follow the loss best; steep falls at least "
         f"{STEEP} times as fast as the run's mean, a plateau less than {FLAT} times"
     )
     columns = columns_of(f"phase, {kind}s, loss before: number, after: number, per {kind}: number")
-    table = Table("Phases of the loss", columns, rows, note)
-    return Section("Phases of the loss", tables=[table])
+    tables = [Table("Phases of the loss", columns, rows, note)] if rows else []
+    return Section("Phases of the loss", tables=tables)
 
 
 def gradients_section(history: History) -> Section:
     """Whether a layer's gradient vanishes or explodes is said by the run's own warnings."""
     seen = [i for i in history.inspections if i.grad_norms]
-    if not seen:
-        return Section("Gradients by layer")
+    parts = split(seen, min(NUM_COLUMNS, len(seen)))
     layers = list(dict.fromkeys(name for i in seen for name in i.grad_norms))
-    columns = min(NUM_COLUMNS, len(seen))
-    parts = [seen[c * len(seen) // columns : (c + 1) * len(seen) // columns] for c in range(columns)]
     norms = [[middle([i.grad_norms.get(layer) for i in part]) for part in parts] for layer in layers]
-    places = [round(place * (columns - 1)) for place in (0, 0.5, 1)]
-    rows = [(layer, [row[place] for place in places]) for layer, row in zip(layers, norms, strict=True)]
-    header = columns_of("layer, start: number, middle: number, end: number")
-    blocks = [row for row in rows if row[0].partition(".")[2].isdecimal()]
-    towers = [[block for block in blocks if block[0].startswith(tower)] for tower in ("image.", "text.")]
-    shown = [(layer, *ends) for tower in towers for layer, ends in ends_of(tower)]
-    tables = [Table("Gradient norm by layer", header, shown)] if shown else []
     logs = [[math.log10(norm) if norm else None for norm in row] for row in norms]
     known = [log for row in logs for log in row if log is not None]
     if not known:
-        return Section("Gradients by layer", tables=tables)
+        return Section("Gradients by layer")
     low, high = min(known), max(known)
     strengths = [
         [None if log is None else (log - low) / (high - low) if high > low else 0.5 for log in row]
         for row in logs
     ]
+    rows = [(layer, row[0], row[len(row) // 2], row[-1]) for layer, row in zip(layers, norms, strict=True)]
+    columns = columns_of("layer, start: number, middle: number, end: number")
     steps = [f"step {part[-1].step:,}" for part in (parts[0], parts[-1])]
     about = f"From {number(10**low)} (faint) to {number(10**high)} (strong), logarithmic."
     heat = HeatMap("Gradient norm of every layer over the run", about, layers, steps, strengths)
-    return Section("Gradients by layer", tables=tables, heat_maps=[heat])
-
-
-def ends_of(rows: list[Any]) -> list[Any]:
-    """The first, the middle and the last."""
-    return [rows[place] for place in sorted({0, len(rows) // 2, len(rows) - 1})] if rows else []
+    table = Table("Gradient norm by layer", columns, rows)
+    return Section("Gradients by layer", tables=[table], heat_maps=[heat])
 
 
 def middle(values: Sequence[object]) -> float | None:
@@ -314,24 +267,22 @@ def middle(values: Sequence[object]) -> float | None:
     return found if known and math.isfinite(found := median(known)) else None
 
 
-def difficulty_words(num_choices: float | None) -> str:
-    return (
+def negatives_section(history: History) -> Section:
+    measured = [e for e in history.evaluations if isinstance(e.recall.get("negatives"), dict)]
+    ends = {"first": measured[0], "last": measured[-1]} if measured else {}
+    return difficulty_section({f"{n}, step {count(e.step)}": e.recall["negatives"] for n, e in ends.items()})
+
+
+def difficulty_section(measured: Mapping[str, Any]) -> Section:
+    """The accuracies of evaluations by their name; of all of them the same choices."""
+    rows = [(name, *(find(one, level) for level in LEVELS)) for name, one in measured.items()]
+    if not rows:
+        return Section("By difficulty")
+    num_choices = find(list(measured.values())[-1], "num_choices")
+    words = (
         f"How often a caption finds its own image among {count(num_choices)}, when the others are easy, medium or hard "
         "negatives: the thirds of the images whose captions are least, somewhat and most similar (rare words count "
         "more). The captions decide, not the model."
     )
-
-
-def negatives_section(history: History) -> Section:
-    measured = [e for e in history.evaluations if isinstance(e.recall.get("negatives"), dict)]
-    if not measured:
-        return Section("By difficulty")
-    levels = ("easy", "medium", "hard", "chance")
-    rows = [
-        (f"{name}, step {count(e.step)}", *(find(e.recall, "negatives", level) for level in levels))
-        for name, e in (("first", measured[0]), ("last", measured[-1]))
-    ]
-    columns = columns_of("evaluation, easy: share, medium: share, hard: share, chance: share")
-    table = Table("Accuracy by difficulty", columns, rows if len(measured) > 1 else rows[-1:])
-    words = difficulty_words(find(measured[-1].recall, "negatives", "num_choices"))
-    return Section("By difficulty", [words], tables=[table])
+    columns = columns_of(", ".join(["evaluation", *(f"{level}: share" for level in LEVELS)]))
+    return Section("By difficulty", [words], tables=[Table("Accuracy by difficulty", columns, rows)])

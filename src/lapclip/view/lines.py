@@ -93,20 +93,16 @@ class Screen:
 
     def __init__(self, console: Console):
         self.console, self.history = console, History()
-        self.live = (
-            Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
-        )
-        self.last_line = -math.inf
-        self.is_paused = False
+        self.live = Live(console=console, refresh_per_second=4, transient=True)
+        self.last_line, self.is_paused = -math.inf, False
 
     def __enter__(self) -> "Screen":
-        if self.live:
+        if self.console.is_terminal:
             self.live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.live:
-            self.live.stop()
+        self.live.stop()
 
     def show(self, event: Event) -> None:
         self.history.add(event)
@@ -116,7 +112,7 @@ class Screen:
         """Shows an event that the history has in it already."""
         is_known = self.is_paused and isinstance(event, Paused)  # a pause is reported again and again
         self.is_paused = history.paused is not None
-        if isinstance(event, Step) and self.live:
+        if isinstance(event, Step) and self.console.is_terminal:
             self.live.update(Text(progress(history), no_wrap=True, overflow="ellipsis"))
         elif isinstance(event, Step):
             if time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or event.progress >= 1:
@@ -126,8 +122,8 @@ class Screen:
             self.say(line)
 
     def say(self, text: str) -> None:
-        soft_wrap = not self.console.is_terminal
-        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=soft_wrap)
+        is_pipe = not self.console.is_terminal
+        self.console.print(printable(text), markup=False, highlight=False, soft_wrap=is_pipe)
 
 
 def follow_in_lines(summary: Summary) -> int:
@@ -156,7 +152,7 @@ def recall_table(recall: Mapping[str, Any], images: str = "validation images") -
         found = recall[direction]
         shares = [f"{found[f'recall@{k}']:.1%}" for k in (1, 5, 10)]
         table.add_row(name, *shares, f"{found['median_rank']:g}")
-        intervals = [between(found.get(f"interval@{k}")) for k in (1, 5, 10)]
+        intervals = [interval(found.get(f"interval@{k}")) for k in (1, 5, 10)]
         table.add_row("  95% interval", *intervals, style="dim")
         chances.append([f"{found[f'chance@{k}']:.1%}" for k in (1, 5, 10)])
     table.add_row("chance", *chances[0])
@@ -170,5 +166,5 @@ def recall_table(recall: Mapping[str, Any], images: str = "validation images") -
     return table
 
 
-def between(interval: Sequence[float] | None) -> str:
-    return f"{percent(interval[0])} to {percent(interval[1])}" if interval else ""
+def interval(ends: Sequence[float] | None) -> str:
+    return f"{percent(ends[0])} to {percent(ends[1])}" if ends else ""

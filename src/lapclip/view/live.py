@@ -1,13 +1,12 @@
 """A run for the live views: curves as columns of points, and every number and sentence that is shown beside them."""
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from lapclip.errors import one_line
 from lapclip.runs.events import Evaluated, Event, Inspected, Step
 from lapclip.runs.history import History, Summary
-from lapclip.units import NOT_MEASURED, duration, percent, plural, size
+from lapclip.units import NOT_MEASURED, duration, is_number, percent, plural, size
 from lapclip.view.lines import how_far, what_now
 
 Columns = dict[str, list[Any]]
@@ -15,11 +14,6 @@ Bar = dict[str, Any]  # `name`, `share` of 0..1 or None, `words`
 
 MAX_WARNINGS = 12  # shown, the newest first
 STEP_COLUMNS = ("loss", "accuracy", "temperature", "lr", "grad_norm", "pairs_per_second")
-
-
-def points_of(history: History) -> dict[str, Columns]:
-    """Every point that is kept."""
-    return columns_of([*history.steps, *history.inspections, *history.evaluations])
 
 
 def columns_of(events: Iterable[Event]) -> dict[str, Columns]:
@@ -42,19 +36,16 @@ def columns_of(events: Iterable[Event]) -> dict[str, Columns]:
 
 
 def row_of_evaluation(event: Evaluated) -> dict[str, Any]:
-    row = {"loss": short(event.loss)}
+    row: dict[str, Any] = {"loss": short(event.loss), "snapshot": event.snapshot}
     for name, direction in (("there", "text_to_image"), ("back", "image_to_text")):
-        found = event.recall.get(direction, {})
-        row |= {f"{name}_{k}": short(found.get(f"recall@{k}")) for k in (1, 10)}
+        row |= {f"{name}_{k}": short(event.recall[direction].get(f"recall@{k}")) for k in (1, 10)}
     negatives = event.recall.get("negatives") or {}
-    row |= {name: short(negatives.get(name)) for name in ("easy", "medium", "hard")}
-    return {**row, "snapshot": event.snapshot}
+    return row | {name: short(negatives.get(name)) for name in ("easy", "medium", "hard")}
 
 
 def short(value: Any) -> float | None:
     """Five digits, more than a screen shows; None for what is no finite number, since JSON has no other word for it."""
-    is_finite = isinstance(value, (int, float)) and math.isfinite(value)
-    return float(f"{value:.5g}") if is_finite else None
+    return float(f"{value:.5g}") if is_number(value) else None
 
 
 def now_of(summary: Summary) -> dict[str, Any]:
@@ -176,14 +167,12 @@ def memory_of(history: History) -> list[Bar]:
     """Bytes by kind as shares of the limit, then the total and its peak."""
     if (seen := history.inspected) is None:
         return []
-    limit = seen.memory_limit
-    rows = []
-    for name, held in seen.memory.items():
+    limit, rows = seen.memory_limit, []
+    for name, held in (seen.memory | {"total": seen.memory_used, "peak": seen.memory_peak}).items():
         share = held / limit if held is not None and limit else None
-        rows.append(bar(name, share, NOT_MEASURED if held is None else size(held)))
-    for name, held in (("total", seen.memory_used), ("peak", seen.memory_peak)):
-        of = f" of {size(limit)}, {held / limit:.0%}" if limit else ""
-        rows.append(bar(name, held / limit if limit else None, f"{size(held)}{of}"))
+        words = NOT_MEASURED if held is None else size(held)
+        of = f" of {size(limit)}, {share:.0%}" if name in ("total", "peak") and share is not None else ""
+        rows.append(bar(name, share, words + of))
     return rows
 
 
@@ -197,24 +186,25 @@ def readings_of(history: History) -> dict[str, str | None]:
     if history.inspected is None:
         return {}
     read = history.inspected.readings
-    power = f"{read['power_watts']:.1f} W" if "power_watts" in read else None
-    if power and read.get("power_of"):
-        power += f" ({read['power_of']})"
-    battery = f"{read['battery']:.0f}%" if "battery" in read else None
-    if battery and "is_plugged" in read:
-        battery += ", plugged in" if read["is_plugged"] else ", not plugged in"
-    optional = {
-        "speed limit": f"{read['speed_limit']:.0%}" if "speed_limit" in read else None,
-        "other programs": f"{read['other_cores']:.1f} cores" if "other_cores" in read else None,
-        "free memory": size(read["memory_available"]) if "memory_available" in read else None,
-        "swap": size(read["swap_used"]) if "swap_used" in read else None,
-    }
-    return {
-        "temperature": f"{read['temperature']:.0f} °C" if "temperature" in read else None,
-        "power": power,
-        "battery": battery,
-        "energy": f"{history.joules / 3600:.2f} Wh" if history.joules else None,
-    } | {name: value for name, value in optional.items() if value is not None}
+    found = {name: form(read[key]) for key, (name, form) in READINGS.items() if key in read}
+    if "power" in found and read.get("power_of"):
+        found["power"] += f" ({read['power_of']})"
+    if "battery" in found and "is_plugged" in read:
+        found["battery"] += ", plugged in" if read["is_plugged"] else ", not plugged in"
+    if history.joules:
+        found["energy"] = f"{history.joules / 3600:.2f} Wh"
+    return dict.fromkeys(("temperature", "power", "battery", "energy")) | found
+
+
+READINGS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "temperature": ("temperature", "{:.0f} °C".format),
+    "power_watts": ("power", "{:.1f} W".format),
+    "battery": ("battery", "{:.0f}%".format),
+    "speed_limit": ("speed limit", "{:.0%}".format),
+    "other_cores": ("other programs", "{:.1f} cores".format),
+    "memory_available": ("free memory", size),
+    "swap_used": ("swap", size),
+}
 
 
 def bar(name: str, share: float | None, words: str) -> Bar:

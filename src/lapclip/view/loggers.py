@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lapclip.errors import UserError, printable
+from lapclip.errors import MissingPackage, UserError, printable
 from lapclip.files import cannot_write
 from lapclip.runs.events import Evaluated, Event, Failed, Follower, Inspected, Started, Step, Warned
 from lapclip.runs.history import Summary
@@ -27,23 +27,19 @@ SUFFIX = ".lapclip"  # of our files, in a folder where others may write too
 
 def follow(run: Run) -> Iterator[Event | None]:
     """Every event of a run until no process trains it; None whenever there is nothing new for now."""
-    follower, began, has_any = Follower(run.path / "events.jsonl"), time.monotonic(), False
+    follower, ends, has_any = Follower(run.path / "events.jsonl"), time.monotonic() + SECONDS_TO_BEGIN, False
     while True:
-        is_alive = (
-            run.owner() is not None
-        )  # asked first: a process writes its last event, then releases the run
+        is_alive = run.owner() is not None  # before reading: a process writes its end, then releases the run
         for event in follower.new():
             has_any = True
             yield event
         yield None
-        if not is_alive and has_any:
-            return
-        if not is_alive and time.monotonic() - began > SECONDS_TO_BEGIN:
-            raise UserError(
-                f"run `{run.name}` has no events yet, and no process is training it",
-                hint=f"train it first: `lapclip train --resume {run.reference}`",
-            )
+        if not is_alive and (has_any or time.monotonic() > ends):
+            break
         time.sleep(SECONDS_BETWEEN_READS)
+    if not has_any:
+        hint = f"train it first: `lapclip train --resume {run.reference}`"
+        raise UserError(f"run `{run.name}` has no events yet, and no process is training it", hint=hint)
 
 
 def scalars_of(event: Event) -> dict[str, float]:
@@ -78,9 +74,9 @@ def scalars_of(event: Event) -> dict[str, float]:
 
 
 def texts_of(event: Event) -> dict[str, str]:
-    if not isinstance(event, Warned):
-        return {}
-    return {f"warnings/{event.kind or 'other'}": f"{event.message}; {event.hint}"}
+    if isinstance(event, Warned):
+        return {f"warnings/{event.kind or 'other'}": f"{event.message}; {event.hint}"}
+    return {}
 
 
 def to_tensorboard(run: Run) -> bool:
@@ -88,7 +84,7 @@ def to_tensorboard(run: Run) -> bool:
     try:
         from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
     except ImportError as problem:
-        raise missing("tensorboard", "TensorBoard", problem) from None
+        raise MissingPackage(f"`tensorboard` cannot be imported: {problem}", "tensorboard") from None
     folder = run.path / "tensorboard"
     try:
         folder.mkdir(exist_ok=True)
@@ -140,7 +136,7 @@ def to_wandb(run: Run) -> bool:
     try:
         import wandb
     except ImportError as problem:
-        raise missing("wandb", "Weights & Biases", problem) from None
+        raise MissingPackage(f"`wandb` cannot be imported: {problem}", "wandb") from None
     logged, exit_code, is_complete = None, 0, True
     try:
         try:
@@ -189,13 +185,6 @@ def begin_wandb(run: Run, first: Event) -> Any:
     local = f"writing to `{folder}`; upload it with `wandb sync {folder}`"
     say(local if logged.offline else f"writing to {logged.url}")
     return logged
-
-
-def missing(package: str, name: str, problem: ImportError) -> UserError:
-    found = "is not installed" if problem.name == package else f"does not load: {problem}"
-    return UserError(
-        f"{name} needs the package `{package}`, which {found}", hint=f"pip install 'lapclip[{package}]'"
-    )
 
 
 def say(sentence: str) -> None:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 
 from lapclip.errors import one_line
+from lapclip.view.braille import bounds, columns, resample
 from lapclip.view.document import Chart, Document, Line, Table
 
-BARS = "▁▂▃▄▅▆▇█"
 NUM_BARS = 40
 
 
@@ -55,21 +55,10 @@ def chart_line(chart: Chart) -> str:
 
 def sparkline(line: Line) -> str:
     """The line as bars from its lowest to its highest value, evenly spread over its axis."""
-    left, right = line.points[0][0], line.points[-1][0]
-    columns: list[list[float]] = [[] for _ in range(min(NUM_BARS, len(line.points)))]
-    for x, y in line.points:
-        place = (x - left) / (right - left) if right > left else 0.0
-        columns[min(len(columns) - 1, int(place * len(columns)))].append(y)
-    means = [sum(column) / len(column) if column else None for column in columns]
-    known = [mean for mean in means if mean is not None]
-    low, high = min(known), max(known)
-
-    def bar(mean: float | None) -> str:
-        if mean is None:
-            return " "
-        return BARS[min(7, int(8 * (mean - low) / (high - low)))] if high > low else BARS[3]
-
-    return "".join(map(bar, means))
+    span = line.points[0][0], line.points[-1][0]
+    values = [v for v in resample(line.points, min(NUM_BARS, len(line.points)), span) if v is not None]
+    low, high = bounds(values)
+    return columns([max(0.01, (value - low) / (high - low)) for value in values])
 
 
 def fenced(text: str) -> str:

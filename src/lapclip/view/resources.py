@@ -1,6 +1,5 @@
 """What a run cost and what it ran on: the time of a step, memory, cores and energy; settings, machine and versions."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from lapclip.config import SETTINGS
@@ -8,10 +7,8 @@ from lapclip.errors import one_line, shortened
 from lapclip.runs.history import Summary
 from lapclip.units import NOT_MEASURED, UNKNOWN, count, duration, energy, number, percent, plural, rate, size
 from lapclip.view.document import Section, Table, columns_of, find, shown
-from lapclip.view.learning import Stretches, thinned
 
 MAX_TEXT = 20_000  # characters of the settings file
-TEXTS = columns_of("fact, value")
 
 
 def time_section(summary: Summary) -> Section:
@@ -57,27 +54,21 @@ def cores_section(summary: Summary) -> Section:
     return Section("Cores", words, tables=tables)
 
 
-def energy_section(summary: Summary, stretches: Stretches) -> Section:
+def energy_section(summary: Summary) -> Section:
+    """What was used in all; the table by epoch has its parts."""
     history = summary.history
     joules, seconds, recall = history.joules, history.power_seconds, summary.recall_1
-    if not history.num_steps:
-        return Section("Energy")
     if joules is None:
-        return Section("Energy", [f"Energy: {NOT_MEASURED}. No power could be read on this machine."])
-    source = one_line(history.power_source) if history.power_source else "machine; which part is unknown"
+        unknown = f"Energy: {NOT_MEASURED}. No power could be read on this machine."
+        return Section("Energy", [unknown] if history.num_steps else [])
+    source = one_line(history.power_source or "machine; which part is unknown")
     words = [
         f"{energy(joules)} ({number(joules / 3600)} Wh) in {duration(seconds)} over which the power is known, "
         f"{number(joules / seconds, 1) if seconds else UNKNOWN} W on average: the power of the {source}."
     ]
     if recall is not None and joules > 0:
         words.append(f"That is {number(100 * recall / (joules / 3600), 2)} points of recall@1 per watt-hour.")
-    rows = [
-        (r.label, r.joules, number(r.joules / r.seconds if r.joules and r.seconds > 0 else None, 1), r.recall)
-        for r in thinned(stretches.rows)
-    ]
-    columns = columns_of(f"{stretches.kind}, energy: joules, mean W: number, recall@1: share")
-    tables = [Table(f"Energy per {stretches.kind}", columns, rows)] if rows else []
-    return Section("Energy", words, tables=tables)
+    return Section("Energy", words)
 
 
 def settings_section(summary: Summary) -> Section:
@@ -95,7 +86,7 @@ def reason_of(summary: Summary, name: str, value: Any) -> str:
 
 
 def machine_section(summary: Summary) -> Section:
-    facts, started = summary.machine, summary.history.started
+    facts, started, versions = summary.machine, summary.history.started, summary.machine.get("versions")
     fast, slow = find(facts, "num_performance_cores"), find(facts, "num_efficiency_cores")
     kinds = f", {fast:.0f} performance and {slow:.0f} efficiency" if fast and slow else ""
     cores, memory, caches = find(facts, "num_cores"), find(facts, "memory_bytes"), facts.get("caches")
@@ -104,41 +95,28 @@ def machine_section(summary: Summary) -> Section:
         ("chip", facts.get("chip")),
         ("cores used", count(cores) + kinds if cores else None),
         ("memory", size(memory) if memory else None),
-        ("caches", ", ".join(sizes) or None),
-        ("system", facts.get("system")),
-        ("Python", facts.get("python")),
+        ("caches", ", ".join(sizes)),
         ("trained on", f"{started.device}, {plural(started.threads, 'thread')}" if started else None),
         ("measured by bench", f"{rate(summary.bench_speed)} pairs/s" if summary.bench_speed else None),
-    ]
-    return Section("Machine", tables=table_of("Machine", rows))
-
-
-def table_of(caption: str, rows: Sequence[tuple[str, Any]]) -> list[Table]:
-    """A table of the facts that are known."""
-    known = [(name, value) for name, value in rows if value not in (None, "")]
-    return [Table(caption, TEXTS, known)] if known else []
-
-
-def provenance_section(summary: Summary) -> Section:
-    facts, history = summary.machine, summary.history
-    versions = facts.get("versions")
-    rows = [
-        *((name, facts.get(name)) for name in ("lapclip", "commit", "data")),
-        *((name, summary.settings.get(name)) for name in ("source", "seed")),
-        ("Python", facts.get("python")),
+        *((name, facts.get(name)) for name in ("system", "python", "lapclip", "commit", "data")),
         *(sorted(versions.items()) if isinstance(versions, dict) else [("torch", facts.get("torch"))]),
     ]
+    known = [row for row in rows if row[1] not in (None, "")]
+    tables = [Table("Machine and versions", columns_of("fact, value"), known)] if known else []
+    return Section("Machine and versions", tables=tables)
+
+
+def repeat_section(summary: Summary) -> Section:
     if not summary.config[0]:
         words = ["The settings of this run could not be read, so it cannot be repeated from this page."]
-    else:
-        words = [f"`lapclip train --config {one_line(summary.run.path)}/config.toml` repeats it."]
-        if find(summary.settings, "minutes") is not None and history.num_steps:
-            steps = f"`--steps {history.num_steps}` makes as many as here."
-            words.append(f"Its budget is time, so the number of steps varies; {steps}")
-        elif summary.settings.get("device") == "cpu":
-            words.append("On a CPU, the same versions, threads and seed give the same numbers.")
-    text = summary.config[0][:MAX_TEXT]
-    return Section("To repeat it", words, tables=table_of("What it depends on", rows), text=text)
+        return Section("To repeat it", words)
+    words = [f"`lapclip train --config {one_line(summary.run.path)}/config.toml` repeats it."]
+    if find(summary.settings, "minutes") is not None and summary.history.num_steps:
+        steps = f"`--steps {summary.history.num_steps}` makes as many as here."
+        words.append(f"Its budget is time, so the number of steps varies; {steps}")
+    elif summary.settings.get("device") == "cpu":
+        words.append("On a CPU, the same versions, threads and seed give the same numbers.")
+    return Section("To repeat it", words, text=summary.config[0][:MAX_TEXT])
 
 
 def warnings_section(summary: Summary) -> Section:

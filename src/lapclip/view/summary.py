@@ -5,6 +5,7 @@ Each sentence stands only where the run's data supports it. Problems are not sea
 """
 
 import dataclasses
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,31 +16,14 @@ from lapclip.runs.history import Summary, summarize
 from lapclip.runs.run import Run
 from lapclip.runs.status import MACHINE
 from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, percent, plural, rate, times
+from lapclip.view import learning, resources
 from lapclip.view.charts import charts_of, name_of, overlaid, phases_in_words
-from lapclip.view.document import KINDS, Document, Section, Table, columns_of, find, finite, shown
+from lapclip.view.document import KINDS, Document, Section, Table, columns_of, find, shown
 from lapclip.view.html import write_html
-from lapclip.view.learning import (
-    found_section,
-    gradients_section,
-    negatives_section,
-    phases_of,
-    phases_section,
-    stretches_of,
-    stretches_section,
-)
-from lapclip.view.resources import (
-    cores_section,
-    energy_section,
-    machine_section,
-    memory_section,
-    provenance_section,
-    settings_section,
-    time_section,
-    warnings_section,
-)
 
 MIN_EVALUATIONS = 4
 MAX_ADVICE = 3  # hints of warnings
+MAX_EPOCHS = 1000  # one by one, for programs
 FOOTER = "Written by lapclip from what the run recorded while it trained."
 
 
@@ -63,24 +47,24 @@ def document_of(summaries: Sequence[Summary]) -> Document:
 
 def sections_of(summary: Summary) -> list[Section]:
     """Everything there is to say about one run, in the order it is read."""
-    history, stretches = summary.history, stretches_of(summary.history)
+    history, stretches = summary.history, learning.stretches_of(summary.history)
     return [
         Section("Summary", sentences(summary)),
         Section("What to try next", points=suggestions(summary)),
-        found_section(summary),
+        learning.found_section(summary),
         Section("Curves", phases_in_words(summary), charts=charts_of(summary)),
-        stretches_section(history, stretches),
-        phases_section(history, stretches.kind),
-        gradients_section(history),
-        negatives_section(history),
-        time_section(summary),
-        memory_section(summary),
-        cores_section(summary),
-        energy_section(summary, stretches),
-        warnings_section(summary),
-        settings_section(summary),
-        machine_section(summary),
-        provenance_section(summary),
+        learning.stretches_section(history, stretches),
+        learning.phases_section(history, stretches.kind),
+        learning.gradients_section(history),
+        learning.negatives_section(history),
+        resources.time_section(summary),
+        resources.memory_section(summary),
+        resources.cores_section(summary),
+        resources.energy_section(summary),
+        resources.warnings_section(summary),
+        resources.settings_section(summary),
+        resources.machine_section(summary),
+        resources.repeat_section(summary),
     ]
 
 
@@ -102,8 +86,32 @@ def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
 
 def sentences(summary: Summary) -> list[str]:
     """The summary, what matters most first."""
+    history, bench = summary.history, summary.bench_speed
     said = [what_and_how_long(summary), how_it_ended(summary), result(summary), last_quarter(summary)[1]]
-    said += [validation(summary), *speed(summary), interruptions(summary), warnings(summary)]
+    losses = [(e.loss, e.step) for e in history.evaluations if e.loss is not None]
+    if len(losses) >= 3:
+        (lowest, step), ended = min(losses), losses[-1][0]
+        then = f"lowest at step {count(step)} ({lowest:.3f}) and ended at {ended:.3f}"
+        said.append(
+            f"The validation loss was {then if lowest < ended else f'lowest at the end ({ended:.3f})'}."
+        )
+    if history.data_share is not None:
+        said.append(f"It waited for data {percent(history.data_share)} of the time.")
+    if bench and (pairs := history.pairs_per_second):
+        said.append(
+            f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s measured by `lapclip bench`."
+        )
+    interruptions = []
+    if len(history.starts) > 1:
+        interruptions.append(f"it was resumed {times(len(history.starts) - 1)}")
+    if history.pauses:
+        waited = [pause.seconds for pause in history.pauses if pause.seconds is not None]
+        seconds = f", {duration(sum(waited))} in all, not counted as training" if waited else ""
+        interruptions.append(f"it paused {times(len(history.pauses))}{seconds}")
+    said += [f"Meanwhile {listed(interruptions)}."] if interruptions else []
+    if warned := history.warnings:
+        last = f"{shortened(one_line(warned[-1].message))} (step {count(warned[-1].step)})"
+        said.append(f"{plural(len(warned), 'warning')}, the last one: {last}.")
     return list(filter(None, said))
 
 
@@ -128,21 +136,19 @@ def what_and_how_long(summary: Summary) -> str:
 def how_it_ended(summary: Summary) -> str:
     history, saved = summary.history, summary.history.saved
     done = f" at {history.progress:.0%} of its budget" if history.step else ""
-    kept = f"the last checkpoint is of step {count(saved.step)}" if saved else "nothing had been saved"
+    kept = f"; the last checkpoint is of step {count(saved.step)}" if saved else "; nothing had been saved"
+    why = summary.failed.message if summary.failed else history.paused.reason if history.paused else ""
+    because = f": {shortened(one_line(why).rstrip('.'))}" if why else ""
     match summary.state:
         case "finished":
             return "It used up its budget."
-        case "stopped" if history.started:
-            return f"It was stopped{done or ' before its first step'}."
-        case "failed" if summary.failed:
-            return f"It failed{done}: {shortened(one_line(summary.failed.message).rstrip('.'))}; {kept}."
+        case "stopped":
+            return f"It was stopped{done or ' before its first step'}." if history.started else ""
         case "crashed":
-            return f"Its process ended unexpectedly{done}, killed or with the machine; {kept}."
-        case "running":
-            return f"It is still running{done}: this is its state now."
-        case "paused" if history.paused:
-            return f"It is paused{done}: {shortened(one_line(history.paused.reason))}."
-    return ""
+            return f"Its process ended unexpectedly{done}, killed or with the machine{kept}."
+        case "failed":
+            return f"It failed{done}{because}{kept}."
+    return f"It is {summary.state}{done}{because}: this is its state now."
 
 
 def result(summary: Summary) -> str:
@@ -185,68 +191,21 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     return -1, f"It became worse at the end: recall@1 fell {said}."
 
 
-def validation(summary: Summary) -> str:
-    losses = [(e.loss, e.step) for e in summary.history.evaluations if e.loss is not None]
-    if len(losses) < 3:
-        return ""
-    lowest, step = min(losses)
-    if (lowest, step) == losses[-1]:
-        return f"The validation loss was lowest at the end ({lowest:.3f})."
-    return f"The validation loss was lowest at step {count(step)} ({lowest:.3f}) and ended at {losses[-1][0]:.3f}."
-
-
-def speed(summary: Summary) -> list[str]:
-    waiting, pairs, bench = summary.history.data_share, summary.history.pairs_per_second, summary.bench_speed
-    said = [f"It waited for data {percent(waiting)} of the time."] if waiting is not None else []
-    if bench and pairs:
-        said.append(
-            f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s measured by `lapclip bench`."
-        )
-    return said
-
-
-def interruptions(summary: Summary) -> str:
-    history, parts = summary.history, []
-    if len(history.starts) > 1:
-        parts.append(f"it was resumed {times(len(history.starts) - 1)}")
-    if history.pauses:
-        waited = [pause.seconds for pause in history.pauses if pause.seconds is not None]
-        seconds = f", {duration(sum(waited))} in all, not counted as training" if waited else ""
-        parts.append(f"it paused {times(len(history.pauses))}{seconds}")
-    return f"Meanwhile {listed(parts)}." if parts else ""
-
-
-def warnings(summary: Summary) -> str:
-    if not (warned := summary.history.warnings):
-        return ""
-    last = f"{shortened(one_line(warned[-1].message))} (step {count(warned[-1].step)})"
-    return f"{plural(len(warned), 'warning')}, the last one: {last}."
-
-
 def suggestions(summary: Summary) -> list[str]:
     """What to try next, most useful first; commands as one would type them."""
-    history, name = summary.history, one_line(summary.run.reference)
-    resume, said = f"lapclip train --resume {name}", []
-    hints = list({warned.kind or warned.message: warned.hint for warned in history.warnings}.values())
+    name, is_finished, said = one_line(summary.run.reference), summary.state == "finished", []
+    hints = list({warned.kind or warned.message: warned.hint for warned in summary.history.warnings}.values())
+    hints += [summary.failed.hint] if summary.failed else []
     if summary.state in ("stopped", "crashed"):
-        said.append(f"Continue from its last checkpoint: {code(resume)}.")
-    if summary.failed:
-        hints.append(summary.failed.hint)
+        said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
     for hint in (shortened(one_line(hint)).rstrip(".") for hint in hints[-MAX_ADVICE:]):
         said += [f"{hint[:1].upper()}{hint[1:]}."] if hint else []
-    if summary.state == "finished" and last_quarter(summary)[0] > 0:
-        said.append(f"Train as long again, it was still improving: {code(resume + doubled(summary))}.")
-    if summary.state == "finished":
-        said.append(f"Measure it in full: {code(f'lapclip eval {name}')}.")
-    return said
-
-
-def doubled(summary: Summary) -> str:
-    """The flag that doubles a run's budget."""
-    for budget in ("minutes", "epochs", "steps"):
-        if (amount := find(summary.settings, budget)) is not None:
-            return f" --{budget} {2 * amount:.0f}" if budget == "steps" else f" --{budget} {2 * amount:g}"
-    return ""
+    if is_finished and last_quarter(summary)[0] > 0:
+        budgets = ((budget, find(summary.settings, budget)) for budget in ("minutes", "epochs", "steps"))
+        doubled = next((f" --{budget} {2 * amount:.12g}" for budget, amount in budgets if amount), "")
+        again = code(f"lapclip train --resume {name}{doubled}")
+        said.append(f"Train as long again, it was still improving: {again}.")
+    return [*said, f"Measure it in full: {code(f'lapclip eval {name}')}."] if is_finished else said
 
 
 def compared(summaries: Sequence[Summary]) -> list[Section]:
@@ -270,6 +229,7 @@ def differing_table(summaries: Sequence[Summary]) -> Table:
     return Table("What differs", dict.fromkeys(header, KINDS[""]), [r for r in rows if len(set(r[1:])) > 1])
 
 
+COSTS = ("seconds", "pairs_per_second", "peak_memory_bytes", "joules")
 RESULTS = columns_of(
     "run, state, recall@1: share, chance: share, recall@10: share, last loss: number, validation loss: number, "
     "steps: count, epochs: number, time: seconds, pairs/s: rate, peak memory: bytes, energy: joules, warnings: count"
@@ -279,12 +239,12 @@ RESULTS = columns_of(
 def results_table(summaries: Sequence[Summary]) -> Table:
     rows = []
     for summary in summaries:
-        history, step, last = summary.history, summary.history.step, summary.history.evaluated
-        found = (history.recall or {}).get("text_to_image", {})
-        row = [code(name_of(summary)), summary.state, *map(found.get, ("recall@1", "chance@1", "recall@10"))]
-        row += [step.loss if step else None, last.loss if last else None, history.num_steps]
-        row += [epochs(history.num_epochs), history.seconds, history.pairs_per_second, history.peak_memory]
-        rows.append([*row, history.joules, len(history.warnings)])
+        history, found = summary.history, summary.results()
+        chance = (history.recall or {}).get("text_to_image", {}).get("chance@1")
+        row = [code(name_of(summary)), summary.state, found["recall@1"], chance, found["recall@10"]]
+        row += [history.step and history.step.loss, history.evaluated and history.evaluated.loss]
+        row += [found["steps"], epochs(found["epochs"]), *(found[name] for name in COSTS)]
+        rows.append([*row, len(history.warnings)])
     return Table("Results", RESULTS, rows, "recall: text → image, of each run's best checkpoint")
 
 
@@ -311,37 +271,38 @@ def comparison_words(summaries: Sequence[Summary]) -> list[str]:
 
 
 def as_numbers(summaries: Sequence[Summary]) -> dict[str, Any]:
-    """The report as one JSON object; what is not known is null."""
-    return {"runs": [finite(numbers_of(summary)) for summary in summaries]}
+    """The report as one JSON object; what is not known, or not finite, is null."""
+    text = json.dumps([numbers_of(summary) for summary in summaries], default=str)
+    return {"runs": json.loads(text, parse_constant=lambda name: None)}
 
 
 def numbers_of(summary: Summary) -> dict[str, Any]:
-    history, stretches = summary.history, stretches_of(summary.history)
-    joules, recall = history.joules, summary.recall_1
+    history, found, joules, recall = (
+        summary.history,
+        summary.results(),
+        summary.history.joules,
+        summary.recall_1,
+    )
+    stretches = learning.stretches_of(history, MAX_EPOCHS)
+    phases = learning.phases_of(history, stretches.kind)
     return {
         "name": one_line(summary.run.name),
         "path": str(summary.run.path),
         "state": summary.state,
         "summary": sentences(summary),
         "suggestions": suggestions(summary),
-        "steps": history.num_steps,
-        "epochs": history.num_epochs,
-        "seconds": history.seconds,
+        **{name: found[name] for name in ("steps", "epochs", "num_parameters", *COSTS)},
         "num_pairs_seen": history.num_pairs_seen,
-        "pairs_per_second": history.pairs_per_second,
-        "peak_memory_bytes": history.peak_memory,
-        "num_parameters": history.started.num_parameters if history.started else None,
-        "loss": history.recently("loss"),
+        "loss": found["training loss"],
         "validation_loss": history.evaluated.loss if history.evaluated else None,
         "recall": history.recall,
         "best_step": history.best_step,
         "data_share": history.data_share,
-        "joules": joules,
         "power_of": history.power_source,
         "recall@1_per_watt_hour": recall / (joules / 3600) if joules and recall is not None else None,
         "stretch": stretches.kind,
         "stretches": [dataclasses.asdict(row) for row in stretches.rows],
-        "phases": [dataclasses.asdict(p) | {"slope": p.slope} for p in phases_of(history, stretches.kind)],
+        "phases": [dataclasses.asdict(phase) | {"slope": phase.slope} for phase in phases],
         "step_parts": {name: {"share": part, "seconds": s} for name, (part, s) in history.mean_parts.items()},
         "memory": history.memory_by_kind,
         "cores": history.core_shares,

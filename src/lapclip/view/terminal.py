@@ -1,9 +1,8 @@
 """`lapclip watch`: the live view of a run on a terminal, until the run ends or somebody leaves. It only reads.
 
-In 80x24 everything stands in one column; in a larger window the curves grow, and the machine stands beside them.
+Everything fits into 80x24; in a larger window the curves grow, and more warnings are shown.
 """
 
-import codecs
 import os
 import select
 import signal
@@ -12,7 +11,7 @@ import termios
 import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -25,24 +24,14 @@ from rich.text import Text
 from lapclip.errors import one_line
 from lapclip.runs.history import Summary
 from lapclip.units import UNKNOWN, duration, percent, size
-from lapclip.view.braille import ASCII, Point, bounds, columns, curve
+from lapclip.view import live
+from lapclip.view.braille import Point, bounds, columns, curve
 from lapclip.view.lines import how_far, what_now
-from lapclip.view.live import (
-    Bar,
-    cores_of,
-    facts_of,
-    figures_of,
-    memory_of,
-    parts_of,
-    readings_of,
-    references_of,
-    time_left,
-)
+from lapclip.view.live import Bar
 
 SECONDS_BETWEEN_READS = 2.0
 SECONDS_BETWEEN_SIZES = 0.25  # a window of another size is drawn again after that
-LEAVE, INTERRUPT, SUSPEND = b"qQ\x04", b"\x03", b"\x1a"
-WIDE, TALL = 150, 30  # columns and rows from which the machine stands beside the curves
+LEAVE = b"qQ\x04"  # Ctrl-D too
 MAX_CURVE_ROWS = 24
 MAX_POINTS = 600  # of a curve: each costs time that training could have
 LABEL = 6  # columns for the ends of a scale
@@ -53,24 +42,19 @@ Rows = list[list[Segment]]
 
 
 def watch_here(summary: Summary) -> int:
-    """Shows the run until it ends (0), `q` (0) or Ctrl-C (130); training never notices."""
+    """Shows the run until it ends (0), `q` (0), Ctrl-C or a closed terminal (130); training never notices."""
     summary.read()
     console = make_console()
-    if summary.is_over:
-        draw_once(summary, console)
-        return 0
-    live = Live(View(summary), console=console, screen=True, auto_refresh=False)
-    with keyboard(console) as wait_for_key, live:
+    screen = Live(View(summary), console=console, screen=True, auto_refresh=False)
+    with keys_one_by_one() as signals, nullcontext() if summary.is_over else screen:
         while not summary.is_over:
-            key = wait_for_key(SECONDS_BETWEEN_READS)
-            if key and key in LEAVE + INTERRUPT:
-                return 130 if key == INTERRUPT else 0
-            if key == SUSPEND:
-                live.stop()
-                os.kill(0, signal.SIGTSTP)
-                live.start()
-            summary.read()
-            live.refresh()
+            before = console.size, summary.state_words
+            key = wait_for_key(console, signals)
+            if signals or (key and key in LEAVE):
+                return 130 if signals else 0
+            events, is_reset = summary.read()
+            if events or is_reset or before != (console.size, summary.state_words):
+                screen.refresh()
     draw_once(summary, console)
     return 0
 
@@ -81,48 +65,42 @@ def draw_once(summary: Summary, console: Console | None = None) -> None:
 
 
 def make_console() -> Console:
-    """A console on stdout; characters that its encoding lacks are replaced, and NO_COLOR omits every style."""
-    codecs.register_error("closest", lambda error: (closest(error), getattr(error, "end", 0)))
+    """A console on stdout; characters that its encoding lacks are question marks, and NO_COLOR omits every style."""
     with suppress(AttributeError):  # not a file
-        sys.stdout.reconfigure(errors="closest")  # type: ignore[union-attr]
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     return Console(color_system=None if os.environ.get("NO_COLOR") else "auto", highlight=False)
 
 
-def closest(error: UnicodeError) -> str:
-    assert isinstance(error, UnicodeEncodeError)
-    return error.object[error.start : error.end].translate(ASCII).encode("ascii", "replace").decode()
-
-
 @contextmanager
-def keyboard(console: Console) -> Iterator[Callable[[float], bytes]]:
-    """Gives a function that waits for a key: b"" when the time is over or the window has another size."""
-    keys = sys.stdin.fileno() if sys.stdin.isatty() else None
-    before = termios.tcgetattr(keys) if keys is not None else None
-
-    def wait(seconds: float) -> bytes:
-        if keys is not None:  # each time: a shell changes it while this process is suspended
-            tty.setcbreak(keys, termios.TCSANOW)
-            mode = termios.tcgetattr(keys)
-            mode[3] &= ~termios.ISIG  # Ctrl-C and Ctrl-Z are keys, so that neither interrupts drawing
-            termios.tcsetattr(keys, termios.TCSANOW, mode)
-        size, end = console.size, time.monotonic() + seconds
-        while time.monotonic() < end and console.size == size:
-            if select.select([] if keys is None else [keys], [], [], SECONDS_BETWEEN_SIZES)[0]:
-                return os.read(keys or 0, 1024)[:1] or b"q"
-        return b""
-
-    handlers = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-    }
+def keys_one_by_one() -> Iterator[list[int]]:
+    """Keys come without Enter and are not echoed. Signals are collected, so that none interrupts drawing; Ctrl-Z
+    does nothing, because the shell would go on in the view's screen.
+    """
+    signals: list[int] = []
+    keys = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.signal(number, lambda *got: signals.append(got[0])) for number in ends}
+    handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
-        yield wait
+        if keys is not None:
+            tty.setcbreak(sys.stdin)
+        yield signals
     finally:
-        if keys is not None and before is not None:
+        if keys is not None:
             with suppress(termios.error):  # the terminal may be gone
-                termios.tcsetattr(keys, termios.TCSADRAIN, before)
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, keys)
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def wait_for_key(console: Console, signals: list[int]) -> bytes:
+    """A key; b"" when it is time to read again, a signal came, or the window has another size."""
+    size, end = console.size, time.monotonic() + SECONDS_BETWEEN_READS
+    keys = [sys.stdin] if sys.stdin.isatty() else []
+    while time.monotonic() < end and console.size == size and not signals:
+        if select.select(keys, [], [], SECONDS_BETWEEN_SIZES)[0]:
+            return os.read(sys.stdin.fileno(), 1024)[:1] or b"q"
+    return b""
 
 
 class View:
@@ -135,15 +113,13 @@ class View:
         self.history, self.console = self.summary.history, console
         width = max(1, options.max_width - 2)  # one free column at each edge
         height = (options.height or console.height) - (0 if self.is_live else 1)
-        has_footer = self.is_live and not self.summary.is_over
-        footer = self.rows(line(Text(FOOTER, "dim")), width) if has_footer else []
-        top = self.rows(self.header(), width) + self.wrapped(self.what_now(), width, 2)
+        footer = self.rows(line(Text(FOOTER, "dim")), width) if self.is_live else []
+        top = self.header(width)
         room = height - len(top) - len(footer)
         if self.history.step is None and self.history.evaluated is None:
             middle = self.warnings(width, room)
         else:
-            is_wide = options.max_width >= WIDE and height >= TALL
-            middle = (self.wide if is_wide else self.narrow)(width, room)
+            middle = self.middle(width, room)
         rows = [*top, *middle][: max(0, height - len(footer))]
         if self.is_live:
             rows += [[]] * (height - len(footer) - len(rows))  # the footer stays in the last line
@@ -160,16 +136,16 @@ class View:
 
     def wrapped(self, text: Text, width: int, max_rows: int) -> Rows:
         """A sentence in at most so many rows; omitted text is marked."""
-        lines = text.wrap(self.console, max(1, width))[:] if text else []
+        lines = text.wrap(self.console, max(1, width))[:]
         if len(lines) > max_rows > 0:
             lines[max_rows - 1].append(" …")
             lines[max_rows - 1].truncate(width, overflow="ellipsis")
         return [row for line in lines[: max(0, max_rows)] for row in self.rows(line, width)]
 
-    def narrow(self, width: int, room: int) -> Rows:
-        """All in one column; what is left over goes to the curves, then to earlier warnings."""
+    def middle(self, width: int, room: int) -> Rows:
+        """What is left over goes to the curves, then to earlier warnings; where little is, bars are omitted."""
         below = self.rows(
-            Group(self.numbers(), self.parts(3), self.memory(3), self.cores(), self.sensors()), width
+            Group(self.numbers(), self.parts(), self.memory(), self.cores(), self.sensors()), width
         )
         least = 2 * 3  # two curves above one another, each with a title
         said = self.warnings(width, max(3, min(room - len(below) - least, 5)))
@@ -178,39 +154,25 @@ class View:
             said = self.warnings(width, 3)
         left = room - len(below) - len(said)
         curves = self.rows(self.curves(width, min(MAX_CURVE_ROWS, left // 2 - 1)), width)
-        if left > len(curves) and self.history.warnings:
+        if left > len(curves):
             said = self.warnings(width, left - len(curves) + len(said))
         return [*curves, *below, *said]
 
-    def wide(self, width: int, room: int) -> Rows:
-        """The curves on the left, the machine on the right, the warnings below."""
-        right = min(76, width * 2 // 5)
-        left = width - right - 3
-        machine = [self.parts(1), "", self.memory(1), "", self.cores(6), self.sensors()]
-        beside = Group(self.courses(right), "", *machine)
-        needed = len(self.rows(beside, right))
-        said = self.warnings(width, max(3, room - needed - 2))
-        height = min(MAX_CURVE_ROWS, (room - len(said) - 2) // 2 - 3)
-        both = grid([left, right], [[self.curves(left, height, has_steps=True), beside]])
-        return [[], *self.rows(both, width), [], *said]
-
-    def header(self) -> RenderableType:
-        """The name and state of the run, how far it is, and what it is."""
-        summary = self.summary
-        style = STATE_STYLES.get(summary.state, "red")
+    def header(self, width: int) -> Rows:
+        """The name and state of the run, what it is, how far it is, and what to know about it."""
+        summary, style = self.summary, STATE_STYLES.get(self.summary.state, "red")
         name = Text.assemble((one_line(summary.run.name), "bold"), "  ", (summary.state_words, style))
-        first = spread(name, Text(facts_of(summary), "dim"), wide=1)
-        second = spread(share_bar(summary.progress), f"{summary.progress:4.0%}{time_left(summary)}", wide=0)
-        return Group(first, second, line(Text(how_far(summary), "dim")))
+        first = spread(name, Text(live.facts_of(summary), "dim"), wide=1)
+        second = spread(
+            share_bar(summary.progress), f"{summary.progress:4.0%}{live.time_left(summary)}", wide=0
+        )
+        rows = self.rows(Group(first, second, line(Text(how_far(summary), "dim"))), width)
+        note = what_now(summary)
+        return rows + (self.wrapped(Text(f"{summary.state_words}: {note}", style), width, 2) if note else [])
 
-    def what_now(self) -> Text:
-        note = what_now(self.summary)
-        style = STATE_STYLES.get(self.summary.state, "red")
-        return Text(f"{self.summary.state_words}: {note}" if note else "", style)
-
-    def curves(self, width: int, height: int, *, has_steps: bool = False) -> RenderableType:
+    def curves(self, width: int, height: int) -> RenderableType:
         """Loss, accuracy and recall, two beside two, each with its value now and what chance would give."""
-        history, references = self.history, references_of(self.summary)
+        history, references = self.history, live.references_of(self.summary)
         steps = self.summary.some_steps(MAX_POINTS)
         found = [(e.step, e.recall["text_to_image"]) for e in history.evaluations]
         panels: list[tuple[str, list[Point], float | None]] = [
@@ -219,80 +181,63 @@ class View:
             ("recall@1", [(step, recall["recall@1"]) for step, recall in found], references["recall_1"]),
             ("recall@10", [(step, recall["recall@10"]) for step, recall in found], references["recall_10"]),
         ]
-        figures = {figure["name"]: figure for figure in figures_of(self.summary)}
+        figures = {figure["name"]: figure for figure in live.figures_of(self.summary)}
         column = max(1, (width - 3) // 2)
-        last = max((event.step for event in (history.step, history.evaluated) if event), default=1)
-        cells = []
+        last = max(event.step for event in (history.step, history.evaluated) if event)
+        table, cells = Table.grid(padding=(0, 3, 0, 0)), []
+        for _ in range(2):
+            table.add_column(width=column, no_wrap=True)
         for name, points, chance in panels:
             figure = figures.get(name, {"value": "not evaluated yet", "note": ""})
             note = f", {figure['note']}" if figure["note"] else ""
             cell = line(Text.assemble(f"{name} ", (figure["value"], "bold"), (note, "dim")))
             cell.truncate(column, overflow="ellipsis")
             form = "{:.2f}".format if name == "loss" else percent
-            cell.append(drawn(points, chance, (column, height), last, form) if height > 0 else "")
-            if has_steps:
-                cell.append(f"\n{'':{LABEL}}step 0{last:>{max(1, column - LABEL - 6)},}\n", "dim")
-            cells.append(cell)
-        return grid([column, column], [cells[:2], cells[2:]])
-
-    def measures(self) -> list[tuple[str, str, str]]:
-        """Field, name and value of the other numbers of a step."""
-        if (step := self.history.step) is None:
-            return []
-        recently, share = self.history.recently, self.summary.bench_share
-        of_bench = f", {share:.0%} of bench" if share is not None else ""
-        return [
-            ("temperature", "tau", f"{step.temperature:.4f}"),
-            ("lr", "lr", f"{step.lr:.2e}"),
-            ("grad_norm", "gradient norm", f"{recently('grad_norm') or 0:.3g}"),
-            ("pairs_per_second", "pairs/s", f"{recently('pairs_per_second') or 0:,.0f}{of_bench}"),
-        ]
+            cells.append(cell.append(drawn(points, chance, (column, height), last, form)))
+        table.add_row(*cells[:2])
+        table.add_row(*cells[2:])
+        return table
 
     def numbers(self) -> RenderableType:
-        return line("  ".join(f"{name} {value}" for _, name, value in self.measures()))
+        """The other numbers of a step."""
+        if (step := self.history.step) is None:
+            return Text("")
+        recently, share = self.history.recently, self.summary.bench_share
+        of_bench = f", {share:.0%} of bench" if share is not None else ""
+        return line(
+            f"tau {step.temperature:.4f}  lr {step.lr:.2e}  gradient norm {recently('grad_norm') or 0:.3g}"
+            f"  pairs/s {recently('pairs_per_second') or 0:,.0f}{of_bench}"
+        )
 
-    def courses(self, width: int) -> RenderableType:
-        """The same, one a line, each with its curve."""
-        steps, room, rows = self.summary.some_steps(MAX_POINTS // 3), max(1, width - 42), []
-        for field, name, value in self.measures():
-            points = [(float(step.step), getattr(step, field)) for step in steps]
-            across, up = (0.0, points[-1][0]), bounds([y for _, y in points])
-            dots = curve(points, room, 1, across=across, up=up)[0]
-            rows.append([Text(name), Text(value, "bold"), Text(dots, "cyan")])
-        return grid([14, 22, room], rows)
-
-    def parts(self, num_columns: int) -> RenderableType:
+    def parts(self) -> RenderableType:
         """Where a step's time goes, a bar for each part."""
-        rows = [row for row in parts_of(self.history) if row["share"] is not None]
+        rows = [row for row in live.parts_of(self.history) if row["share"] is not None]
         if not rows:
             return Text("a step's time by part: not measured yet", "dim", no_wrap=True)
         total = duration(sum((self.history.parts or {}).values()))
         percents = [row | {"words": f"{row['share']:.0%}"} for row in rows]
-        return Group(heading(f"where a step's {total} go"), bars(percents, num_columns))
+        return Group(heading(f"where a step's {total} go"), bars(percents))
 
-    def memory(self, num_columns: int) -> RenderableType:
+    def memory(self) -> RenderableType:
         """What holds the memory; the bar of the heading is the peak against the limit."""
         if (seen := self.history.inspected) is None:
             return Text("memory by kind: not measured yet", "dim", no_wrap=True)
-        *kinds, _, peak = memory_of(self.history)
+        *kinds, _, peak = live.memory_of(self.history)
         share = peak["share"] or 0.0
         words = Text.assemble(("memory", "bold"), f" {size(seen.memory_used)}, peak {peak['words']}")
         full = share_bar(share, "yellow" if share > NEARLY_FULL else "cyan")
-        return Group(spread(words, full, wide=1), bars(kinds, num_columns))
+        return Group(spread(words, full, wide=1), bars(kinds))
 
-    def cores(self, max_rows: int = 0) -> RenderableType:
-        """Each core's use: a bar each if they fit into so many rows, else a column each in one line."""
-        rows = cores_of(self.history)
-        if not rows:
+    def cores(self) -> RenderableType:
+        """Each core's use as a column."""
+        shares = [row["share"] or 0.0 for row in live.cores_of(self.history)]
+        if not shares:
             return line(Text.assemble(("cores ", "bold"), ("not measured", "dim")))
-        if len(rows) <= 2 * max_rows:
-            return Group(heading("cores"), bars(rows, 2))
-        shares = [row["share"] or 0.0 for row in rows]
         mean = f"  {sum(shares) / len(shares):.0%} of {len(shares)} cores"
         return line(Text.assemble(("core use ", "bold"), (columns(shares), "cyan"), mean))
 
     def sensors(self) -> RenderableType:
-        readings = readings_of(self.history)
+        readings = live.readings_of(self.history)
         known = [f"{name} {value}" for name, value in readings.items() if value is not None]
         missing = ", ".join(name for name, value in readings.items() if value is None)
         pieces = [f"not measured: {missing}", *known] if missing else known or ["not measured yet"]
@@ -317,12 +262,11 @@ def drawn(
     points: list[Point], chance: float | None, size: tuple[int, int], last: int, form: Callable[[float], str]
 ) -> Text:
     """A curve with the ends of its scale; chance is a dotted line."""
-    width, height = size
-    if not points:
+    text, (width, height) = Text(), size
+    if not points or height < 1:
         return Text("\n" * height)
     values = [y for _, y in points]
     low, high = ends = bounds([*values, chance], lowest=0.0) if chance is not None else bounds(values)
-    text = Text()
     rows = curve(points, max(1, width - LABEL), height, across=(0.0, float(last)), up=ends, line=chance)
     for row, dots in enumerate(rows):
         end = form(high) if row == 0 else form(low) if row == height - 1 else ""
@@ -354,8 +298,8 @@ def spread(left: RenderableType, right: RenderableType, *, wide: int) -> Table:
     return table
 
 
-def bars(rows: Sequence[Bar], num_columns: int) -> Table:
-    """Named bars with their values, in rows of so many."""
+def bars(rows: Sequence[Bar], num_columns: int = 3) -> Table:
+    """Named bars with their values."""
     table = Table.grid(expand=True, padding=(0, 1, 0, 0))
     for _ in range(num_columns):
         table.add_column(no_wrap=True, width=11)
@@ -364,16 +308,7 @@ def bars(rows: Sequence[Bar], num_columns: int) -> Table:
     for start in range(0, len(rows), num_columns):
         cells: list[RenderableType] = []
         for row in rows[start : start + num_columns]:
-            known = row["share"] is not None
-            cells += [row["name"], share_bar(row["share"] or 0.0), row["words"] if known else UNKNOWN]
+            words = UNKNOWN if row["share"] is None else row["words"]
+            cells += [row["name"], share_bar(row["share"] or 0.0), words]
         table.add_row(*cells)
-    return table
-
-
-def grid(widths: Sequence[int], rows: Sequence[Sequence[RenderableType]], gap: int = 3) -> Table:
-    table = Table.grid(padding=(0, gap, 0, 0))
-    for width in widths:
-        table.add_column(width=width, no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
     return table
