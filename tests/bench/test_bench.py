@@ -137,12 +137,18 @@ def spoil(content: object, name: str) -> None:
     file.write_text(json.dumps(content | {"when": time.time()} if isinstance(content, dict) else content))
 
 
-@pytest.mark.parametrize("content", [{"rates": 5}, {"rates": {"cpu": {}}}, [], {"rates": {}}], ids=str)
-def test_spoilt_rates_are_measured_again(content):
-    spoil(content, "rates")
+@pytest.mark.parametrize(
+    "content", [{"rates": {"cpu": {}}, "ops": [{"size": 5}]}, [], {"rates": {}, "ops": []}], ids=str
+)
+def test_spoilt_rates_and_operations_are_measured_again(content, monkeypatch):
+    monkeypatch.setattr(ops, "OPS", {"copy": ops.OPS["copy"]})  # one is enough to see that it was measured
+    for name in ("rates", "ops"):
+        spoil(content, name)
     found = finished(steps.look_over(fresh=False))
     assert found.rates["cpu"]["gemm_gflops"] > 0 and found.rates["cpu"]["bandwidth_gbs"] > 0
-    assert steps.in_words(found)
+    assert (
+        steps.in_words(found) and finished(show.ops_section(load_config(flags={}), fresh=False)).json["ops"]
+    )
 
 
 def test_operations_are_shown_by_size_and_remembered(bench):
@@ -153,13 +159,6 @@ def test_operations_are_shown_by_size_and_remembered(bench):
     assert "product" in done.stdout and "measured just now" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert of_json(bench("--ops", "--json"))["ops"] == found["ops"]
-
-
-@pytest.mark.parametrize("content", [{"ops": 5}, {"ops": [{"size": 5}]}, {"ops": []}], ids=str)
-def test_spoilt_operations_are_measured_again(content, monkeypatch):
-    monkeypatch.setattr(ops, "OPS", {"copy": ops.OPS["copy"]})  # one is enough to see that it was measured
-    spoil(content, "ops")
-    assert finished(show.ops_section(load_config(flags={}), fresh=False)).json["ops"]
 
 
 # Sizes.

@@ -89,12 +89,7 @@ def test_a_page_needs_nothing_beside_itself_and_survives_hostile_names(tmp_path)
     ]
     table = Table(HOSTILE, {HOSTILE: "text"}, [(HOSTILE,), ("\x1b[2J\x00",)])
     page = written(tmp_path / "bench.html", *figures, tables=[table], facts=[HOSTILE]).decode()
-    assert (
-        "http:" not in page
-        and "https:" not in page
-        and "<script" not in page.lower()
-        and "@import" not in page
-    )
+    assert not re.search(r"https?:|<script|@import", page, re.IGNORECASE)
     assert not re.search(r"[\x00-\x08\x1b]", page)
     assert page.count(escape(HOSTILE)) >= 4  # of the machine, and the table's caption, header and cell
     assert re.findall(r'src="(.{10})|url\(', page) == ["data:image"] * 3

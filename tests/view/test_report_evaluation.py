@@ -12,7 +12,7 @@ from test_report import HOSTILE, Looked, check_in_browser
 
 from lapclip.view.document import HeatMap, Range, Ranges
 from lapclip.view.evaluation import (
-    comparison,
+    comparison_section,
     evaluation_page,
     how_measured,
     is_told,
@@ -131,7 +131,7 @@ def test_protocol_pool_and_top_five_are_said_where_they_matter(result):
 def test_a_difference_is_one_when_interval_and_p_value_say_so(result, test, told):
     result["against"]["text_to_image"]["recall@1"] = test
     assert is_told(test) == told
-    assert comparison(result)[0].startswith("No significant") == (not told)
+    assert comparison_section(result).words[0].startswith("No significant") == (not told)
 
 
 def test_every_range_lies_within_its_axis():

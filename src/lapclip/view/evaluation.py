@@ -26,6 +26,11 @@ from lapclip.view.summary import recall_words
 
 WAYS = (("text_to_image", "text → image"), ("image_to_text", "image → text"))
 KS = (1, 5, 10)
+IN_WORDS = {
+    "text → image @1": "the correct image first",
+    "image → text @1": "the correct caption first",
+    "zero-shot": "the correct class",
+}
 SIGNIFICANT = 0.05  # a difference with a smaller p-value is called one
 NUM_TEMPLATES = 3  # that are written out
 MAX_CLASSES = 100  # in the table
@@ -61,14 +66,15 @@ def tiles_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[Section]:
     """In the order they are read."""
-    words = [recall_words(result, pool_size(result)), *zero_shot_words(result)[:1], *comparison(result)[:1]]
+    compared = comparison_section(result)
+    words = [recall_words(result, pool_size(result)), *zero_shot_words(result)[:1], *compared.words[:1]]
     return [
         Section("Summary", words),
         recall_section(result),
         Section(
             "Zero-shot", zero_shot_words(result), tables=class_tables(result), heat_maps=confusion(result)
         ),
-        comparison_section(result),
+        compared,
         difficulty_section({str(result["model"]): result["negatives"]} if result.get("negatives") else {}),
         mistakes_section(result, images),
         Section("Left out", points=left_out(result)),
@@ -166,66 +172,38 @@ def is_told(test: Mapping[str, Any]) -> bool:
     return bool(test["p_value"] < SIGNIFICANT and (low > 0 or high < 0))
 
 
-def tests_of(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Every difference that was measured, by its name."""
-    against = result.get("against") or {}
-    tests = [
-        (f"{name} @{k}", against[way][f"recall@{k}"]) for way, name in WAYS if way in against for k in KS
-    ]
-    return tests + ([("zero-shot", against["zero_shot"]["top1"])] if against.get("zero_shot") else [])
-
-
-def comparison(result: Mapping[str, Any]) -> list[str]:
-    """One sentence for recall@1 in each direction, and one for the zero-shot accuracy."""
-    against = result.get("against") or {}
-    if not against:
-        return []
-    what = {"text_to_image": "the correct image first", "image_to_text": "the correct caption first"}
-    tests = [(found, against[way]["recall@1"]) for way, found in what.items() if way in against]
-    if against.get("zero_shot"):
-        tests.append(("the correct class", against["zero_shot"]["top1"]))
-    names = code(result["model"]), code(against["model"])
-    return [in_a_sentence(*names, found, test) for found, test in tests]
-
-
-def in_a_sentence(model: str, other: str, what: str, test: Mapping[str, Any]) -> str:
-    points = 100 * test["difference"]
-    p_value = "p < 0.001" if test["p_value"] < 0.001 else f"p = {test['p_value']:.2g}"
-    if not is_told(test):
-        return (
-            f"No significant difference between {model} and {other} in how often they find {what}: "
-            f"{points:+.1f} points (95% interval {points_between(test, signed=True)}; {p_value})."
-        )
-    return (
-        f"{model} finds {what} {abs(points):.1f} points {'more' if points > 0 else 'less'} often than {other} "
-        f"(95% interval {points_between(test)}; {p_value})."
-    )
-
-
-def points_between(test: Mapping[str, Any], *, signed: bool = False) -> str:
-    low, high = (100 * end for end in test["interval"])
-    if signed:
-        return f"{low:+.1f} to {high:+.1f}"
-    return " to ".join(f"{end:.1f}" for end in sorted((abs(low), abs(high))))
-
-
 def comparison_section(result: Mapping[str, Any]) -> Section:
-    tests = tests_of(result)
+    """Every difference from another model that was measured; those that matter most also as a sentence."""
+    against = result.get("against") or {}
+    tests = {f"{name} @{k}": against[way][f"recall@{k}"] for way, name in WAYS if way in against for k in KS}
+    if against.get("zero_shot"):
+        tests["zero-shot"] = against["zero_shot"]["top1"]
     if not tests:
-        return Section("Comparison", comparison(result))
-    rows = [
-        (name, f"{100 * t['difference']:+.1f}", points_between(t, signed=True), f"{t['p_value']:.2g}", is_told(t))
-        for name, t in tests
-    ]  # fmt: skip
+        return Section("Comparison")
+    model, other = code(result["model"]), code(against["model"])
+    words, rows = [], []
+    for name, test in tests.items():
+        points, ends = 100 * test["difference"], " to ".join(f"{100 * end:+.1f}" for end in test["interval"])
+        rows.append((name, f"{points:+.1f}", ends, f"{test['p_value']:.2g}", is_told(test)))
+        p_value = "p < 0.001" if test["p_value"] < 0.001 else f"p = {test['p_value']:.2g}"
+        if (what := IN_WORDS.get(name)) and is_told(test):
+            often = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} often"
+            words.append(f"{model} finds {what} {often} than {other} (95% interval {ends}; {p_value}).")
+        elif what:
+            words.append(
+                f"No significant difference between {model} and {other} in how often they find {what}: "
+                f"{points:+.1f} points (95% interval {ends}; {p_value})."
+            )
     note = (
         "The same images and captions for both. The interval is of resampled images; p is how often a difference this "
         "large arises when each image's results are assigned to the two models at random."
     )
     columns = columns_of(", points: number, 95% interval: number, p: number, significant")
-    table = Table(f"Compared with {code(result['against']['model'])}", columns, rows, note)
-    ranges = [Range(name, test["difference"], test["interval"], 0.0) for name, test in tests]
+    ranges = [Range(name, test["difference"], test["interval"], 0.0) for name, test in tests.items()]
     drawn = Ranges("Difference in points, with its 95% interval", ranges, is_difference=True)
-    return Section("Comparison", comparison(result), tables=[table], ranges=[drawn])
+    return Section(
+        "Comparison", words, tables=[Table(f"Compared with {other}", columns, rows, note)], ranges=[drawn]
+    )
 
 
 def mistakes_section(result: Mapping[str, Any], images: Mapping[int, bytes]) -> Section:
@@ -244,6 +222,6 @@ def mistakes_section(result: Mapping[str, Any], images: Mapping[int, bytes]) -> 
 
 
 def left_out(result: Mapping[str, Any]) -> list[str]:
-    names = list(result.get("unreadable") or [])
+    names = [shortened(str(name)) for name in result.get("unreadable") or []]
     more = [f"and {len(names) - MAX_UNREADABLE:,} more"] * (len(names) > MAX_UNREADABLE)
-    return [shortened(str(name)) for name in names[:MAX_UNREADABLE]] + more
+    return names[:MAX_UNREADABLE] + more

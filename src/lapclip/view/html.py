@@ -107,6 +107,6 @@ def check_place(path: Path) -> None:
     is_taken = path.exists() and not (path.is_file() and os.access(path, os.R_OK | os.W_OK))
     if is_taken or not os.access(path.absolute().parent, os.W_OK):
         raise UserError(
-            f"cannot write {code(path)}: it is no file, or in no folder, that you may write to",
-            hint="name a file in a folder that exists",
+            f"cannot write {code(path)}: it is not a file, or not in a folder, that you may write to",
+            hint="name a file in an existing folder",
         )
