@@ -182,7 +182,7 @@ def test_the_page_and_the_sheet_are_written_where_it_says(call):
         (["mine", "--sheet", "none/m.png"], "none/m.png", "an existing folder"),
         (["mine", "--html", "animals"], "does not end in `.html`", "goes before `--html`"),
         (["mine", "--html", "foreign.html"], "is no report of lapclip", "another file"),
-        (["mine", "--html", "none/page.html"], "no folder `none`", "another file"),
+        (["mine", "--html", "none/page.html"], "cannot write `none/page.html`", "an existing folder"),
         (["animals"], "`animals` is not a run", "lapclip eval MODEL SOURCE"),
         (["mien"], "did you mean `mine`", "lists the runs"),
         (["mine", "--against", "none"], "there is no run `none`", "lists the runs"),
