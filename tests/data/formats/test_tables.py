@@ -541,15 +541,15 @@ def test_names_without_suffix_or_with_backslashes_are_found_and_missing_images_c
 
 
 def test_when_all_images_are_missing_the_folder_is_asked_for():
-    Path("images").mkdir()
-    save_images("images/deep")
+    Path("far/away").mkdir(parents=True)
+    save_images("far/away/deep")
     frame().to_csv("pairs.csv", index=False)
     with pytest.raises(
         UserError, match=r"none of the 6 images that `pairs.csv` names.*`red.png` is"
     ) as error:
         opened("pairs.csv")
     assert "--images FOLDER" in error.value.hint
-    assert found("pairs.csv", images="images/deep") == as_pairs()
+    assert found("pairs.csv", images="far/away/deep") == as_pairs()
     with pytest.raises(UserError, match="`nowhere` is not a folder"):
         opened("pairs.csv", images="nowhere")
 

@@ -3,23 +3,20 @@
 import json
 import os
 import re
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, open_regular
-from lapclip.data.formats.folder import MAX_FOLDERS, folders_in, legible, spread
+from lapclip.data.formats.folder import folders_with, last_part, legible
 from lapclip.data.formats.names import side_in, side_of
 from lapclip.errors import UserError
 
 MAX_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
 GLANCE_BYTES = 2**16  # at each end of a file, to see what it is
-NUM_PROBED = 40  # names, to see which folders hold the images
 LISTS = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 COCO_KEYS = (re.compile(rb'"caption"\s*:'), re.compile(rb'"image_id"\s*:'))
 KARPATHY_KEYS = (re.compile(rb'"sentences"\s*:\s*\['), re.compile(rb'"filename"\s*:'))
-USUAL = re.compile(r"images|(train|val|test)\d{4}")
 
 
 Annotated = dict[
@@ -77,37 +74,16 @@ def gather(gathering: Gathering, annotated: Annotated, folders: Folders) -> None
 
 
 def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
-    """Where to look for images: in the folders usual for these forms, and in those beside that hold some."""
+    """Where to look for images: in folders beside the file that hold some."""
     bases = [images or os.path.dirname(os.path.abspath(file))]
-    if images is None and os.path.basename(bases[0]).lower() == "annotations":
+    if images is None and last_part(bases[0]) == "annotations":
         bases.append(os.path.dirname(bases[0]))
-    beside = [folder for base in bases for folder in folders_in(base)]
-    beside += [below for folder in beside if last_part(folder) == "images" for below in folders_in(folder)]
-    usual = [folder for folder in beside if USUAL.fullmatch(last_part(folder))]
-    others = [folder for folder in beside[:MAX_FOLDERS] if folder not in usual and holds_some(folder, names)]
+    folders = folders_with(bases, names)
     # Two folders may use the same names for different images: those of the file's own side are meant.
-    sides = {folder: side_of(last_part(folder)) for folder in [*usual, *others]}
-    own = side_in(file.stem)
+    own, sides = side_in(file.stem), {folder: side_of(last_part(folder)) for folder in folders}
     if own is not None and own in sides.values():
-        usual, others = ([f for f in folders if sides[f] in (own, None)] for folders in (usual, others))
-    return Folders(*usual, *bases, *others)
-
-
-def last_part(folder: str) -> str:
-    return os.path.basename(folder).lower()
-
-
-def holds_some(folder: str, names: list[str]) -> bool:
-    """Whether some of the images lie there: few of many names, or many of few files, so both are looked at."""
-    look = Folders(folder)
-    if any(isinstance(look.find(name), str) for name in spread(names, NUM_PROBED)):
-        return True
-    try:
-        with os.scandir(folder) as entries:
-            present = {entry.name for entry in islice(entries, 10 * NUM_PROBED)}
-    except OSError:
-        return False
-    return any(os.path.basename(name) in present for name in names)
+        folders = [folder for folder in folders if sides[folder] in (own, None)]
+    return Folders(*folders)
 
 
 def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:

@@ -4,8 +4,9 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
@@ -20,8 +21,12 @@ MAX_LINES = 1000  # of captions of one image
 # What systems leave behind, and lapclip itself; hidden files and folders are not seen either.
 UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", "lapclip-sheet.png")
 BOXES = re.compile(r"\s*+\d++(\s++-?(\d++(\.\d*+)?|\.\d++)){4,}+\s*+")  # objects as YOLO writes them
+ENDINGS = (".jpg", ".png", ".jpeg", ".webp")  # tried for a name without one
+USUAL = re.compile(
+    r"images|img|flickr30k_images|flicker8k_dataset|(train|val|test)\d{4}"
+)  # folders of images
 MAX_FOLDERS = 1_000  # beside a table or captions, that are looked into
-NUM_OPENED = 40  # images, to see whether they describe themselves
+NUM_OPENED = 40  # images or names, to see what a folder holds
 
 
 @dataclass
@@ -119,6 +124,44 @@ def folders_in(base: str) -> list[str]:
             )[:MAX_FOLDERS]
     except OSError:
         return []
+
+
+def folders_with(bases: list[str], names: list[str]) -> list[str]:
+    """Some folders, and those in them that hold some of the named images; the one with most of them first."""
+    inner = [folder for base in bases for folder in folders_in(base)]
+    inner += [below for folder in inner if last_part(folder) == "images" for below in folders_in(folder)]
+    counts = {folder: num_found(folder, names) for folder in [*bases, *inner[:MAX_FOLDERS]]}
+    kept = [folder for folder in counts if counts[folder] or folder in bases]
+    return sorted(kept, key=lambda folder: (-counts[folder], not USUAL.fullmatch(last_part(folder))))
+
+
+def last_part(folder: str) -> str:
+    return os.path.basename(folder).lower()
+
+
+def num_found(folder: str, names: list[str]) -> int:
+    """How many of the images lie there: few of many names, or many of few files, so both are looked at."""
+    folders = Folders(folder)
+    if found := sum(isinstance(find_image(folders, name), str) for name in spread(names, NUM_OPENED)):
+        return found
+    with suppress(OSError), os.scandir(folder) as entries:
+        present = {entry.name for entry in islice(entries, 10 * NUM_OPENED)}
+        return sum(os.path.basename(name) in present for name in names)
+    return 0
+
+
+def find_image(folders: Folders, name: str) -> str | Problem:
+    """An image's file, also if its name was written on Windows or without a suffix."""
+    if name[:10].lower().startswith(("http://", "https://")):
+        return Problem("skipped", "is a web address, and nothing is downloaded")
+    found = folders.find(name)
+    others = [name.replace("\\", "/")] if "\\" in name else []
+    if not is_image_name(name):
+        others += [other + ending for other in [name, *others] for ending in ENDINGS]
+    for other in others if isinstance(found, Problem) else ():
+        if not isinstance(path := folders.find(other), Problem):
+            return path
+    return found
 
 
 def is_used(name: str) -> bool:

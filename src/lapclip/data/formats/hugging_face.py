@@ -26,8 +26,9 @@ from lapclip.data.formats.columns import (
     listed,
     plain,
 )
+from lapclip.data.formats.folder import find_image
 from lapclip.data.formats.names import sides_in
-from lapclip.data.formats.tables import find_image, gather, same_columns
+from lapclip.data.formats.tables import gather, same_columns
 from lapclip.errors import MissingPackage, UserError, shortened
 
 NUM_ROWS = 1_000  # in a batch of texts
@@ -205,7 +206,7 @@ def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
         ):
             hint = f"name one: `hf:{path}:{choices[0]}`"
             raise UserError(f"`{name}` has the configurations {listed(choices)}", hint=hint) from None
-        raise explained(error, name) from error
+        raise explained(error, name, folder) from error
     splits = dict(found) if isinstance(found, dict) else {str(found.split or ""): found}
     return {str(split): dataset for split, dataset in splits.items()}, roots
 
@@ -296,7 +297,7 @@ def quietly() -> Iterator[None]:
             bars.enable_progress_bars()
 
 
-def explained(error: Exception, name: str) -> UserError:
+def explained(error: Exception, name: str, folder: str | None) -> UserError:
     """An error of `datasets` as a sentence with a way out."""
     causes = [error]
     while isinstance(cause := causes[-1].__cause__, Exception) and len(causes) < 10:
@@ -307,5 +308,5 @@ def explained(error: Exception, name: str) -> UserError:
     if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError", "HFValidationError"}:
         return UserError(f"`{name}` is not on the hub, or not open to you", hint=LOCAL_COPY)
     reason = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
-    hint = AS_PARQUET if type(error) is RuntimeError else LOCAL_COPY  # as for a dataset that is a program
+    hint = AS_PARQUET if folder or type(error) is RuntimeError else LOCAL_COPY  # the latter for a program
     return UserError(f"`{name}` cannot be read: {shortened(reason, 300)}", hint=hint)

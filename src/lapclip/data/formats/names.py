@@ -58,6 +58,13 @@ def sides_in(names: Iterable[str]) -> list[Side | None]:
     return sides if len({*sides} - {None}) > 1 else [None] * len(sides)
 
 
+def short_names(paths: Iterable[str]) -> list[str]:
+    """Paths from the folder that all share."""
+    parts = [path.split("/") for path in paths]
+    shared = len(os.path.commonprefix([path[:-1] for path in parts]))  # noqa: RUF071 - lists, not characters
+    return ["/".join(path[shared:]) for path in parts]
+
+
 @lru_cache(maxsize=100_000)  # images share one string
 def class_name(folder: str) -> str:
     """What a class is called in words: `n02099601-golden_retriever` is a golden retriever."""

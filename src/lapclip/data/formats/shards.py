@@ -17,7 +17,7 @@ from typing import Any
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side, clean_caption
 from lapclip.data.files import MAX_BYTES, MISSING, file_stamp, is_image_name, open_regular
 from lapclip.data.formats.columns import captions_in, side_in
-from lapclip.data.formats.names import sides_in
+from lapclip.data.formats.names import short_names, sides_in
 from lapclip.data.formats.remote import COPY_SHARDS, NoRanges, RemoteFiles, expand, is_url, without_query
 from lapclip.data.formats.tar import ReadAt, walk
 from lapclip.errors import UserError
@@ -90,7 +90,7 @@ def open_shards(pattern: str, name: str, options: Options) -> Catalogue:
 
 def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
     """The catalogue of some shards, by paths or URLs."""
-    titles = short_names(shards)
+    titles = short_names(map(without_query, shards))
     sides = sides_in(titles)
     gathering = Gathering()
     reader = ShardReader(shards, array("i"), array("q"), array("q"))
@@ -210,10 +210,3 @@ def add_notes(pair: Pair, notes: Any, column: str | None) -> None:
             break
         pair.has_class_number |= isinstance(value, int)
     pair.side = side_in(notes.get("split")) or pair.side
-
-
-def short_names(shards: list[str]) -> list[str]:
-    """Paths from the folder that all shards share."""
-    parts = [without_query(shard).split("/") for shard in shards]
-    shared = len(os.path.commonprefix([path[:-1] for path in parts]))  # noqa: RUF071 - lists, not characters
-    return ["/".join(path[shared:]) for path in parts]

@@ -5,7 +5,7 @@ A `Table` yields rows, and reads the image cell of one row; `gather` turns the r
 
 import os
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import Folders, Problem, file_stamp, is_image_name, open_regular, read_file
+from lapclip.data.files import Folders, Problem, file_stamp, open_regular, read_file
 from lapclip.data.formats.columns import (
     NUM_SAMPLED,
-    WEB,
     Columns,
     Table,
     captions_in,
@@ -30,15 +29,14 @@ from lapclip.data.formats.columns import (
     most,
     side_in,
 )
-from lapclip.data.formats.folder import folders_in
+from lapclip.data.formats.folder import find_image, folders_with
+from lapclip.data.formats.names import short_names
 from lapclip.data.formats.parquet import ImageCells, ParquetTable, open_parquet
 from lapclip.data.formats.text_rows import TextTable, look_at_text
 from lapclip.errors import UserError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".token.txt", ".token")
-FOLDERS = ("images", "Images", "img", "flickr30k_images", "Flicker8k_Dataset")
 MAX_KEY = 300  # characters of what an image is called
-ENDINGS = (".jpg", ".png", ".jpeg", ".webp")  # tried for a name without one
 # Lists of images beside a table, one name a line. Test sets come first, so that no image of one is trained on.
 LISTS: dict[str, Side] = {
     "test.txt": "test", "flickr_8k.testimages.txt": "test",
@@ -91,7 +89,7 @@ def looks_like_table(path: Path) -> bool:
 
 
 def open_table(files: list[Path], name: str, options: Options) -> Catalogue:
-    """The images and captions of a table in one file or in parts."""
+    """The images and captions of a table in one file, or in parts that lie in one folder."""
     gathering, images = Gathering(), ImageCells()
     opened: list[TextTable | ParquetTable] = []
     for path in files:
@@ -103,11 +101,11 @@ def open_table(files: list[Path], name: str, options: Options) -> Catalogue:
     tables, columns = same_columns(opened, name, options, gathering.problems)
     if columns is None:
         return gathering.catalogue(name, "csv")  # says what is wrong
-    folders = list(dict.fromkeys(Path(table.label).parent for table in tables))
-    find = partial(find_image, image_folders(tables[0], columns, folders, options))
+    folder = os.path.dirname(os.path.abspath(files[0]))
+    find = partial(find_image, image_folders(tables[0], columns, folder, options))
     reader = gather(tables, columns, gathering, find)
     if columns.side is None:
-        set_sides(gathering, folders)
+        set_sides(gathering, folder)
     return gathering.catalogue(name, tables[0].format, reader)
 
 
@@ -156,7 +154,7 @@ def gather(
     """Adds the rows of all tables; returns a reader unless all images are files."""
     find = lru_cache(maxsize=None)(find)
     parts, places = array("i"), array("q")
-    labels = short_labels([table.label for table in tables])
+    labels = short_names([table.label for table in tables])
     for part, (table, label) in enumerate(zip(tables, labels, strict=True)):
         for number, place, image, has_data, caption, split, group, key in table.rows(
             columns, gathering.problems
@@ -194,63 +192,28 @@ def data_name(
     return name
 
 
-def short_labels(labels: list[str]) -> list[str]:
-    """Short names of files, all different."""
-    if len({os.path.basename(label) for label in labels}) == len(labels):
-        return [os.path.basename(label) for label in labels]
-    common = os.path.commonpath([os.path.dirname(os.path.abspath(label)) for label in labels])
-    return [os.path.relpath(label, common) for label in labels]
-
-
-def find_image(folders: Folders, name: str) -> str | Problem:
-    """An image's file, also if its name was written on Windows or without a suffix."""
-    if name[:10].lower().startswith(WEB):
-        return Problem("skipped", "is a web address, and nothing is downloaded")
-    found = folders.find(name)
-    others = [name.replace("\\", "/")] if "\\" in name else []
-    if not is_image_name(name):
-        others += [other + ending for other in [name, *others] for ending in ENDINGS]
-    for other in others if isinstance(found, Problem) else ():
-        if not isinstance(path := folders.find(other), Problem):
-            return path
-    return found
-
-
-def image_folders(table: Table, columns: Columns, beside: list[Path], options: Options) -> Folders:
-    """The folders that names are looked for in, the one with most of the first names first."""
+def image_folders(table: Table, columns: Columns, folder: str, options: Options) -> Folders:
+    """The folders that names are looked for in."""
     if options.images is not None:
-        for folder in (Path(options.images), beside[0] / options.images):
-            if folder.is_dir():
-                return Folders(folder, *beside)
+        for named in (options.images, os.path.join(folder, options.images)):
+            if os.path.isdir(named):
+                return Folders(named, folder)
         raise UserError(f"`{options.images}` is not a folder", hint="pass the folder of images as `--images`")
     rows = islice(table.rows(columns, Problems()), NUM_SAMPLED if columns.kind == "path" else 0)
-    names = list(dict.fromkeys(filter(None, (image_name(row[2]) for row in rows))))[:20]
-    counts = {str(folder): num_found(Folders(folder), names) for folder in beside}
-    for folder in beside:
-        own = Folders(folder)
-        usual = [str(folder / name) for name in FOLDERS if (folder / name).is_dir()]
-        for inner in dict.fromkeys([*usual, *folders_in(str(folder))]):
-            # A link may lead out of the source, which only a person may allow, by `--images`.
-            if own.contains(os.path.realpath(inner)) and (count := num_found(Folders(inner), names)):
-                counts[inner] = count
-    return Folders(*sorted(counts, key=lambda folder: -counts[folder]))
+    names = dict.fromkeys(filter(None, (image_name(row[2]) for row in rows)))
+    return Folders(*folders_with([folder], list(names)))
 
 
-def num_found(folders: Folders, names: list[str]) -> int:
-    return sum(isinstance(find_image(folders, name), str) for name in names)
-
-
-def set_sides(gathering: Gathering, folders: Iterable[Path]) -> None:
+def set_sides(gathering: Gathering, folder: str) -> None:
     """Sides by the lists beside a table that says nothing itself; a list of mostly unknown names is none."""
     images = [os.path.basename(name) for name in gathering.index]
     known, sides = set(images), dict[str, Side]()
-    for folder in folders:
-        own, beside = Folders(folder), {file.lower(): file for file in os.listdir(folder)}
-        for list_name, side in LISTS.items():
-            found = own.find(beside.get(list_name, list_name))
-            names = [] if isinstance(found, Problem) else listed_names(found)
-            if sum(name in known for name in names) > len(names) / 2:
-                sides = dict.fromkeys(names, side) | sides
+    own, beside = Folders(folder), {file.lower(): file for file in os.listdir(folder)}
+    for list_name, side in LISTS.items():
+        found = own.find(beside.get(list_name, list_name))
+        names = [] if isinstance(found, Problem) else listed_names(found)
+        if sum(name in known for name in names) > len(names) / 2:
+            sides = dict.fromkeys(names, side) | sides
     for number, name in enumerate(images):
         gathering.sides[number] = gathering.sides[number] or sides.get(name)
 
