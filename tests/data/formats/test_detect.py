@@ -216,7 +216,7 @@ def test_a_format_can_be_forced(tmp_path):
         ("archive.zip", "is an archive", "unpack it"),
         ("notes.md", "in no format", "a source is"),
         ("hf:", "hf:", ""),
-        ("", "names no source", ""),
+        ("", "is not a source", ""),
         ("photos@x", "`photos@x` is not there", "`photos@2`"),
         ("photos+emoji", "`photos+emoji` is not there", "'photos + emoji@2'"),
     ],

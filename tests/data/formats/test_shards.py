@@ -23,7 +23,7 @@ from lapclip.data.files import Problem
 from lapclip.data.formats import remote as byte_ranges
 from lapclip.data.formats import tar
 from lapclip.data.formats.remote import BLOCK_BYTES, NUM_BLOCKS, expand, is_shards
-from lapclip.data.formats.shards import open_shards
+from lapclip.data.formats.shards import read_shards
 from lapclip.data.source import BUFFER_BYTES, local_order
 from lapclip.errors import UserError
 
@@ -53,7 +53,7 @@ def pairs(count: int, start: int = 0) -> dict[str, bytes | str]:
 
 
 def opened(pattern: str, **options: str) -> Catalogue:
-    return open_shards(pattern, pattern, Options(**options))
+    return read_shards(expand(pattern), pattern, Options(**options))
 
 
 def problem(catalogue: Catalogue, what: str | Problem) -> list[str]:

@@ -110,11 +110,10 @@ def find_columns(names: Sequence[str], rows: list[list[Any]], source: str, optio
     image = image or guess_image({name: cells[name] for name in names if name != caption})
     caption = caption or guess_caption({name: cells[name] for name in names if name != image})
     if image is None or caption is None:
-        missing = [what for what, found in (("images", image), ("captions", caption)) if found is None]
-        flags = [f"`--{'image' if what == 'images' else 'caption'}-column`" for what in missing]
+        missing = " or ".join(["images"] * (image is None) + ["captions"] * (caption is None))
         raise UserError(
-            f"no column of `{source}` seems to hold {' or '.join(missing)}; it has {listed(names)}",
-            hint=f"name {'it' if len(flags) == 1 else 'them'} with {' and '.join(flags)}",
+            f"no column of `{source}` seems to hold {missing}; it has {listed(names)}",
+            hint="name the columns with `--image-column` and `--caption-column`",
         )
     if most(cells[image], is_web):
         address = next(cell for cell in cells[image] if is_web(cell))
@@ -166,19 +165,12 @@ def guess_image(cells: dict[str, list[Any]]) -> str | None:
 
 def guess_caption(cells: dict[str, list[Any]]) -> str | None:
     """By name, then the column with the most words."""
-    fitting = [
-        name
-        for name, own in cells.items()
-        if most(own, lambda cell: captions_in(cell) and not is_image(cell))
-    ]
+    fitting = [name for name, own in cells.items() if most(own, lambda c: captions_in(c) and not is_image(c))]
     words = {name: sum(map(num_words, own)) / max(len(own), 1) for name, own in cells.items()}
-    wordiest = max(words, key=lambda name: words[name], default="")
-    by_words = wordiest if words.get(wordiest) else None
+    wordiest = [name for name in sorted(words, key=lambda name: -words[name]) if words[name] > 0]
+    by_words = wordiest[0] if wordiest and words[wordiest[0]] >= 2 else None
     return (
-        first(CAPTIONS, fitting)
-        or (by_words if words.get(wordiest, 0) >= 2 else None)
-        or first(SHORT_CAPTIONS, fitting)
-        or by_words
+        first(CAPTIONS, fitting) or by_words or first(SHORT_CAPTIONS, fitting) or next(iter(wordiest), None)
     )
 
 

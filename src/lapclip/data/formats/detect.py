@@ -22,8 +22,8 @@ EXAMPLES = "a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `em
 
 def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
     """What a source holds, and what identifies it wherever lapclip is called from."""
-    from lapclip.data.formats.remote import is_shards
-    from lapclip.data.formats.shards import open_shards
+    from lapclip.data.formats.remote import expand, is_shards
+    from lapclip.data.formats.shards import read_shards
 
     if options.images is not None:  # the shell leaves `~` alone in `--images=~/photos` and in `a + ~/b`
         options = replace(options, images=os.path.expanduser(options.images))
@@ -43,9 +43,8 @@ def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
     path = Path(os.path.expanduser(name))
     if is_shards(name) or (options.format == "tar" and not path.is_dir()):
         parts = [os.path.expanduser(part) for part in name.split("::")]
-        pattern = "::".join(parts)
         identity = "::".join(part if "://" in part else os.path.abspath(part) for part in parts)
-        return open_shards(pattern, name, options), identity
+        return read_shards(expand("::".join(parts)), name, options), identity
     if not path.exists():
         raise not_there(name)
     if not path.is_dir() and not path.is_file():

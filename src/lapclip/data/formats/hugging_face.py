@@ -199,11 +199,8 @@ def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
     except UserError:
         raise
     except Exception as error:  # datasets, pyarrow, httpx and the hub have errors of their own
-        if (
-            type(error) is ValueError
-            and (choices := configurations(folder or path))
-            and config not in choices
-        ):
+        choices = configurations(folder or path) if type(error) is ValueError else []
+        if len(choices) > 1 and config not in choices:
             hint = f"name one: `hf:{path}:{choices[0]}`"
             raise UserError(f"`{name}` has the configurations {listed(choices)}", hint=hint) from None
         raise explained(error, name, folder) from error
@@ -212,12 +209,10 @@ def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def configurations(path: str) -> list[str]:
-    """The names of a dataset's configurations if it has several."""
     import datasets
 
     with suppress(Exception), quietly():  # this comes after another error, which is then shown
-        names = datasets.get_dataset_config_names(path)
-        return names if len(names) > 1 else []
+        return datasets.get_dataset_config_names(path)
     return []
 
 

@@ -18,7 +18,7 @@ from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import MAX_BYTES, MISSING, file_stamp, is_image_name, open_regular
 from lapclip.data.formats.columns import captions_in, side_in
 from lapclip.data.formats.names import short_names, sides_in
-from lapclip.data.formats.remote import COPY_SHARDS, NoRanges, RemoteFiles, expand, is_url, without_query
+from lapclip.data.formats.remote import COPY_SHARDS, NoRanges, RemoteFiles, is_url, without_query
 from lapclip.data.formats.tar import ReadAt, walk
 from lapclip.errors import UserError
 
@@ -81,11 +81,6 @@ class Pair:
     label: str | None = None
     side: Side | None = None
     has_class_number: bool = False
-
-
-def open_shards(pattern: str, name: str, options: Options) -> Catalogue:
-    """The catalogue of all shards that a pattern means."""
-    return read_shards(expand(pattern), name, options)
 
 
 def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
