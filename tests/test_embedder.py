@@ -138,7 +138,7 @@ def test_pixels_are_what_images_come_to_and_nothing_gives_no_rows(model, files, 
     pixels = np.stack([decode_as_trained(file.read_bytes(), model.image_size).pixels for file in files[:5]])
     np.testing.assert_allclose(model.pixels(pixels), rows[:5], atol=1e-5)
     for wrong in (pixels.astype(np.float32), pixels[:, :, :-1], pixels[0]):
-        with pytest.raises(UserError, match="bytes"):
+        with pytest.raises(UserError, match="uint8"):
             model.pixels(wrong)
     for nothing in ([], (), np.zeros((0, 4, 4, 3), np.uint8)):
         assert model.images(nothing).shape == (0, model.width)
@@ -158,7 +158,7 @@ def test_similarity_is_the_cosine_and_takes_rows_too(model, files, rows):
     np.testing.assert_allclose(model.similarity(tensor, words), cosines, atol=1e-5)
     with pytest.raises(UserError, match="one item"):
         model.similarity(rows, "red")
-    with pytest.raises(UserError, match="5 numbers each"):
+    with pytest.raises(UserError, match="5 values each"):
         model.similarity(rows[:, :5], words)
 
 
@@ -176,8 +176,8 @@ def test_labels_are_the_mean_over_templates_and_probabilities_a_softmax(model, f
 
 @pytest.mark.parametrize(
     ("labels", "templates", "said"),
-    [("cat", TEMPLATES, "one item"), ([], TEMPLATES, "no labels"), (["cat"], ["a photo"], "`a photo` has no place"),
-     (["cat"], [], "empty list of templates"), (["cat"], "{}", "one item"), ([3], TEMPLATES, "text 0 is given as `int`")],
+    [("cat", TEMPLATES, "one item"), ([], TEMPLATES, "labels is empty"), (["cat"], ["a photo"], "`a photo` has no placeholder"),
+     (["cat"], [], "empty list of templates"), (["cat"], "{}", "one item"), ([3], TEMPLATES, "text 0 has type `int`")],
 )  # fmt: skip
 def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said):
     with pytest.raises(UserError, match=said):
@@ -190,15 +190,15 @@ def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said)
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        ("photos/00.jpg", "this is one item"),
-        (torch.zeros(3, 4, 4), "this is one item"),
-        ((name for name in ["a"]), "this is a `generator`"),
-        ({"a": "b"}, "this is a `dict`"),
+        ("photos/00.jpg", "got one item"),
+        (torch.zeros(3, 4, 4), "got one item"),
+        ((name for name in ["a"]), "got a `generator`"),
+        ({"a": "b"}, "got a `dict`"),
         (["nowhere.png"], "`nowhere.png`.*: No such file"),
         (["photos"], "`photos` as an image"),
         (["photos/00.txt"], "is text"),
         (["a\0b"], "null"),
-        ([Image.new("L", (4, 4)), None], "image 1 is given as `NoneType`"),
+        ([Image.new("L", (4, 4)), None], "image 1 has type `NoneType`"),
         ([Image.new("RGB", (0, 4))], "no pixels"),
         ([np.zeros((0, 4, 3), np.uint8)], "no pixels"),
         ([np.zeros((3, 40, 50), np.uint8)], r"uint8 \[3, 40, 50\], not .* \[height, width, 3\]"),
@@ -220,7 +220,7 @@ def test_an_unreadable_file_among_many_is_named_and_ends_the_threads(model, file
 
 
 def test_texts_must_be_texts(model):
-    with pytest.raises(UserError, match="text 1 is given as `NoneType`"):
+    with pytest.raises(UserError, match="text 1 has type `NoneType`"):
         model.texts(["a", None])
     assert (model.texts(["caf\udce9", "\ud800"]) == model.texts(["caf?", "?"])).all(), "lone surrogates"
 
@@ -282,7 +282,7 @@ def test_a_checkpoint_is_loaded_with_its_runs_settings(model):
         ("quite-else", "there are .*`mine`"),
         ("runs/mine/checkpoints/step-000009", "did you mean `runs/mine/checkpoints/step-00000"),
         ("photos", "`photos` holds no model"),
-        ("runs/mine/config.toml", "is a file, and a model is a folder"),
+        ("runs/mine/config.toml", "is a file, but a model is a folder"),
         ("x" * 1000, "cannot open"),
         ("a\0b", "there is no model"),
     ],

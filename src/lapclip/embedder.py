@@ -125,7 +125,7 @@ class Embedder:
         expected = (3, self.image_size, self.image_size)
         if pixels.dtype != np.uint8 or pixels.shape[1:] != expected:
             raise UserError(
-                f"pixels are {pixels.dtype} {list(pixels.shape)}, not bytes [n, {', '.join(map(str, expected))}]",
+                f"pixels are {pixels.dtype} {list(pixels.shape)}, not uint8 [n, {', '.join(map(str, expected))}]",
                 hint="use `images`, which takes images of any size",
             )
         return self.embed(pixels, self.embed_pixels)
@@ -184,8 +184,8 @@ class Embedder:
             return False
         if given.shape[1] != self.width:
             raise UserError(
-                f"these rows have {given.shape[1]} numbers each, and those of this model {self.width}",
-                hint="embed with this model what you compare with it",
+                f"these rows have {given.shape[1]} values each, but those of this model have {self.width}",
+                hint="embed all inputs with this model",
             )
         return True
 
@@ -240,9 +240,9 @@ def label_prompts(labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -
     without = [template for template in templates if "{}" not in template]
     if without or not len(templates):
         what = f"the template `{printable(without[0])}`" if without else "an empty list of templates"
-        raise UserError(f"{what} has no place for a label", hint="write `{}` where the label goes")
+        raise UserError(f"{what} has no placeholder for the label", hint="write `{}` where the label goes")
     if not len(labels):
-        raise UserError("there are no labels to choose from", hint="name at least one")
+        raise UserError("the list of labels is empty", hint="pass at least one label")
     return [template.replace("{}", label) for label in labels for template in templates]
 
 
@@ -273,7 +273,7 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
         found = find_model(Path(path))
     except OSError as error:  # a name that is too long, a folder without permission
         what = f"`{shortened(str(path))}`: {(error.strerror or str(error)).lower()}"
-        raise UserError(f"cannot open {what}", hint="name a folder that you may read") from None
+        raise UserError(f"cannot open {what}", hint="name a readable folder") from None
     model = place.place(found.model).eval()
     return Embedder(model, found.tokenizer, place, name=found.name, weights=found.weights, has_bar=True)
 
@@ -311,7 +311,7 @@ def nothing_there(path: Path) -> UserError:
     """Names what could be loaded instead: the runs here, and models beside the path."""
     if path.is_file():
         hint = f"name its folder: `{path.parent}`"
-        return UserError(f"`{path}` is a file, and a model is a folder", hint=hint)
+        return UserError(f"`{path}` is a file, but a model is a folder", hint=hint)
     markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, MODEL)
     known = [
         child.name if folder == RUNS else str(child)

@@ -116,7 +116,7 @@ class Fails(Peculiar):
         (Fails(words="no such kernel\nat line 3\nat line 4"), ": no such kernel"),
         (Cannot(), "'aten::gather' is not currently implemented"),
         (WrongOnPermuted(), "with permuted inputs"),
-        (Small(limit_bytes=100), "no memory for even one pair"),
+        (Small(limit_bytes=100), "memory for even one pair"),
     ],
     ids=repr,
 )

@@ -161,7 +161,7 @@ def test_a_script_without_a_guard_gets_a_hint_and_does_not_hang(tmp_path):
     script.write_text(PROGRAM.format(guard="if True:"))
     arguments = [sys.executable, script]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, env=environment())
-    assert done.returncode != 0 and "a process that prepares batches died" in done.stderr
+    assert done.returncode != 0 and "process that prepares batches died" in done.stderr
 
 
 def test_work_ahead_is_bounded_in_order_and_stops_when_it_is_closed():

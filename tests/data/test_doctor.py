@@ -184,10 +184,10 @@ def test_bpe_and_softmax_are_advised_only_where_they_help():
 
 @pytest.mark.parametrize(
     ("facts", "word"),
-    [({"num_train": 300}, "memorised"), ({"num_validation": 50}, "2.0 points"), ({"num_leaks": 3}, "better"),
-     ({"num_duplicate_images": 2000}, "copies"), ({"num_unreadable": 900}, "unreadable"),
+    [({"num_train": 300}, "memorised"), ({"num_validation": 50}, "2.0 points"), ({"num_leaks": 3}, "too high"),
+     ({"num_duplicate_images": 2000}, "duplicates"), ({"num_unreadable": 900}, "unreadable"),
      ({"classes": {"num": 10, "smallest": ["a", 1], "largest": ["b", 30]}}, "30 times"),
-     ({"caption_tokens_cut": {"77": 0.2}}, "cut")],
+     ({"caption_tokens_cut": {"77": 0.2}}, "truncated")],
 )  # fmt: skip
 def test_what_would_mislead_is_said(facts, word):
     assert word in warned_of(**facts) and not warned_of()

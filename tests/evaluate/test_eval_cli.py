@@ -173,7 +173,7 @@ def test_the_page_and_the_sheet_are_written_where_it_says(call):
 @pytest.mark.parametrize(
     ("arguments", "message", "hint"),
     [
-        (["mine", "--template", "a photo"], "`a photo` has no place for a label", "write `{}`"),
+        (["mine", "--template", "a photo"], "`a photo` has no placeholder for the label", "write `{}`"),
         (["mine", "animals", "--pool-size", "50"], "but there are 12 images", "at most 12"),
         (["mine", "--pool-size", "1"], "`--pool-size` is 1", "1000"),
         (["mine", "--mistakes", "-1"], "`--mistakes` is -1", "0 to 1000"),

@@ -172,7 +172,7 @@ def test_unreadable_images_are_named_and_omitted_and_broken_weights_refused():
     with pytest.raises(UserError, match="none of 5 validation images can be read"):
         measure(Known(0.5), numbered(num_pairs=5, unreadable=(0, 1, 2, 3, 4)))
     for models in ((Known(np.nan), Known(0.5)), (Known(0.5), Known(np.nan))):
-        with pytest.raises(UserError, match="the weights of `noise nan` are broken"):
+        with pytest.raises(UserError, match="the weights of `noise nan` are damaged"):
             measure(models[0], against=models[1])
 
 

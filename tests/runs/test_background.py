@@ -144,7 +144,7 @@ def test_what_fails_while_it_is_set_up_is_said(started, call):
 def test_mistakes_are_said_at_once_and_leave_no_folder(call):
     for arguments, message in (
         (["--steps", "0"], "less than 1"),
-        (["nowhere/pictures"], "is not there"),
+        (["nowhere/pictures"], "does not exist"),
         (["--run", "a b"], "name of a run"),
         (["--resume", "none"], "no run `none`"),
         (["--config", "none.toml"], "none.toml"),

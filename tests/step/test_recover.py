@@ -54,7 +54,7 @@ def test_the_chunk_is_halved_until_it_fits_and_the_gradients_stay(right, first, 
 
 
 def test_no_room_for_one_pair_is_a_sentence():
-    with pytest.raises(UserError, match="no memory for even one pair at a time") as caught:
+    with pytest.raises(UserError, match="not enough memory for even one pair at a time") as caught:
         attempt(THERE, Small(limit_bytes=ONE_PAIR // 2))
     assert "--size" in caught.value.hint
 

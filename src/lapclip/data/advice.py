@@ -101,7 +101,7 @@ def advise_tokenizer(facts: DataFacts) -> Advice | None:
         return None
     scripts = [script for script in facts.scripts if script not in ("Latin", "Emoji", "none")]
     whose = f" ({', '.join(scripts[:3])})" if scripts else ""
-    outside = f"{percent(facts.share_outside_a_to_z)} of the letters{whose} are not among a to z"
+    outside = f"{percent(facts.share_outside_a_to_z)} of the letters{whose} are outside a to z"
     return Advice("tokenizer", "bpe", f"{outside}; most of them would become the same unknown character")
 
 
@@ -116,8 +116,8 @@ def advise_text_length(facts: DataFacts) -> Advice | None:
         return Advice("text_length", value, why)
     if needed <= facts.text_length or value <= facts.text_length:
         return None
-    rest = f"at most 1% at {value}" if needed <= value else f"CLIP's own length is {MAX_TEXT_LENGTH}"
-    why = f"{percent(facts.share_cut)} of the captions are cut at {facts.text_length}; {rest}"
+    rest = f"at most 1% at {value}" if needed <= value else f"CLIP uses {MAX_TEXT_LENGTH}"
+    why = f"{percent(facts.share_cut)} of the captions are truncated at {facts.text_length}; {rest}"
     return Advice("text_length", value, why)
 
 
@@ -138,22 +138,22 @@ def advise_loss(facts: DataFacts) -> Advice | None:
     if facts.share_shared_captions <= MAX_SHARED:
         return None
     shared = f"{percent(facts.share_shared_captions)} of the captions belong to several images"
-    return Advice("loss", "softmax", f"{shared}; only what captions tell apart is learned")
+    return Advice("loss", "softmax", f"{shared}; the model learns only differences that captions describe")
 
 
 def warnings(facts: DataFacts) -> Iterator[str]:
     num_images, num_all = facts.num_used, facts.num_used + facts.num_unreadable
     if facts.num_leaks:
         leaked = plural(facts.num_leaks, "validation image")
-        yield f"{leaked} can be seen in training as well; until they are removed, recall looks better than it is"
+        yield f"{leaked} also occur in training; recall is too high until they are removed"
     if num_images < MIN_IMAGES:
-        yield f"{plural(num_images, 'image')} are soon memorised; use strong augmentation, or mix in another source"
+        yield f"{plural(num_images, 'image')} are soon memorised; use strong augmentation, or add another source"
     if facts.num_validation < MIN_VALIDATION:
         few, points = plural(facts.num_validation, "validation image"), 100 / max(facts.num_validation, 1)
-        yield f"{few}: one more found is {points:.1f} points of recall, so small differences mean nothing"
+        yield f"{few}: one image is {points:.1f} points of recall, so small differences are not significant"
     if facts.num_duplicate_images > MAX_DUPLICATES * num_images:
         copies = percent(facts.num_duplicate_images / num_images)
-        yield f"{copies} of the images are copies; they are on one side of the split, and each counts in training"
+        yield f"{copies} of the images are duplicates; they stay in the same split, and each is trained on"
     if facts.num_unreadable > MAX_UNREADABLE * num_all:
         broken = percent(facts.num_unreadable / num_all)
         yield f"{broken} of the images are unreadable; check for an incomplete download"
@@ -162,4 +162,4 @@ def warnings(facts: DataFacts) -> Iterator[str]:
         yield f"the largest class has {ratio:,.0f} times as many images as the smallest, which will be found less often"
     if facts.share_cut > MAX_CUT:
         cut = percent(facts.share_cut)
-        yield f"{cut} of the captions are cut at {facts.text_length} tokens; their ends are not learned"
+        yield f"{cut} of the captions are truncated at {facts.text_length} tokens"

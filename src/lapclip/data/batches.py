@@ -154,6 +154,6 @@ def fetch_singly(
         else:
             raise UserError(
                 f"{MAX_TRIES} images in a row cannot be read, the last one {faults[-1]}",
-                hint="check that the source is still there: `lapclip data check` names what is wrong with it",
+                hint="check that the source still exists: `lapclip data check` lists its problems",
             )
     return taken, np.stack(images), tuple(faults)

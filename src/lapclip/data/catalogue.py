@@ -147,7 +147,7 @@ class Gathering:
         if self.missing and not self.captions:
             missing, problem = next(iter(self.missing.items()))
             raise UserError(
-                f"none of the {len(self.missing):,} images that `{name}` names can be used;"
+                f"none of the {len(self.missing):,} images listed in `{name}` can be used;"
                 f" `{shortened(missing)}` {problem.what}",
                 hint="pass the folder that they are in with `--images FOLDER`",
             )
@@ -165,7 +165,7 @@ class Gathering:
         if not names:
             raise UserError(
                 f"`{name}` holds no images with captions{self.most_common_problem()}",
-                hint="`lapclip data check --help` lists what can be read; `--format` forces one of them",
+                hint="`lapclip data check --help` lists the formats; `--format` selects one",
             )
         return Catalogue(name, format, reader, names, self.captions, self.sides, self.labels, self.problems)
 

@@ -197,9 +197,9 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     readable = f" of {num_all:,} readable" if report.num_unreadable else ", all readable"
     yield "images", f"{report.num_images:,}{readable}"
     least, mean, most = (report.captions_per_image[key] for key in ("min", "mean", "max"))
-    each = f"{'one' if most == 1 else f'{most:,}'} for each image"
+    each = f"{'one' if most == 1 else f'{most:,}'} per image"
     if least != most:
-        each = f"{least:,} to {most:,} for each image, {mean:.1f} on average"
+        each = f"{least:,} to {most:,} per image, {mean:.1f} on average"
     yield "captions", f"{report.num_captions:,}, {each}"
     if report.classes:
         (rarest, few), (commonest, many) = report.classes["smallest"], report.classes["largest"]
@@ -210,23 +210,23 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
         median = f"{sizes['width']['50']} x {sizes['height']['50']} (median); {small} to {large}"
         yield "size", median if small != large else f"all {small}"
     if report.num_small:
-        yield "small", f"{plural(report.num_small, 'image')} with fewer pixels than training uses; enlarged"
+        yield "small", f"{plural(report.num_small, 'image')} smaller than the training resolution; enlarged"
     kinds = listed([f"{count:,} {name}" for name, count in report.formats.items()])
     traits = listed([f"{n:,} {trait.replace('_', ' ')}" for trait, n in report.traits.items() if n])
     if kinds or traits:
         yield "kinds", "; ".join(filter(None, (kinds, traits)))
     if tokens := report.caption_tokens:
         cut = (
-            f"{percent(report.share_cut)} of the captions are cut"
+            f"{percent(report.share_cut)} of the captions are truncated"
             if report.share_cut
-            else "no caption is cut"
+            else "no caption is truncated"
         )
         lengths = f"{tokens['50']} (median), 99% have up to {tokens['99']}, the longest {tokens['100']}"
         yield "tokens", f"{lengths}; {cut} at {report.text_length}"
     if set(report.scripts) - {"Latin"}:
         shares = [f"{s} {percent(n / report.num_captions)}" for s, n in report.scripts.items()]
         yield "scripts", listed(shares)
-    whose = "the dataset's own split" if report.own_split else "chosen by content"
+    whose = "the dataset's own split" if report.own_split else "by a hash of the content"
     unused = f"; {report.num_unused:,} for testing, not used" if report.num_unused else ""
     yield "split", f"{report.num_train:,} training, {report.num_validation:,} validation ({whose}){unused}"
     if report.duplicate_images:
@@ -240,13 +240,13 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     if report.num_leaks:
         pairs = [f"`{brief(one)}` = `{brief(other)}`" for one, other in report.leaks]
         leaked = plural(report.num_leaks, "validation image")
-        yield "leaks", f"{leaked} that training shows too: {listed(pairs)}"
+        yield "leaks", f"{leaked} also in training: {listed(pairs)}"
     if report.num_unreadable:
         whys = [f"`{brief(name)}` {why}" for name, why in report.unreadable_why.items()]
         yield "unreadable", f"{report.num_unreadable:,}: {listed(whys)}"
     for what, found in report.problems.items():
         shown = f"`{brief(found['names'][0])}` {what}" if found["names"] else what
-        yield "noticed", shown + (f", and so {found['count'] - 1:,} more" if found["count"] > 1 else "")
+        yield "noticed", shown + (f", and {found['count'] - 1:,} more" if found["count"] > 1 else "")
 
 
 def listed(items: list[str]) -> str:

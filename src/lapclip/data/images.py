@@ -32,18 +32,18 @@ TOLERANCE = 1e-4  # beyond 0 and 1, as interpolation leaves it
 def check_list(several: Any) -> None:
     is_one_image = getattr(several, "ndim", 1) in (0, 2, 3)  # of an array or a tensor
     if isinstance(several, str | bytes | os.PathLike | Image.Image) or is_one_image:
-        raise UserError("expected a list, and this is one item", hint="put it into brackets: `[...]`")
+        raise UserError("expected a list, but got one item", hint="put it in brackets: `[...]`")
     if isinstance(several, Mapping) or not (hasattr(several, "__len__") and hasattr(several, "__getitem__")):
         name = type(several).__name__
-        raise UserError(f"expected a list, and this is a `{name}`", hint="make it one: `list(...)`")
+        raise UserError(f"expected a list, but got a `{name}`", hint="convert it: `list(...)`")
 
 
 def check_texts(several: Any) -> None:
     check_list(several)
     for number, text in enumerate(several):
         if not isinstance(text, str):
-            problem = f"text {number} is given as `{type(text).__name__}`, not as a string"
-            raise UserError(problem, hint="give strings only")
+            problem = f"text {number} has type `{type(text).__name__}`, not string"
+            raise UserError(problem, hint="pass strings only")
 
 
 def squares(images: Any, size: int) -> Generator[np.ndarray, None, None]:
@@ -69,8 +69,8 @@ def square_of(image: Any, size: int, called: str) -> np.ndarray:
         image = array_image(image, called) if isinstance(image, np.ndarray) else image
         if not isinstance(image, Image.Image):
             raise UserError(
-                f"{called} is given as `{type(image).__name__}`, which is not an image",
-                hint="give a path, a PIL image, an array [height, width, 3] or a tensor [3, height, width]",
+                f"{called} has type `{type(image).__name__}`, which is not an image",
+                hint="pass a path, a PIL image, an array [height, width, 3] or a tensor [3, height, width]",
             )
         if 0 in image.size:
             raise Unreadable("has no pixels")
@@ -99,13 +99,13 @@ def array_image(array: np.ndarray, called: str) -> Image.Image:
         lowest, highest = float(array.min()), float(array.max())
         if not (lowest >= -TOLERANCE and highest <= 1 + TOLERANCE):  # so for NaN too
             raise UserError(
-                f"{called} has numbers from {lowest:.4g} to {highest:.4g}, and floats must be from 0 to 1",
+                f"{called} has values from {lowest:.4g} to {highest:.4g}, but floats must be from 0 to 1",
                 hint="scale it: `array / 255`, or undo its normalisation",
             )
         array = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
     if not is_image or array.dtype != np.uint8:
         raise UserError(
-            f"{called} is an array of {array.dtype} {list(array.shape)}, not of bytes or floats [height, width, 3]",
+            f"{called} is an array of {array.dtype} {list(array.shape)}, not of uint8 or floats [height, width, 3]",
             hint="convert it: `numpy.moveaxis(array, 0, -1).astype(numpy.uint8)`",
         )
     return Image.fromarray(np.ascontiguousarray(array))

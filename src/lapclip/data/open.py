@@ -162,7 +162,7 @@ def write_table(files: Files) -> PairTable:
     if len(usable) < MIN_IMAGES:
         first = f"; {first_unreadable(catalogue, packed)}" if packed.unreadable else ""
         raise UserError(
-            f"`{catalogue.name}` has {len(usable)} usable images, and at least {MIN_IMAGES} are needed{first}",
+            f"`{catalogue.name}` has {len(usable)} usable images, but at least {MIN_IMAGES} are needed{first}",
             hint="add images with captions to it, or repair the unreadable ones",
         )
     with locked(packed.path), writing(packed.path):
@@ -213,7 +213,7 @@ def parse_source(text: str) -> list[tuple[str, float]]:
         if not at or os.path.exists(part.strip()) or not WEIGHT.fullmatch(weight):
             name, weight = part.strip(), "1"
         if not name or not 0 < float(weight) <= MAX_WEIGHT:
-            hint = f"write `photos + captions.csv@2`; a weight is above 0 and at most {MAX_WEIGHT}"
+            hint = f"write `photos + captions.csv@2`; use a weight above 0 and at most {MAX_WEIGHT}"
             raise UserError(f"`{part}` in `{text}` is not a source with an optional weight", hint=hint)
         parts.append((name, float(weight)))
     return parts

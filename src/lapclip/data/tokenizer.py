@@ -90,13 +90,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
             raise ValueError("the file is too large")
         pipeline = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
     except OSError as error:
-        hint = "a run folder needs its `tokenizer.json`; copy it whole"
+        hint = "copy the whole run folder, including `tokenizer.json`"
         raise UserError(f"cannot read `{path}`: {error.strerror}", hint=hint) from None
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that
         raise UserError(
-            f"`{path}` is not a tokenizer: {printable(str(error)[:200])}", hint="copy the folder again, whole"
+            f"`{path}` is not a tokenizer: {printable(str(error)[:200])}", hint="copy the whole folder again"
         ) from None
     return Tokenizer(pipeline)
 

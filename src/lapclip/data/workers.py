@@ -60,8 +60,8 @@ def worker_pool(held: Any, workers: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
     except (BrokenProcessPool, BrokenPipeError):  # the second when it dies while work is handed to it
         raise UserError(
-            "a process that prepares batches died",
-            hint="in a script of your own, train under `if __name__ == '__main__':`; otherwise try `--workers 0`",
+            "a worker process that prepares batches died",
+            hint="in your own script, train under `if __name__ == '__main__':`; otherwise try `--workers 0`",
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -81,7 +81,7 @@ def refuse_broken(name: str, pool: Pool) -> None:
     """Refuses a model whose training diverged: its recall would be no measurement."""
     if not (np.isfinite(pool.image_NE).any() and np.isfinite(pool.text_ME).any()):
         raise UserError(
-            f"the weights of `{printable(name)}` are broken: its embeddings are not finite",
+            f"the weights of `{printable(name)}` are damaged: its embeddings are not finite",
             hint="name an earlier checkpoint of the run, or another model",
         )
 

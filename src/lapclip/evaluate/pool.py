@@ -73,7 +73,7 @@ def embed_pools(
         first = f", the first one {faults[0]}" if faults else ""
         raise UserError(
             f"none of {len(faults)} validation images can be read{first}",
-            hint="check that the source is still there",
+            hint="check that the source still exists",
         )
     indices = np.array(kept)
     captions_N = [source.captions(index) for index in kept]

@@ -177,8 +177,8 @@ def device_named(name: DeviceName | str) -> Device:
     if device is None or not device.is_present:
         there = ", ".join(f"`{other.name}`" for other in present_devices())
         raise UserError(
-            f"there is no device `{name}` here, or this PyTorch cannot use it; there is {there}",
-            hint="omit `--device`, or pass `--device auto`: it takes the fastest that is present and correct",
+            f"there is no device `{name}`, or this PyTorch cannot use it; available: {there}",
+            hint="omit `--device`, or pass `--device auto` to use the fastest device that computes correctly",
         )
     return device
 
@@ -193,7 +193,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def no_memory_left(error: BaseException) -> UserError:
     said = str(error).strip().partition("\n")[0][:120]
     return UserError(
-        "there is no memory for even one pair at a time" + (f" ({said})" if said else ""),
+        "there is not enough memory for even one pair at a time" + (f" ({said})" if said else ""),
         hint="close other programs, choose a smaller `--size`, or pass `--recompute`",
     )
 

@@ -244,7 +244,7 @@ def test_both_forms_in_one_folder_are_asked_about():
         write_json("captions_val.json", coco({1: "a.jpg"}, (1, "a cat"))),
         write_json("dataset.json", karpathy(("a.jpg", "train", ["A cat ."]))),
     ]
-    with pytest.raises(UserError, match="in two forms"):
+    with pytest.raises(UserError, match="in two formats"):
         opened(*files)
     assert opened(*files, format="karpathy").captions == [["A cat ."]]
     with pytest.raises(UserError, match="not `coco`"):

@@ -202,23 +202,23 @@ def test_a_format_can_be_forced(tmp_path):
         file.with_suffix(".txt").write_text("beside")
     assert open_catalogue("photos", Options())[0].format == "txt"
     assert open_catalogue("photos", Options(format="names"))[0].format == "names"
-    with pytest.raises(UserError, match="holds nothing of format `parquet`"):
+    with pytest.raises(UserError, match="has no data in format `parquet`"):
         open_catalogue("photos", Options(format="parquet"))
 
 
 @pytest.mark.parametrize(
     ("source", "says", "hint"),
     [
-        ("photso", "is not there; did you mean `photos`?", ""),
+        ("photso", "does not exist; did you mean `photos`?", ""),
         ("synthetc", "did you mean `synthetic`?", ""),
-        ("nowhere/at/all", "`nowhere/at/all` is not there", ""),
+        ("nowhere/at/all", "`nowhere/at/all` does not exist", ""),
         ("empty", "holds no files", ""),
         ("archive.zip", "is an archive", "unpack it"),
-        ("notes.md", "in no format", "a source is"),
+        ("notes.md", "no format that", "a source is"),
         ("hf:", "hf:", ""),
         ("", "is not a source", ""),
-        ("photos@x", "`photos@x` is not there", "`photos@2`"),
-        ("photos+emoji", "`photos+emoji` is not there", "'photos + emoji@2'"),
+        ("photos@x", "`photos@x` does not exist", "`photos@2`"),
+        ("photos+emoji", "`photos+emoji` does not exist", "'photos + emoji@2'"),
     ],
 )
 def test_what_is_no_source_is_said_in_words(tmp_path, source, says, hint):

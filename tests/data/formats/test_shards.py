@@ -415,7 +415,7 @@ def test_a_stamp_changes_with_its_shard_and_is_empty_when_it_is_gone():
     os.utime("a.tar", (1, 1))
     assert reader.stamp(0) != before
     os.truncate("a.tar", 700)
-    with pytest.raises(OSError, match="cut off"):
+    with pytest.raises(OSError, match="is truncated"):
         reader.read(1)
     os.remove("a.tar")
     assert reader.stamp(0) == ""
@@ -532,7 +532,7 @@ def test_a_server_without_ranges_is_refused_in_words():
     write("a.tar", large_pairs(6))
     with (
         serving(with_ranges=False) as (address, _),
-        pytest.raises(UserError, match="parts of files") as caught,
+        pytest.raises(UserError, match="range requests") as caught,
     ):
         opened(f"{address}/a.tar")
     assert "copy the shards" in caught.value.hint

@@ -543,9 +543,7 @@ def test_when_all_images_are_missing_the_folder_is_asked_for():
     Path("far/away").mkdir(parents=True)
     save_images("far/away/deep")
     frame().to_csv("pairs.csv", index=False)
-    with pytest.raises(
-        UserError, match=r"none of the 6 images that `pairs.csv` names.*`red.png` is"
-    ) as error:
+    with pytest.raises(UserError, match=r"none of the 6 images listed in `pairs.csv`.*`red.png` is") as error:
         opened("pairs.csv")
     assert "--images FOLDER" in error.value.hint
     assert found("pairs.csv", images="far/away/deep") == as_pairs()
@@ -556,7 +554,7 @@ def test_when_all_images_are_missing_the_folder_is_asked_for():
 @pytest.mark.parametrize("column", ["image", "IMAGE_URL"])
 def test_web_addresses_are_not_downloaded(column):
     write(f"{column},caption\nhttps://x.org/1.jpg,one thing\nhttp://x.org/2,two things\n")
-    with pytest.raises(UserError, match=r"web addresses, such as `https://x\.org/1\.jpg`") as error:
+    with pytest.raises(UserError, match=r"URLs, such as `https://x\.org/1\.jpg`") as error:
         opened("pairs.csv")
     assert "img2dataset" in error.value.hint
 

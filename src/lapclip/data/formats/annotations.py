@@ -48,12 +48,12 @@ def open_annotations(files: list[Path], name: str, options: Options) -> Catalogu
     form = options.format or forms[0]
     if len(forms) > 1 and options.format is None:
         raise UserError(
-            f"`{name}` holds captions in two forms: "
+            f"`{name}` holds captions in two formats: "
             + ", ".join(f"`{file.name}` ({own})" for file, own, _ in found[:6]),
             hint=f"pass the file you mean: `{found[0][0]}`",
         )
     if form not in forms:
-        raise UserError(f"`{name}` is in the form `{forms[0]}`, not `{form}`", hint="omit `--format`")
+        raise UserError(f"`{name}` has the format `{forms[0]}`, not `{form}`", hint="omit `--format`")
     for file, own, annotated in found:
         if own == form:
             gather(gathering, annotated, image_folders(file, list(annotated), options.images))
@@ -112,7 +112,7 @@ def read_json(file: Path) -> Any:
         reason = getattr(error, "strerror", None) or str(error)[:200]
         raise UserError(
             f"`{file}` is not readable JSON of at most {MAX_BYTES >> 30} GB: {reason}",
-            hint="download it again; half a file looks like this",
+            hint="download it again: the file may be incomplete",
         ) from None
 
 

@@ -118,8 +118,8 @@ def find_columns(names: Sequence[str], rows: list[list[Any]], source: str, optio
     if most(cells[image], is_web):
         address = next(cell for cell in cells[image] if is_web(cell))
         raise UserError(
-            f"`{source}` gives its images as web addresses, such as `{shortened(address)}`, "
-            "and lapclip downloads nothing",
+            f"`{source}` lists its images as URLs, such as `{shortened(address)}`, and lapclip does not "
+            "download images",
             hint="download them first with `img2dataset`, and pass the shards that it writes",
         )
     rest = {name: cells[name] for name in names if name not in (image, caption)}

@@ -60,12 +60,12 @@ def not_there(name: str) -> UserError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     before, _, weight = name.rpartition("@")
     if before and os.path.exists(os.path.expanduser(before)):
-        near, hint = [], f"`{weight}` is no weight; write a number: `{before}@2`"
+        near, hint = [], f"`{weight}` is not a weight; write a number: `{before}@2`"
     elif any(sign in name for sign in ("+", ", ")):
-        hint = "several sources are joined by a plus between spaces, in quotes: `'photos + emoji@2'`"
+        hint = "join several sources with a plus between spaces, in quotes: `'photos + emoji@2'`"
     else:
         hint = f"a source is {EXAMPLES}"
-    return UserError(f"`{name}` is not there{f'; did you mean `{near[0]}`?' if near else ''}", hint=hint)
+    return UserError(f"`{name}` does not exist{f'; did you mean `{near[0]}`?' if near else ''}", hint=hint)
 
 
 def open_file(path: Path, name: str, options: Options) -> Catalogue:
@@ -78,9 +78,9 @@ def open_file(path: Path, name: str, options: Options) -> Catalogue:
         return open_table([path], name, options)
     if path.suffix.lower() in (".zip", ".gz", ".tgz", ".rar", ".7z"):
         raise UserError(
-            f"`{name}` is an archive", hint="unpack it, and pass the folder; `.tar` is read as it is"
+            f"`{name}` is an archive", hint="unpack it and pass the folder; `.tar` files are read directly"
         )
-    raise UserError(f"`{name}` is in no format that lapclip reads", hint=f"a source is {EXAMPLES}")
+    raise UserError(f"`{name}` has no format that lapclip can read", hint=f"a source is {EXAMPLES}")
 
 
 def open_directory(path: Path, name: str, options: Options) -> Catalogue:
@@ -123,7 +123,7 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
         return open_table(known or only_one(others, path), name, options)
     if options.format is not None:
         raise UserError(
-            f"`{name}` holds nothing of format `{options.format}`", hint="omit `--format`: lapclip detects it"
+            f"`{name}` has no data in format `{options.format}`", hint="omit `--format`: lapclip detects it"
         )
     return open_folder(listing or look_through(path, options, entries), name, options)
 

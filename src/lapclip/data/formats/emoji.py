@@ -46,7 +46,7 @@ def open_emoji(name: str, options: Options) -> Catalogue:
     if path:
         raise UserError(
             f"`{path}` is not a colour font whose emoji can be drawn, nor a folder of files such as `1f600.png`",
-            hint="omit the path: `emoji` finds what is installed",
+            hint="omit the path: `emoji` uses an installed font",
         )
     if folder := twemoji_folder():
         return from_files(name, folder)

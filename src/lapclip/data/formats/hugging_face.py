@@ -185,7 +185,7 @@ def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
         raise MissingPackage(f"`{name}` cannot be opened without the package `datasets`", "data") from None
     if folder is None and hasattr(datasets.packaged_modules, path):
         # For `datasets` this is a kind of file, and means all such files below the present folder.
-        raise UserError(f"`{name}` is a kind of file, not a dataset", hint=LOCAL_COPY)
+        raise UserError(f"`{name}` is a file format, not a dataset", hint=LOCAL_COPY)
     roots = own_folders(folder) if folder else hub_folders(path)
     try:
         with quietly():
@@ -245,7 +245,7 @@ def check_builder(builder: Any, name: str, roots: list[str] | None) -> None:
     """UserError if a dataset is of a kind that is not read, or its own notes point at somebody else's files."""
     kind = type(builder).__module__.rpartition(".")[2]
     if kind not in BUILDERS:
-        raise UserError(f"`{name}` is of the kind `{kind}`, which is not read", hint=AS_PARQUET)
+        raise UserError(f"`{name}` has the type `{kind}`, which is not supported", hint=AS_PARQUET)
     folders = Folders(*(roots or []))
     for file in chain.from_iterable((getattr(builder.config, "data_files", None) or {}).values()):
         last = str(file).rpartition("::")[2]
@@ -253,8 +253,8 @@ def check_builder(builder: Any, name: str, roots: list[str] | None) -> None:
         is_own = is_local and roots is not None and isinstance(folders.find(last), str)
         if not is_own and (is_local or roots is not None):
             raise UserError(
-                f"`{name}` refers to `{shortened(last)}`, which lies outside it",
-                hint="take that file out of `data_files` in its README.md",
+                f"`{name}` refers to `{shortened(last)}`, which is outside it",
+                hint="remove that file from `data_files` in its README.md",
             )
 
 
@@ -301,7 +301,7 @@ def explained(error: Exception, name: str, folder: str | None) -> UserError:
     if kinds & {"OfflineModeIsEnabled", "ConnectionError", "ConnectError", "TimeoutException"}:
         return UserError(f"`{name}` cannot be fetched: the hub cannot be reached", hint=LOCAL_COPY)
     if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError", "HFValidationError"}:
-        return UserError(f"`{name}` is not on the hub, or not open to you", hint=LOCAL_COPY)
+        return UserError(f"`{name}` is not on the hub, or you do not have access", hint=LOCAL_COPY)
     reason = " ".join(str(causes[-1]).split()) or type(causes[-1]).__name__
     hint = AS_PARQUET if folder or type(error) is RuntimeError else LOCAL_COPY  # the latter for a program
     return UserError(f"`{name}` cannot be read: {shortened(reason, 300)}", hint=hint)

@@ -24,7 +24,7 @@ REFUSED = {
 }  # fmt: skip
 BETWEEN = re.compile(r"::(?![0-9a-fA-F:.]*\])")  # not within an IPv6 address
 WEB = ("http://", "https://")
-COPY_SHARDS = "copy the shards to a folder and give `folder/*.tar`"
+COPY_SHARDS = "copy the shards to a folder and pass `folder/*.tar`"
 
 BLOCK_BYTES = 8 * 2**20  # training reads neighbours together, so one request brings many images
 NUM_BLOCKS = 24  # kept, 192 MB in all: eight runs of neighbours lie in up to 16, and the last ones overlap
@@ -61,18 +61,18 @@ def expand(pattern: str) -> list[str]:
                 if len(shards) > MAX_SHARDS:
                     raise bracex.ExpansionLimitException
     except (bracex.ExpansionLimitException, RecursionError):
-        what = f"`{shortened(pattern)}` means more than {MAX_SHARDS:,} shards"
+        what = f"`{shortened(pattern)}` matches more than {MAX_SHARDS:,} shards"
         raise UserError(what, hint="check the numbers in its braces") from None
     if not shards:
-        raise UserError(f"no shard matches `{pattern}`", hint="give shards that exist, as in `folder/*.tar`")
+        raise UserError(f"no shard matches `{pattern}`", hint="pass existing shards, such as `folder/*.tar`")
     return list(shards)
 
 
 def refuse(part: str, pattern: str) -> None:
     if without_query(part).rstrip("}").lower().endswith(COMPRESSED):
         raise UserError(
-            f"`{part}` is compressed, so that single images cannot be reached",
-            hint="unpack it first, as with `gunzip`, and give the `.tar`",
+            f"`{part}` is compressed, so single images cannot be read",
+            hint="unpack it first, for example with `gunzip`, and pass the `.tar`",
         )
     protocol, colon, _ = part.lower().partition(":")
     if protocol in REFUSED and (colon or part != pattern):
@@ -95,14 +95,14 @@ def matching(name: str) -> list[str]:
         return [name]
     if name.startswith(WEB):
         raise UserError(
-            f"`{name}` cannot be listed, as web servers do not say what files they have",
-            hint="write the numbers out, as in `shard-{00000..00012}.tar`",
+            f"`{name}` cannot be listed, because web servers do not list their files",
+            hint="write out the numbers, such as `shard-{00000..00012}.tar`",
         )
     files, path = filesystem(name)
     try:
         return [str(files.unstrip_protocol(found)) for found in sorted(attempt(name, files.glob, path))]
     except OSError as error:
-        raise UserError(str(error), hint="check the address, and that you may read it") from error
+        raise UserError(str(error), hint="check the URL and your access to it") from error
 
 
 class NoRanges(OSError):
@@ -135,7 +135,7 @@ class RemoteFiles:
     def length(self, url: str) -> int:
         size = self.info(url).get("size")
         if size is None or not self.info(url).get("partial", True):
-            raise NoRanges("the server sends no parts of files")
+            raise NoRanges("the server does not support range requests")
         return int(size)
 
     def read(self, url: str, offset: int, size: int) -> bytes:
@@ -189,7 +189,7 @@ def fetch(url: str, start: int, end: int, length: int) -> bytes:
         try:
             return bytes(file.read(end - start))
         except ValueError as error:
-            raise NoRanges("the server sends no parts of files") from error
+            raise NoRanges("the server does not support range requests") from error
 
 
 def attempt(url: str, action: Any, *arguments: Any) -> Any:

@@ -45,7 +45,7 @@ class ShardReader:
         read = self.remote.read if is_url(shard) else local_read
         data = read(shard, self.offsets[index], self.sizes[index])
         if len(data) < self.sizes[index]:
-            raise OSError("is cut off: its shard has become shorter")
+            raise OSError("is truncated: its shard became shorter")
         return data
 
     def stamp(self, index: int) -> str:
@@ -98,11 +98,11 @@ def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
             continue
         except NoRanges as error:
             raise UserError(
-                f"the server of `{shard}` does not send parts of files", hint=COPY_SHARDS
+                f"the server of `{shard}` does not support range requests", hint=COPY_SHARDS
             ) from error
         except (OSError, ValueError) as error:
             if is_url(shard):  # the line or the permission, and with it most likely all other shards
-                raise UserError(str(error), hint="check the address and the connection") from error
+                raise UserError(str(error), hint="check the URL and the connection") from error
             reason = getattr(error, "strerror", None) or error
             gathering.problems.add("unreadable", f"cannot be opened: {reason}", title)
             continue
