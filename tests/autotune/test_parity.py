@@ -10,15 +10,7 @@ from fakes import Cannot, Elsewhere, Peculiar, Small, Wrong, WrongOnPermuted
 from tiny import CONFIG, ONE_PAIR, TOKENIZER, first_batch, new_model
 
 from lapclip.autotune import parity
-from lapclip.autotune.parity import (
-    NUM_PAIRS,
-    Gradients,
-    difference,
-    disagreement,
-    permuted,
-    place_checked,
-    reference,
-)
+from lapclip.autotune.parity import NUM_PAIRS, Gradients, difference, disagreement, permuted, place_checked
 from lapclip.autotune.work import Work
 from lapclip.config import Plan
 from lapclip.errors import UserError
@@ -77,7 +69,7 @@ def test_a_gradient_off_by_one_percent_is_refused_by_its_name(checked_on, seed, 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_no_tensor_s_gradient_is_too_small_for_one_percent_to_be_seen(loss):
     """Not only of those that chance draws: all of them."""
-    right = reference(new_model(loss), work_of(loss), BATCH, PLAIN)
+    right = parity.reference(new_model(loss), work_of(loss), BATCH, PLAIN)
     assert right.by_name.keys() == dict(new_model(loss).named_parameters()).keys()
     for name in right.by_name:
         off = right.by_name | {name: right.by_name[name] * 1.01}
@@ -153,7 +145,7 @@ def test_the_check_leaves_weights_as_they_were_and_no_gradients(monkeypatch, dev
     monkeypatch.setitem(DEVICES, "mps", device)
     model, work = device.place(new_model()), work_of()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    right = reference(new_model(), work, BATCH, PLAIN)
+    right = parity.reference(new_model(), work, BATCH, PLAIN)
     assert disagreement(model, work, BATCH, right, Plan("mps", "fp32", 1, 4))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -168,7 +160,7 @@ def test_one_that_is_merely_small_is_not_wrong(checked_on):
 def test_the_processor_agrees_with_itself_whatever_the_chunk(checked_on):
     model, work = new_model(), work_of(share=0.5)
     assert checked_on(processor(), model=model) is model, "which needs no check"
-    right = reference(model, work, BATCH, PLAIN)
+    right = parity.reference(model, work, BATCH, PLAIN)
     for chunk in (3, NUM_PAIRS):
         assert disagreement(model, work, BATCH, right, Plan("cpu", "fp32", 1, chunk)) is None
 

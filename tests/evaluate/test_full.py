@@ -193,16 +193,6 @@ def test_images_that_share_a_caption_are_one_witness(pool_size):
     assert high - low > 0.3
 
 
-def test_it_says_how_far_it_is_and_can_be_left():
-    work = evaluate(Known(0.5), numbered(), batch_size=12)
-    seen = [next(work) for _ in range(5)]
-    assert [now.done for now in seen] == [0, 16, 32, 48, 0] and [now.total for now in seen] == [60] * 4 + [
-        150
-    ]
-    assert {now.what for now in seen} == {"embedding images", "embedding captions"}
-    work.close()
-
-
 def a_pool(num_images: int = 30, captions_each: int = 3, noise: float = 1.0, seed: int = 0) -> Pool:
     random = np.random.default_rng(seed)
     image = random.normal(size=(num_images, 8))

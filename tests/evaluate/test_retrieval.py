@@ -13,13 +13,9 @@ from lapclip.evaluate.retrieval import DIRECTIONS, chance, rank_answers, rank_bl
 from lapclip.units import finished
 
 
-def names(number: int) -> list[str]:
-    return [f"caption {n}" for n in range(number)]
-
-
-def different(image, text, image_of_caption, captions) -> Pool:
-    """A pool of images of which no two are equal."""
-    numbers = np.arange(len(image))
+def different(image, text, image_of_caption) -> Pool:
+    """A pool of images and captions of which no two are equal."""
+    numbers, captions = np.arange(len(image)), [f"caption {n}" for n in range(len(text))]
     return Pool(image, text, image_of_caption, captions, indices=numbers, groups=numbers)
 
 
@@ -28,13 +24,13 @@ def pool(num_images: int, captions_each: int, seed: int = 0) -> Pool:
     image_of_caption = np.repeat(np.arange(num_images), captions_each)
     image = unit(random.normal(size=(num_images, 16)))
     text = unit(image[image_of_caption] + 0.6 * random.normal(size=(num_images * captions_each, 16)))
-    return different(image, text, image_of_caption, names(len(text)))
+    return different(image, text, image_of_caption)
 
 
 @pytest.mark.parametrize("value", [1 / np.sqrt(8), np.nan], ids=["collapsed", "not finite"])
 def test_a_model_that_sees_no_difference_finds_nothing(value):
     same = np.full((50, 8), value)
-    result = retrieval(different(same, same, np.arange(50), names(50)), 12)
+    result = retrieval(different(same, same, np.arange(50)), 12)
     assert result["text_to_image"]["recall@10"] == 0 and result["in_batch"]["accuracy"] == 0
 
 

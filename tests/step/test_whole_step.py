@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 from fakes import Elsewhere, Follower, WrongOnPermuted, follow
-from tiny import BATCH, CONFIG, assert_alike, attempt, new_model
+from tiny import BATCH, assert_alike, attempt, new_model
 from torch.nn import functional as F
 
 from lapclip.config import Plan
 from lapclip.machine.device import DEVICES
 from lapclip.runs.events import Finished, Step
 from lapclip.step.loss import softmax_loss
-from lapclip.step.optim import build_optimizer
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
 from lapclip.weights.checkpoint import Progress
@@ -52,16 +51,6 @@ def test_a_step_leaves_nothing_behind_and_copies_only_its_numbers_back(plan, los
     assert follower.copied[0].num_elements <= 8
 
 
-def test_following_a_step_changes_no_number_of_it():
-    found = []
-    for watch in (follow, torch.enable_grad):
-        with watch():
-            found.append(attempt(CHUNKED, Elsewhere(), share=0.5, model=new_model(recompute=True)))
-    one, other = found
-    assert one.numbers == other.numbers
-    assert all(map(torch.equal, one.model.parameters(), other.model.parameters()))
-
-
 def test_a_whole_run_leaves_nothing_behind_and_copies_once_a_step(small_config, monkeypatch):
     monkeypatch.setitem(DEVICES, "mps", Elsewhere())
     config = replace(
@@ -95,16 +84,6 @@ def test_a_buffer_left_behind_is_caught_and_named():
     model.image.mean = mean
     found = followed(model=model).mixed
     assert {(one.operation, one.place) for one in found} == {("aten::sub.Tensor", "towers.py:forward")}
-
-
-def test_an_optimizer_built_before_the_model_was_placed_is_caught():
-    with follow() as follower:
-        model = new_model()
-        optimizer = build_optimizer(model, CONFIG.train)
-        for parameter in Elsewhere().place(model).parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-    assert {found.operation for found in follower.mixed} == {"aten::_fused_adamw_"}
 
 
 def without_a_device(image_BE, text_BE, *others):

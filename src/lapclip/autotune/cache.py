@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,11 +68,9 @@ def remember(folder: Path, measured: Measured) -> None:
 
 def store(path: Path, result: dict[str, Any]) -> None:
     """Stores a result with the time of its measurement; a cache that cannot be written is no reason to stop."""
-    try:
+    with suppress(OSError, UserError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"when": time.time()} | result))
-    except (OSError, UserError):
-        return
 
 
 def load(path: Path, kind: type[T]) -> T | None:

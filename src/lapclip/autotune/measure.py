@@ -100,7 +100,8 @@ def measure(
         factor = statistics.median(one / other for one, other in zip(own, best, strict=False))
         rate = work.batch_size / (statistics.median(best) * factor)
         tried[plan] = replace(tried[plan], pairs_per_second=rate, spread=spread_of(own))
-    drift = drift_of(best) if best else 0.0
+    third = max(1, len(best) // 3)  # by how much the last third of the rounds was slower than the first
+    drift = statistics.median(best[-third:]) / statistics.median(best[:third]) - 1 if best else 0.0
     return Measured(tuple(tried.values()), time.time(), time.perf_counter() - started, drift)
 
 
@@ -175,9 +176,3 @@ def race(
 
 def num_in_block(step_seconds: float, block_seconds: float = BLOCK_SECONDS) -> int:
     return max(1, round(block_seconds / step_seconds))
-
-
-def drift_of(seconds: list[float]) -> float:
-    """How much slower the last third of the rounds was than the first."""
-    third = max(1, len(seconds) // 3)
-    return statistics.median(seconds[-third:]) / statistics.median(seconds[:third]) - 1

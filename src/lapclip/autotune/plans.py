@@ -217,8 +217,6 @@ def comparison(chosen: Candidate, rival: Candidate, part: str) -> str | None:
 
 def spread_of(seconds: list[float]) -> float:
     """Half the interquartile range as a share of the median; of fewer than four values, half the whole range."""
-    if len(seconds) < 2:
-        return 0.0
     low, high = min(seconds), max(seconds)
     if len(seconds) >= 4:
         low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")

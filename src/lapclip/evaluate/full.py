@@ -133,25 +133,27 @@ class Retrieved:
 
     def summary(self) -> dict[str, dict[str, Any]]:
         table = {}
-        for way in DIRECTIONS:
-            interval_K2 = intervals(*self.by_unit(way)).tolist()
-            table[way] = recall_summary([ranks[way] for ranks in self.ranks])
-            table[way] |= {f"interval@{k}": interval for k, interval in zip(KS, interval_K2, strict=True)}
+        for direction in DIRECTIONS:
+            interval_K2 = intervals(*self.by_unit(direction)).tolist()
+            table[direction] = recall_summary([ranks[direction] for ranks in self.ranks])
+            table[direction] |= {
+                f"interval@{k}": interval for k, interval in zip(KS, interval_K2, strict=True)
+            }
         return table
 
-    def by_unit(self, way: str) -> tuple[np.ndarray, np.ndarray]:
+    def by_unit(self, direction: str) -> tuple[np.ndarray, np.ndarray]:
         """For each unit the share of queries that succeed at k, and the share of queries, [U, K] each.
 
         Every pool has the same weight, however many captions it has.
         """
         found, asked = [], []
         for pool, ranks in zip(self.pools, self.ranks, strict=True):
-            rank_Q = ranks[way].rank_Q
-            image_Q = pool.image_of_caption if way == "text_to_image" else np.arange(len(pool.indices))
+            rank_Q = ranks[direction].rank_Q
+            image_Q = pool.image_of_caption if direction == "text_to_image" else np.arange(len(pool.indices))
             hits = [np.bincount(image_Q, weights=rank_Q <= k) for k in KS]
             found.append(np.stack(hits, axis=1) / len(rank_Q))
             asked.append(np.stack([np.bincount(image_Q)] * len(KS), axis=1) / len(rank_Q))
-        unit_N = np.unique(self.unit_N[way], return_inverse=True)[1]
+        unit_N = np.unique(self.unit_N[direction], return_inverse=True)[1]
         found_UK, asked_UK = np.zeros((2, unit_N.max() + 1, len(KS)))
         np.add.at(found_UK, unit_N, np.concatenate(found))
         np.add.at(asked_UK, unit_N, np.concatenate(asked))
@@ -202,7 +204,8 @@ def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> Generator
         ranks.append((yield from rank_both(pool, its_links)))
     images = np.concatenate(folds)
     units = {
-        way: independent_units(whole, share_captions=way == "text_to_image")[images] for way in DIRECTIONS
+        direction: independent_units(whole, share_captions=direction == "text_to_image")[images]
+        for direction in DIRECTIONS
     }
     return Retrieved(pools, links, ranks, units)
 
@@ -247,10 +250,10 @@ def classify(
 def compare(own: Retrieved, other: Retrieved) -> dict[str, dict[str, Any]]:
     """By how much recall of one model is above that of another, on the same images and captions."""
     table = {}
-    for way in DIRECTIONS:
-        (own_UK, asked_UK), (other_UK, _) = own.by_unit(way), other.by_unit(way)
+    for direction in DIRECTIONS:
+        (own_UK, asked_UK), (other_UK, _) = own.by_unit(direction), other.by_unit(direction)
         tests = differences(own_UK, other_UK, asked_UK)
-        table[way] = {f"recall@{k}": test for k, test in zip(KS, tests, strict=True)}
+        table[direction] = {f"recall@{k}": test for k, test in zip(KS, tests, strict=True)}
     return table
 
 

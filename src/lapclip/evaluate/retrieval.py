@@ -40,10 +40,10 @@ def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:
     links = Links.of_captions(pool)
     ranks = finished(rank_both(pool, links))
     result: dict[str, Any] = {"num_images": len(pool.image_NE), "num_captions": len(pool.text_ME)}
-    for way in DIRECTIONS:
-        is_found_Q = ranks[way].rank_Q <= max(KS)
+    for direction in DIRECTIONS:
+        is_found_Q = ranks[direction].rank_Q <= max(KS)
         interval = wilson_interval(int(is_found_Q.sum()), len(is_found_Q))
-        result[way] = recall_summary([ranks[way]]) | {f"interval@{max(KS)}": interval}
+        result[direction] = recall_summary([ranks[direction]]) | {f"interval@{max(KS)}": interval}
     result["in_batch"] = batch_accuracy(pool, batch_size)
     return result | {"negatives": accuracy_by_difficulty(pool)}
 

@@ -45,8 +45,8 @@ class Attention(nn.Module):
         return self.out(y_BHQD.transpose(1, 2).reshape(B, -1, D))
 
 
-class Perceptron(nn.Module):
-    """Widens four times, bends, narrows again."""
+class MLP(nn.Module):
+    """Two linear layers with an activation between them, four times as wide."""
 
     def __init__(self, width: int, activation: str):
         super().__init__()
@@ -59,12 +59,12 @@ class Perceptron(nn.Module):
         # A compiler decides by itself what it keeps; under autocast a step of our own would not be in its precision.
         is_ours = not torch.compiler.is_compiling() and not torch.is_autocast_enabled(wide.device.type)
         if wide.requires_grad and is_ours:
-            return BendAndNarrow.apply(wide, self.down.weight, self.down.bias, self.activation)
+            return ActivatedLinear.apply(wide, self.down.weight, self.down.bias, self.activation)
         return self.down(self.activation(wide))
 
 
-class BendAndNarrow(torch.autograd.Function):
-    """`linear(activation(wide))` that keeps `wide` alone for the backward pass, and bends it again there.
+class ActivatedLinear(torch.autograd.Function):
+    """`linear(activation(wide))` that keeps only `wide` for the backward pass, and computes the activation again there.
 
     Plain autograd keeps both sides of the activation: eight of the seventeen vectors a block keeps for each token.
     """
@@ -80,21 +80,21 @@ class BendAndNarrow(torch.autograd.Function):
         wide, weight = ctx.saved_tensors
         with torch.enable_grad():
             wide = wide.detach().requires_grad_()
-            bent = ctx.activation(wide)
+            activated = ctx.activation(wide)
         rows = gradient.flatten(0, -2)
-        (of_wide,) = torch.autograd.grad(bent, wide, gradient @ weight)
-        return of_wide, rows.T @ bent.detach().flatten(0, -2), rows.sum(0), None
+        (of_wide,) = torch.autograd.grad(activated, wide, gradient @ weight)
+        return of_wide, rows.T @ activated.detach().flatten(0, -2), rows.sum(0), None
 
 
 class Block(nn.Module):
-    """Attention, then a perceptron, each after a norm and added to what came in."""
+    """Attention, then an MLP, each after a norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int, activation: str):
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = Perceptron(width, activation)
+        self.mlp = MLP(width, activation)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None = None, at_B: Tensor | None = None) -> Tensor:
         """All tokens, or with `at_B` the one at that place of each row, as [B, 1, D]: the same numbers, less work."""

@@ -191,6 +191,6 @@ def flops_per_pair(size: Size, *, num_tokens: int, num_patches: int | None = Non
 
 def transformer_flops(shape: Shape, num_tokens: int) -> int:
     T, D = num_tokens, shape.width
-    block = 24 * T * D**2 + 4 * T**2 * D  # qkv 6, out 2, perceptron 16; scores and their sum 2 each
+    block = 24 * T * D**2 + 4 * T**2 * D  # qkv 6, out 2, MLP 16; scores and their sum 2 each
     last = 4 * T * D**2 + 20 * D**2 + 4 * T * D  # keys and values of all, the rest at one place
     return (shape.depth - 1) * block + last
