@@ -72,7 +72,7 @@ def run_command(command: list[str]) -> str:
     import subprocess
 
     with suppress(OSError, subprocess.TimeoutExpired):
-        # Without `close_fds` it is spawned, not forked: forking a process with much memory takes long.
+        # By its path and without `close_fds` it is spawned, not forked: forking takes long with much memory.
         done = subprocess.run(  # noqa: S603 found in the user's own PATH
             command,
             stdin=subprocess.DEVNULL,

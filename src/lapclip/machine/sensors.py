@@ -149,7 +149,9 @@ class BackgroundCommands:
     """Runs programs one after another in a thread, at intervals; a reading is their last output."""
 
     def __init__(self, commands: list[Command]) -> None:
-        self.commands = [command for command in commands if shutil.which(command.arguments[0])]
+        found = [(shutil.which(command.arguments[0]), command) for command in commands]
+        # By its path, or it would be forked: see `run_command`.
+        self.commands = [c._replace(arguments=[program, *c.arguments[1:]]) for program, c in found if program]
         self.readings: dict[str, Any] = {}
         self.started = self.answered = float("-inf")
         self.thread: threading.Thread | None = None
