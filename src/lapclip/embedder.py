@@ -66,10 +66,9 @@ class Embedder:
         *,
         name: str = "model",
         weights: Path | None = None,  # a file that holds exactly the model's weights
-        has_bar: bool = False,
     ):
         self.model, self.tokenizer, self.device, self.chunk = model, tokenizer, device, chunk
-        self.name, self.weights, self.has_bar = name, weights, has_bar
+        self.name, self.weights = name, weights
         self.lock: AbstractContextManager[Any] = threading.Lock() if device.is_accelerator else nullcontext()
 
     def __repr__(self) -> str:
@@ -143,7 +142,7 @@ class Embedder:
     def label_rows(self, labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Rows:
         """Unit rows [labels, E]: each label in every template, averaged."""
         prompts = label_prompts(labels, templates)
-        return mean_of_prompts(self.texts(prompts), len(labels))
+        return mean_of_prompts(self.texts(prompts, progress=False), len(labels))
 
     @accepts_pictures
     def classify(
@@ -194,7 +193,7 @@ class Embedder:
     ) -> Rows:
         rows, done = np.empty((total, self.width), dtype=np.float32), 0
         is_main = threading.current_thread() is threading.main_thread()
-        is_shown = self.has_bar and is_main and total >= MIN_FOR_BAR if progress is None else progress
+        is_shown = is_main and total >= MIN_FOR_BAR if progress is None else progress
         with (
             progress_bar(total, always=progress is True) if is_shown else nullcontext(lambda _: None) as show
         ):
@@ -275,7 +274,7 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
         what = f"`{shortened(str(path))}`: {(error.strerror or str(error)).lower()}"
         raise UserError(f"cannot open {what}", hint="name a readable folder") from None
     model = place.place(found.model).eval()
-    return Embedder(model, found.tokenizer, place, name=found.name, weights=found.weights, has_bar=True)
+    return Embedder(model, found.tokenizer, place, name=found.name, weights=found.weights)
 
 
 def find_model(path: Path) -> Pretrained:
