@@ -196,7 +196,7 @@ def test_a_torn_end_does_not_hide_what_was_before(torn):
 
 
 def test_what_lies_far_back_is_found():
-    """The best recall may be hours old; it is read backwards until it is there."""
+    """The best recall may be hours old; it is looked for before the end."""
     many = [step(n, of=10_000) for n in range(1, 3000)]
     run = made("a", begun(10_000), seen(1, 0.4), *many[:2000], seen(2000, 0.3, best=False), *many[2000:])
     status = status_of(run)

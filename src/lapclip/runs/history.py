@@ -252,15 +252,13 @@ class History:
         """Of the best checkpoint."""
         if self.finished and self.finished.recall:
             return self.finished.recall
-        best = self.best or self.evaluated
-        return best.recall if best else None
+        return best.recall if (best := self.best or self.evaluated) else None
 
     @property
     def best_step(self) -> int | None:
         if self.finished and self.finished.recall:
             return self.finished.best_step
-        best = self.best or self.evaluated
-        return best.step if best else None
+        return best.step if (best := self.best or self.evaluated) else None
 
     @property
     def peak_memory(self) -> int | None:
@@ -390,9 +388,7 @@ class Summary:
             self.state = "finished" if last.reason == "budget" else "stopped"
         elif lock.owner is not None:
             self.state = "paused" if last and history.paused else "running"
-        elif (
-            last is None
-        ):  # a process that took the run was gone before its first event; or nobody ever took it
+        elif last is None:  # nobody ever took the run; or whoever did was gone before its first event
             self.state = "stopped" if lock.pid is None else "crashed"
         else:
             self.state = "failed" if isinstance(last, Failed) else "crashed"
@@ -485,7 +481,10 @@ class Summary:
     def document(self) -> dict[str, Any]:
         """Everything the live view shows, for programs."""
         history, step, seen = self.history, self.history.step, self.history.inspected
-        readings = seen.readings if seen else {}
+        readings, memory = seen.readings if seen else {}, None
+        if seen:
+            totals = {"used": seen.memory_used, "peak": seen.memory_peak, "limit": seen.memory_limit}
+            memory = seen.memory | totals
         return {
             "run": str(self.run.path),
             "state": self.state,
@@ -494,19 +493,15 @@ class Summary:
             "progress": self.progress,
             "seconds": history.seconds,
             "seconds_left": 0.0 if self.state == "finished" else self.seconds_left,
-            "loss": history.recently("loss"),
-            "accuracy": history.recently("accuracy"),
+            **{
+                name: history.recently(name) for name in ("loss", "accuracy", "grad_norm", "pairs_per_second")
+            },
             "chance": history.chance,
             "temperature": step.temperature if step else None,
             "lr": step.lr if step else None,
-            "grad_norm": history.recently("grad_norm"),
-            "pairs_per_second": history.recently("pairs_per_second"),
             "bench_share": self.bench_share,
             "parts": history.parts,
-            "memory": seen.memory
-            | {"used": seen.memory_used, "peak": seen.memory_peak, "limit": seen.memory_limit}
-            if seen
-            else None,
+            "memory": memory,
             "cores": readings.get("cores"),
             "readings": readings,
             "recall": history.evaluated.recall if history.evaluated else None,
@@ -520,9 +515,7 @@ class Summary:
         found, back = recall.get("text_to_image", {}), recall.get("image_to_text", {})
         return {
             "state": self.state,
-            "recall@1": found.get("recall@1"),
-            "recall@5": found.get("recall@5"),
-            "recall@10": found.get("recall@10"),
+            **{f"recall@{k}": found.get(f"recall@{k}") for k in (1, 5, 10)},
             "recall@1, picture -> words": back.get("recall@1"),
             "held-out loss": history.best.loss if history.best else None,
             "training loss": history.recently("loss"),
