@@ -37,7 +37,7 @@ def said(capsys) -> str:
         (["train", "--resume", "none"], 1, "no run `none`"),
         (["train", "--resume", "none", "--run", "x"], 1, "omit `--run`"),
         (["train", "--device", "cuda", "--steps", "1"], 1, "no device `cuda`"),
-        (["train", "--image-size", "60"], 1, "cannot be cut into patches"),
+        (["train", "--image-size", "60"], 1, "is not a multiple of the patch size"),
         (["eval", "none"], 1, "no run `none`"),
         (["eval"], 2, "run"),
     ],
@@ -108,9 +108,9 @@ def test_piped_output_is_plain_lines_and_what_cannot_change_on_resume_is_refused
     assert run_command(["train", "--resume", "r", "--size", "small"]) == 1
     assert "`--size` cannot change" in said(capsys)
     assert run_command(["train", "--resume", "r"]) == 1
-    assert "has had its budget" in said(capsys)
+    assert "has used up its budget" in said(capsys)
     assert run_command(["train", "--resume", "r", "--steps", "3"]) == 1
-    assert "has had its budget: 6 steps" in said(capsys)
+    assert "has used up its budget: 6 steps" in said(capsys)
 
 
 def test_every_setting_is_a_flag_with_its_sentence(capsys):

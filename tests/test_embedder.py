@@ -258,7 +258,7 @@ def test_saving_overwrites_nothing(model, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "novel.txt").write_text("once")
     (tmp_path / "file").write_text("upon a time")
-    wrong = {tmp_path / "mine": "exists already", tmp_path / "file": "exists already",
+    wrong = {tmp_path / "mine": "already exists", tmp_path / "file": "already exists",
              tmp_path / "file" / "inside": "cannot write", **dict.fromkeys(["", ".", "/", "a\0b"], "not a valid name")}  # fmt: skip
     for name, said in wrong.items():
         with pytest.raises(UserError, match=said):

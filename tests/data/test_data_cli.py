@@ -170,7 +170,7 @@ def test_missing_images_are_said_and_too_many_stop_a_run(tmp_path, call):
 
     table(missing=2)
     done = call("train", "t.csv", *NANO, "--image-size", "16", "--steps", "1")
-    assert done.returncode == 0 and "`photos/gone0.jpg` is missing, and so 1 more" in done.stderr
+    assert done.returncode == 0 and "`photos/gone0.jpg` is missing, and 1 more" in done.stderr
     table(missing=30)
     done = call("train", "t.csv", *NANO, "--image-size", "16", "--steps", "1")
     assert done.returncode == 1 and "30 images that" in done.stderr and "--images FOLDER" in done.stderr

@@ -136,7 +136,7 @@ def test_the_seed_decides_the_weights_and_nothing_else_does():
 
 
 def test_an_impossible_patch_size_is_refused():
-    with pytest.raises(UserError, match="cannot be cut into patches"):
+    with pytest.raises(UserError, match="is not a multiple of the patch size"):
         shape_of(ModelConfig(size="tiny", image_size=60))
 
 

@@ -108,7 +108,7 @@ def test_a_background_run_survives_its_session_stops_goes_on_is_killed_and_goes_
     assert done.returncode == 0 and json.loads(done.stdout)["steps"] == int(last)
     assert status_of(run).state == "finished"
     refused = call("runs", "resume", run.name, "--steps", "3")
-    assert refused.returncode == 1 and "has had its budget" in refused.stderr
+    assert refused.returncode == 1 and "has used up its budget" in refused.stderr
     assert status_of(run).state == "finished", "a refusal changes nothing"
 
 
@@ -133,11 +133,11 @@ def test_what_fails_while_it_is_set_up_is_said(started, call):
     wait_for(lambda: run.owner() is None)
     status = status_of(run)
     assert status.state == "failed" and status.failed.hint
-    assert "cannot be cut into patches" in status.failed.message
+    assert "is not a multiple of the patch size" in status.failed.message
     wait_for(lambda: "\nhint: " in log_of(run))
     assert "error: " in log_of(run) and "Traceback" not in log_of(run)
     assert log_of(run).startswith("lapclip train ")
-    assert "cannot be cut into patches" in call("runs").stdout
+    assert "is not a multiple of the patch size" in call("runs").stdout
     assert run_command(["eval", "bad"]) == 1
 
 

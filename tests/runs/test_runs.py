@@ -158,7 +158,7 @@ def test_a_process_with_the_number_of_the_owner_is_not_taken_for_it(call):
             (run.path / "lock").write_text(json.dumps(content | {"started": 5.0}))
             fcntl.flock(file, fcntl.LOCK_EX)
             refused = call("runs", "stop", "a")
-            assert refused.returncode == 1 and "not visible from here" in refused.stderr
+            assert refused.returncode == 1 and "not visible on this machine" in refused.stderr
         assert other.poll() is None
         other.kill()
 
@@ -323,7 +323,7 @@ def test_what_is_not_a_run_is_never_removed():
     folder.mkdir(parents=True)
     for name in ("config.toml", "lock", "thesis.tex"):
         (folder / name).write_text("")
-    with pytest.raises(UserError, match="does not look like a run"):
+    with pytest.raises(UserError, match="does not look like a lapclip run"):
         remove(Run(folder))
     assert num_bytes(Run(folder)) == 0 and (folder / "thesis.tex").exists()
 

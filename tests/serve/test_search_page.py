@@ -297,9 +297,9 @@ def test_results_are_narrowed_by_score_and_folder_and_widened_by_more(visit, fol
     seen.wait(f"{SHOWN}.length === 4")
     assert {f"{number}.jpg" for number in range(50, 54)} == set(names(seen))
     seen.page.locator("#score").fill("1")
-    seen.page.get_by_text("nothing scores that high").wait_for()
+    seen.page.get_by_text("no image has this score").wait_for()
     seen.page.reload()
-    seen.page.get_by_text("nothing scores that high").wait_for()
+    seen.page.get_by_text("no image has this score").wait_for()
     seen.page.locator("#score").fill("0")
     seen.wait(f"{SHOWN}.length === 4")
 

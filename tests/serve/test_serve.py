@@ -608,4 +608,4 @@ def test_what_cannot_be_served_is_said(call):
     done = call("serve", "--no-open")
     assert done.returncode == 1 and "there is no model" in done.stderr and "lapclip train" in done.stderr
     assert "`--rate 0`" in call("serve", "--rate", "0").stderr
-    assert "cannot serve at" in call("serve", "--host", "203.0.113.7", "--port", "8999").stderr
+    assert "cannot serve on" in call("serve", "--host", "203.0.113.7", "--port", "8999").stderr

@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_the_smaller_chunk_says_so_and_keeps_it(with_train, m
     config = with_train(steps=2, chunk=8)
     run = prepare(replace(config, device=replace(config.device, device="mps", precision="fp32")))
     said = [event.message for event in train(run.load_config(), run) if isinstance(event, Warned)]
-    assert "memory ran out: from here on chunks of 2 pairs, with the same gradients" in said
+    assert "memory ran out: the chunk is now 2 pairs, with the same gradients" in said
     assert run.load_config().train.chunk == 2
     assert run.load_machine()["reasons"]["chunk"] == "memory ran out with more"
 

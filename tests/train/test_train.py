@@ -193,7 +193,7 @@ def test_minutes_count_training_and_a_resume_keeps_clock_and_order(with_train):
 
 def test_a_finished_run_can_be_extended_but_not_just_resumed(with_train):
     run, _ = trained(with_train(steps=2, eval_every=None))
-    with pytest.raises(UserError, match="has had its budget") as caught:
+    with pytest.raises(UserError, match="has used up its budget") as caught:
         refuse_if_finished(run, revise(run, {}))
     assert "--steps 4" in caught.value.hint
     longer = revise(run, {"steps": 40})

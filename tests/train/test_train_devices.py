@@ -132,7 +132,7 @@ def test_a_run_that_runs_out_of_memory_has_the_losses_of_one_that_does_not(there
     np.testing.assert_allclose(losses(events), losses(straight), atol=1e-5)
     assert len(losses(events)) == 3 and device.num_refusals > 0
     (warned,) = [w for w in of(Warned, events) if w.kind == "memory-ran-out"]
-    assert f"from here on chunks of {chunk} pairs" in warned.message
+    assert f"the chunk is now {chunk} pairs" in warned.message
     assert f"--chunk {chunk}" in warned.hint
     assert events[0].chunk == 8 and run.load_config().train.chunk == chunk
 

@@ -144,7 +144,7 @@ def test_it_is_the_same_to_the_bit_as_a_model_folder_of_ours(copy):
         ({"text__hidden_act": "gelu"}, "text tower is 'gelu', not 'quick_gelu'"),
         ({"vision__num_channels": 1}, "tower is 1, not 3"),
         ({"vision__num_attention_heads": 5}, "24 is not a multiple of 5 heads"),
-        ({"vision__patch_size": 7}, "cut into patches of 7"),
+        ({"vision__patch_size": 7}, "multiple of patch size 7"),
         ({"vision__image_size": 1024, "vision__patch_size": 1}, "1,048,576 patches"),
         ({"text__eos_token_id": 7}, "pooled at token 7"),
         ({"text__vocab_size": 100}, "only 100 tokens"),

@@ -151,7 +151,7 @@ def shape_of(config: ModelConfig) -> Size:
     size = replace(size, **overrides)
     if size.image_size % size.patch_size:
         raise UserError(
-            f"images of {size.image_size} pixels cannot be cut into patches of {size.patch_size}",
+            f"an image size of {size.image_size} is not a multiple of the patch size {size.patch_size}",
             hint=f"choose a multiple of {size.patch_size} as `--image-size`",
         )
     return size

@@ -9,7 +9,7 @@ let isLost = false;
 /** An answer that is none: in words, with what to do. */
 export class Refused extends Error {
   constructor(status, { error, hint }, seconds = 0) {
-    super(typeof error === "string" ? error : `the server answered ${status}`);
+    super(typeof error === "string" ? error : `the server returned status ${status}`);
     this.status = status;
     this.hint = typeof hint === "string" ? hint : "";
     this.seconds = seconds;

@@ -15,8 +15,8 @@ export function showWelcome(health, choose) {
   const isEmpty = health.num_pictures === 0;
   showText("welcome-title", isEmpty ? "No image is indexed yet" : `Search ${images(health.num_pictures)}`);
   const words = isEmpty
-    ? "Type `lapclip index FOLDER` in a terminal, with a folder of images. They are shown here as soon as they are there."
-    : "Type what is in the image, or drop, paste or choose one to find others like it. `beach - people` is a beach without people.";
+    ? "Type `lapclip index FOLDER` in a terminal, with a folder of images. They appear here when they are indexed."
+    : "Type what is in the image, or drop, paste or choose one to find others like it. `beach - people` finds beaches without people.";
   show("welcome-words", words, sentence);
   find("examples").hidden = isEmpty;
   if (isEmpty || drawn) return;

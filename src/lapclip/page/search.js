@@ -94,7 +94,7 @@ function showFound() {
 }
 
 function said(count) {
-  if (!count) return state.minScore ? "nothing scores that high" : "nothing is found";
+  if (!count) return state.minScore ? "no image has this score" : "no images found";
   return `${images(count)}, the best of ${counted(found.num_pictures)} in ${Math.max(1, Math.round(found.milliseconds))} ms`;
 }
 

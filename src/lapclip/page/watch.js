@@ -42,7 +42,7 @@ async function list() {
     if (!run && runs.some((one) => one.name === name)) begin(name);
     if (!run) {
       showText("name", name ?? "No run yet");
-      const words = name ? "there is no such run here, or not yet" : "`lapclip train` in this folder starts one; it will be shown here";
+      const words = name ? "there is no such run in this folder" : "`lapclip train` starts one; it then appears here";
       show("sentence", words, sentence);
       wait = 2;
     }

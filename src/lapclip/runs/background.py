@@ -52,7 +52,9 @@ def start_training(run: Run, arguments: Sequence[str]) -> int:
         raise cannot_write(log_of(run), error) from None
     except psutil.Error:  # it is gone already, and its log says why
         run.release()
-        raise UserError("the training ended as soon as it began", hint=f"`{log_of(run)}` says why") from None
+        raise UserError(
+            "training ended immediately after it started", hint=f"`{log_of(run)}` says why"
+        ) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.returncode = 0  # it outlives us, and nobody waits for it

@@ -158,7 +158,7 @@ class Run:
     def is_taken(self) -> UserError:
         return UserError(
             f"run `{self.name}` is being trained by process {self.owner() or 'another one'}",
-            hint=f"wait for it, or stop it: `lapclip runs stop {self.reference}` saves and ends it",
+            hint=f"wait for it, or stop it: `lapclip runs stop {self.reference}` saves and stops it",
         )
 
     def hand_over(self, pid: int) -> None:
@@ -182,7 +182,7 @@ class Run:
         return self.read_lock().owner
 
     def write_failure(self, problem: BaseException) -> None:
-        fault = "this is a fault of lapclip; please report it"
+        fault = "this is a bug in lapclip; please report it"
         hint = problem.hint if isinstance(problem, UserError) else fault
         event = Failed(message=str(problem) or type(problem).__name__, hint=hint)
         try:
@@ -202,7 +202,7 @@ def read_own(path: Path, folder: Path, max_bytes: int) -> bytes:
     except RuntimeError as error:  # a circle of links
         raise OSError(str(error)) from None
     if not is_own or not real.is_file() or real.stat().st_size > max_bytes:
-        raise OSError(f"`{path}` is no file of the run, or too large")
+        raise OSError(f"`{path}` is not a file of the run, or is too large")
     return real.read_bytes()
 
 
@@ -211,8 +211,8 @@ def refuse_name(name: str) -> None:
     is_word = name.strip(".") and name.isprintable() and not re.search(r"[\s/\\]", name)
     if not is_word or name.startswith("-") or len(name.encode()) > MAX_NAME_BYTES:
         raise UserError(
-            f"`{name[:MAX_NAME_BYTES]}` cannot be the name of a run: it is too long, or not a plain word",
-            hint="use a word without spaces and slashes: `--run cats`; it becomes `runs/cats`",
+            f"`{name[:MAX_NAME_BYTES]}` cannot be the name of a run: it is too long, or contains invalid characters",
+            hint="use a name without spaces and slashes: `--run cats`; it becomes `runs/cats`",
         )
     if (RUNS / name).exists() and not is_leftover(RUNS / name):
         raise name_taken(name)
@@ -220,7 +220,7 @@ def refuse_name(name: str) -> None:
 
 def name_taken(name: str) -> UserError:
     return UserError(
-        f"there is a run called `{name}` already",
+        f"run `{name}` already exists",
         hint=f"continue it with `--resume {name}`, or choose another name with `--run`",
     )
 
@@ -294,5 +294,5 @@ def find_run(name: str) -> Run:
     here = f"; the newest is `{known[0]}`" if known else f"; `{RUNS.absolute()}` holds none"
     raise UserError(
         f"there is no run `{name}`{suggest(name, known) or here}",
-        hint="`lapclip runs` lists the runs of this folder; elsewhere, give the path of the run's folder",
+        hint="`lapclip runs` lists the runs of this folder; for other folders, pass the path of the run",
     )

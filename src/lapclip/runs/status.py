@@ -52,7 +52,7 @@ def run_to_watch(name: str | None) -> Run:
     if newest is None:
         raise UserError(
             f"there is no run to watch: `{RUNS.absolute()}` holds none",
-            hint="begin one with `lapclip train`, or name the path of a run's folder",
+            hint="start one with `lapclip train`, or pass the path of a run",
         )
     return newest
 
@@ -112,8 +112,8 @@ def refuse_if_finished(run: Run, config: Config) -> None:
         return
     more = f"--minutes {float(f'{2 * minutes:.2g}'):g}" if train.minutes else f"--steps {2 * done.step}"
     raise UserError(
-        f"run `{run.name}` has had its budget: {done.step} steps in {minutes:.1f} minutes of training",
-        hint=f"give it a larger one, counted from its start: `lapclip train --resume {run.reference} {more}`",
+        f"run `{run.name}` has used up its budget: {done.step} steps in {minutes:.1f} minutes of training",
+        hint=f"pass a larger budget, counted from its start: `lapclip train --resume {run.reference} {more}`",
     )
 
 
@@ -132,13 +132,13 @@ def ask_to_stop(run: Run) -> int | None:
         if run.owner() is None:  # it ended meanwhile
             return None
         raise UserError(
-            f"run `{run.name}` is held by process {lock.owner}, which is not visible from here",
+            f"run `{run.name}` is locked by process {lock.owner}, which is not visible on this machine",
             hint="stop it where it was started: on the other machine, or in the container",
         ) from None
     except psutil.AccessDenied:
         raise UserError(
-            f"process {lock.owner}, which trains run `{run.name}`, belongs to somebody else",
-            hint="ask them, or stop it as that user",
+            f"process {lock.owner}, which trains run `{run.name}`, belongs to another user",
+            hint="stop it as that user",
         ) from None
     return lock.owner
 
@@ -164,7 +164,7 @@ def remove(run: Run) -> None:
     is_whole = all((run.path / name).is_file() for name in ("config.toml", "tokenizer.json", "lock"))
     if not is_whole and not is_leftover(run.path):
         raise UserError(
-            f"`{run.path}` does not look like a run of lapclip, and is not removed",
+            f"`{run.path}` does not look like a lapclip run, and is not removed",
             hint="check what is in it, and remove it yourself",
         )
     run.take_lock()

@@ -197,10 +197,10 @@ def read_facts(db: sqlite3.Connection) -> dict[str, Any]:
     """The table `about` of the database; ValueError for another version's."""
     facts = dict(db.execute("SELECT key, value FROM about").fetchall())
     if facts.get("version") != VERSION:
-        raise ValueError(f"it has version {facts.get('version')}, and this lapclip reads version {VERSION}")
+        raise ValueError(f"it has version {facts.get('version')}, but this lapclip reads version {VERSION}")
     name = str(facts.get("vectors"))
     if not re.fullmatch(rf"{VECTORS}(-\d+)?", name) or not 0 < int(facts.get("width", 0)) < 2**20:
-        raise ValueError("it does not say where its embeddings are")
+        raise ValueError("it does not record where its embeddings are")
     return facts
 
 

@@ -126,7 +126,7 @@ class Searcher:
     ) -> np.ndarray:
         """The unit row of a query whose words and images are embedded already: terms added and subtracted."""
         if not terms:
-            raise UserError("the query is empty", hint="say what to look for, as `red bicycle`")
+            raise UserError("the query is empty", hint="add what to search for, such as `red bicycle`")
         texts, images = iter(text_rows), iter(image_rows)
 
         def row_of(term: Term) -> np.ndarray:
@@ -141,7 +141,7 @@ class Searcher:
             hint = "index with another run: `lapclip index --model RUN`"
             raise UserError("the model returns embeddings that are not finite", hint=hint)
         if length < 1e-4:
-            hint = "omit what is both added and subtracted"
+            hint = "omit terms that are both added and subtracted"
             raise UserError("the terms of the query cancel out", hint=hint)
         return (total_E / length).astype(np.float32)
 

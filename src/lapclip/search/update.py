@@ -37,7 +37,7 @@ from lapclip.units import Progress
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
 
-FILES_PER_REPORT = 1000  # while walking the folders
+FILES_PER_REPORT = 1000  # while scanning folders
 BATCH = 32  # files a thread takes at once: enough for the model, few enough to share the last ones evenly
 SPARE_BYTES = 2**28  # of disk space, never used
 NUM_NAMED = 5  # unreadable files in a summary
@@ -152,7 +152,7 @@ def update_folders(
         while some := list(islice(stamps, FILES_PER_REPORT)):
             writer.add_found(some)
             num_found += len(some)
-            yield Progress("walking the folders", num_found)
+            yield Progress("scanning folders", num_found)
         if num_found == num_before:
             summary.empty.append(folder)
     summary.unopened = unopened.folders

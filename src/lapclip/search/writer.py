@@ -71,7 +71,7 @@ class Writer:
                     self.create()
                 facts = read_facts(self.db)
                 if facts["width"] != width:
-                    raise ValueError(f"its embeddings have {facts['width']} numbers, not {width}")
+                    raise ValueError(f"its embeddings have {facts['width']} values, not {width}")
                 self.run_all(SCRATCH)
                 self.vectors_name = str(facts["vectors"])
                 self.num_rows = count_rows(self.db)
@@ -293,7 +293,7 @@ def owned(path: Path) -> Iterator[None]:
             owner = read_lock(path / LOCK).owner
             raise UserError(
                 f"process {owner or '?'} is updating this index",
-                hint="wait until it is done; what it has embedded so far is searchable",
+                hint="wait until it is done; images that are already embedded can be searched",
             ) from None
         write_lock_owner(handle, os.getpid())
     try:

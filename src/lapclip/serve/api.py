@@ -36,12 +36,12 @@ REFUSALS = (400, 401, 403, 404, 405, 408, 413, 414, 415, 421, 429, 431, 503)  # 
 RETRY = (429, 503)
 
 Text = Annotated[str, Meta(max_length=10_000)]
-Id = Annotated[int, Meta(ge=1, le=10**18 - 1, description="an image of the index, as `/search` names it")]
+Id = Annotated[int, Meta(ge=1, le=10**18 - 1, description="id of an indexed image, as returned by `/search`")]
 Label = Annotated[str, Meta(min_length=1, max_length=1000)]
 Template = Annotated[str, Meta(max_length=1000, pattern=r"\{\}")]
-Top = Annotated[int, Meta(ge=1, le=1000, description="how many results, 1 to 1000")]
-Cosine = Annotated[float, Meta(ge=-1, le=1, description="the lowest cosine of a result, -1 to 1")]
-Inside = "only images in this folder, one of `/health`'s or inside one"
+Top = Annotated[int, Meta(ge=1, le=1000, description="maximum number of results, 1 to 1000")]
+Cosine = Annotated[float, Meta(ge=-1, le=1, description="minimum cosine similarity of a result, -1 to 1")]
+Inside = "only images in this folder: one of those in `/health`, or a folder inside one"
 
 
 class Nothing(Struct):
@@ -49,18 +49,18 @@ class Nothing(Struct):
 
 
 class Search(Struct):
-    q: Annotated[Text, Meta(description="words; ` + ` and ` - ` between them add and subtract")] = ""
-    like: Annotated[list[Id], Meta(max_length=64, description="images of the index to look like")] = []
-    unlike: Annotated[list[Id], Meta(max_length=64, description="images of the index not to look like")] = []
+    q: Annotated[Text, Meta(description="text; ` + ` and ` - ` add and subtract terms")] = ""
+    like: Annotated[list[Id], Meta(max_length=64, description="ids of indexed images to search for")] = []
+    unlike: Annotated[list[Id], Meta(max_length=64, description="ids of indexed images to subtract")] = []
     top: Top = 24
     min_score: Cosine | UnsetType = UNSET
     folder: Annotated[str, Meta(max_length=4096, description=Inside)] = ""
 
 
 class Classify(Struct):
-    label: Annotated[list[Label], Meta(min_length=1, max_length=1000, description="once for each label")]
+    label: Annotated[list[Label], Meta(min_length=1, max_length=1000, description="one parameter per label")]
     template: Annotated[
-        list[Template], Meta(max_length=16, description="sentences with `{}` where the label goes")
+        list[Template], Meta(max_length=16, description="prompts with `{}` in place of the label")
     ] = []
 
 
@@ -182,7 +182,7 @@ def known_folder(folder: str, folders: list[str]) -> str | None:
     plain = os.path.normpath(folder)
     is_known = any(plain == own or plain.startswith(own.rstrip("/") + "/") for own in folders)
     if folder and (not is_known or "\0" in folder):
-        raise Refused(404, "this folder is not indexed", "`/health` lists those that are")
+        raise Refused(404, "this folder is not indexed", "`/health` lists the indexed folders")
     return plain if folder else None
 
 
@@ -202,17 +202,17 @@ class Operation:
 
 
 OPERATIONS = (
-    Operation("health", "GET", "/health", health, "What is served", Health),
-    Operation("search", "GET", "/search", search, "Images that match words or images", Results, Search),
-    Operation("search_picture", "POST", "/search", search, "Images like this one", Results, Search, has_image=True),
-    Operation("embed", "POST", "/embed", embed, "Unit rows of texts or an image", Embeddings,
+    Operation("health", "GET", "/health", health, "The model and the index", Health),
+    Operation("search", "GET", "/search", search, "Search by text and by indexed images", Results, Search),
+    Operation("search_picture", "POST", "/search", search, "Search by uploaded image", Results, Search, has_image=True),
+    Operation("embed", "POST", "/embed", embed, "Embeddings of texts or an image, unit length", Embeddings,
               has_image=True, has_texts=True),
-    Operation("classify", "GET", "/classify", classify, "Which label fits an image of the index", Probabilities,
+    Operation("classify", "GET", "/classify", classify, "Classify an indexed image", Probabilities,
               ClassifyIndexed),
-    Operation("classify_picture", "POST", "/classify", classify, "Which label fits this image", Probabilities,
+    Operation("classify_picture", "POST", "/classify", classify, "Classify an uploaded image", Probabilities,
               Classify, has_image=True),
-    Operation("thumbnail", "GET", "/thumbnail/{id}", thumbnail, "An image of the index, small", "image/jpeg", OneImage),
-    Operation("picture", "GET", "/picture/{id}", partial(thumbnail, is_large=True), "An image of the index, large",
+    Operation("thumbnail", "GET", "/thumbnail/{id}", thumbnail, "Thumbnail of an image", "image/jpeg", OneImage),
+    Operation("picture", "GET", "/picture/{id}", partial(thumbnail, is_large=True), "Large version of an image",
               "image/jpeg", OneImage),
     Operation("openapi", "GET", "/openapi.json", openapi, "This description", dict),
     Operation("page", "GET", "/", static, "The page", "text/html", None),
@@ -238,7 +238,7 @@ def build_server(
             if operation.has_image:
                 asked.append(read_body(operation, media_type(request), body))
             elif body:
-                raise Refused(400, f"`{request.method}` has no body here", "omit it")
+                raise Refused(400, f"`{request.method}` does not accept a body here", "omit it")
             if free.locked():
                 raise busy()
             async with free:
@@ -253,7 +253,7 @@ def build_server(
         return await respond(operation, request)
 
     routes = [Route(path, endpoint, methods=[*methods, "OPTIONS"]) for path, methods in by_path.items()]
-    app = build_app(routes, hint="`/openapi.json` lists what there is")
+    app = build_app(routes, hint="`/openapi.json` lists all routes")
     return Guard(app, address=address, hosts=hosts, token=token, rate=limits.rate)
 
 
@@ -271,7 +271,7 @@ def read_body(operation: Operation, kind: str, body: bytes) -> bytes | list[str]
     if not kind.startswith("image/") and kind != "application/octet-stream":
         also = " or `application/json`" if operation.has_texts else ""
         hint = f"send an image with `content-type: image/jpeg`{also}"
-        raise Refused(415, f"a body of type `{kind[:80]}` is not read here", hint)
+        raise Refused(415, f"a body of type `{kind[:80]}` is not accepted here", hint)
     if not body:
         raise Refused(400, "the body is empty", "send the bytes of an image")
     return body
@@ -296,20 +296,20 @@ def read_parameters(kind: type[Struct], request: Request) -> Struct:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as problem:
         if request.path_params:
-            raise Refused(404, "there is nothing at this address", "`/search` gives ids of images") from None
+            raise Refused(404, "there is nothing at this URL", "`/search` returns ids of images") from None
         raise Refused(400, f"the parameters: {problem}", "`/openapi.json` describes them") from None
 
 
 def read_fields(query: bytes) -> list[tuple[str, str]]:
     if len(query) > MAX_QUERY_BYTES:
-        raise Refused(414, f"the address is longer than {MAX_QUERY_BYTES >> 10} KB", "ask for less at a time")
+        raise Refused(414, f"the URL is longer than {MAX_QUERY_BYTES >> 10} KB", "send a smaller request")
     try:
         text = query.decode("utf-8")
         return parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS)
     except UnicodeDecodeError:
-        raise Refused(400, "the address has bytes that are not UTF-8", "encode words as UTF-8") from None
+        raise Refused(400, "the URL has bytes that are not UTF-8", "encode text as UTF-8") from None
     except ValueError:
-        raise Refused(400, f"more than {MAX_FIELDS:,} parameters", "ask for less at a time") from None
+        raise Refused(400, f"more than {MAX_FIELDS:,} parameters", "send a smaller request") from None
 
 
 @cache

@@ -68,7 +68,7 @@ def listen(port: int | None, host: str = LOCALHOST) -> socket.socket:
             listening.close()
             reason = error.strerror or str(error)
     asked = f"port {port}" if port is not None else f"any port from {FIRST_PORT} to {candidate}"
-    raise UserError(f"cannot serve at {asked}: {reason.lower()}", hint="choose another with `--port`")
+    raise UserError(f"cannot serve on {asked}: {reason.lower()}", hint="choose another with `--port`")
 
 
 def resolve(host: str) -> tuple[int, str]:
@@ -140,10 +140,10 @@ def build_app(routes: Sequence[Route], hint: str = "the page is at `/`") -> Star
                 return explain(Refused(404, problem.message, problem.hint))
             case HTTPException(status_code=405):
                 allow = ", ".join(sorted((problem.headers or {})["Allow"].split(", ")))
-                message = f"`{request.method[:20]}` is not answered here"
+                message = f"`{request.method[:20]}` is not allowed here"
                 return explain(Refused(405, message, f"use {allow}", allow=allow))
             case HTTPException(status_code=status):
-                return explain(Refused(status, "there is nothing at this address", hint))
+                return explain(Refused(status, "there is nothing at this URL", hint))
             case ClientDisconnect():  # which nobody reads
                 return Response(status_code=400)
         return explain(Refused(500, "the server failed", "see what `lapclip serve` printed"))
@@ -202,7 +202,7 @@ class Guard:
                 with suppress(Exception):  # the client has not read a response of known length to its end
                     await send({"type": "http.response.body", "body": b""})
                 return
-            ending = Refused(503, "the server is ending", "start it again", retry_seconds=1)
+            ending = Refused(503, "the server is shutting down", "start it again", retry_seconds=1)
             await explain(ending)(scope, receive, send_with_headers)
 
     def check(self, request: Request) -> Response | None:
@@ -213,15 +213,17 @@ class Guard:
             hint = "omit `content-length`"
             raise Refused(400, "two headers give the length of the body", hint, connection="close")
         if headers.get("host", "").lower() not in self.hosts:
-            message = "this page is served to this machine only, under its own name"
+            message = "this page is served to this machine only"
             raise Refused(421, message, f"open {self.address}")
         # Another port of this machine is the same site, and another page.
         is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if is_foreign and headers.get("sec-fetch-mode") != "navigate":
-            raise Refused(403, "a page of another site may not read this one", "open it by itself")
+            raise Refused(403, "pages of other sites may not read this page", "open it in its own tab")
         is_reading = request.method in ("GET", "HEAD")
         if not is_reading and headers.get("origin", self.address.rstrip("/")) not in self.origins:
-            raise Refused(403, "a page of another site may not ask this one", "open it by itself")
+            raise Refused(
+                403, "pages of other sites may not send requests to this server", "open it in its own tab"
+            )
         self.rates.count(request.client.host if request.client else "")
         if self.token is None:
             return None
@@ -232,8 +234,8 @@ class Guard:
         is_bearer = kind.lower() == "bearer" and self.is_token(shown.strip())
         if is_bearer or self.is_token(request.cookies.get(self.cookie, "")):
             return None
-        hint = "open the address that `lapclip serve` printed"
-        raise Refused(401, "a token is needed", hint, www_authenticate="Bearer")
+        hint = "open the URL that `lapclip serve` printed"
+        raise Refused(401, "a token is required", hint, www_authenticate="Bearer")
 
     def let_in(self, token: str, scheme: str) -> Response:
         """A redirect, so that the token does not stay in the browser's history."""

@@ -85,7 +85,7 @@ class Bodies:
                             raise busy()
                         timeout.reschedule(min(clock() + patience, deadline))
             except TimeoutError:
-                raise Refused(408, "the body took too long to arrive", "send it again, faster") from None
+                raise Refused(408, "the body took too long to arrive", "send it again") from None
             yield bytes(body)
         finally:
             self.num_bytes -= len(body)
@@ -109,7 +109,10 @@ class Rates:
             self.counts.clear()
         self.counts[client] += 1
         if self.counts[client] > max(1, self.rate * SECONDS_COUNTED):
-            message, hint = f"more than {self.rate:g} requests a second", "wait as long as `Retry-After` says"
+            message, hint = (
+                f"more than {self.rate:g} requests per second",
+                "wait for the time in `Retry-After`",
+            )
             raise Refused(429, message, hint, retry_seconds=self.began + SECONDS_COUNTED - now)
 
 
@@ -164,7 +167,7 @@ class Reader(h11.Connection):
             self.num_parts += 1
             self.num_bytes += len(event.data)
             if self.num_parts > FREE_PARTS + self.num_bytes // MIN_PART_BYTES:
-                raise h11.RemoteProtocolError("a body in too many small parts")
+                raise h11.RemoteProtocolError("the body is sent in too many small parts")
         return event
 
 
@@ -181,8 +184,8 @@ class Connection(H11Protocol):
             self.transport.abort()
             return
         status = 431 if getattr(problem, "error_status_hint", 400) == 431 else 400
-        error = "the head of the request is too long" if status == 431 else "this is not valid HTTP/1.1"
-        body = msgspec.json.encode({"error": error, "hint": "see `/openapi.json` for what can be asked"})
+        error = "the header of the request is too long" if status == 431 else "this is not valid HTTP/1.1"
+        body = msgspec.json.encode({"error": error, "hint": "`/openapi.json` describes the API"})
         headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
         headers += [("connection", "close")]
         response = h11.Response(status_code=status, headers=headers, reason=b"Refused")

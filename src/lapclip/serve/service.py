@@ -97,13 +97,13 @@ class Service:
         """The unit row of a query: words, signed ids of indexed images, and an uploaded image."""
         terms = parse_query(words)
         if len(terms) > MAX_TEXTS:
-            raise Refused(400, f"{len(terms):,} terms; {MAX_TEXTS} are answered at a time", "ask for less")
+            raise Refused(400, f"{len(terms):,} terms; the maximum is {MAX_TEXTS}", "use fewer terms")
         text_rows = await self.text_rows([term.words for term in terms]) if terms else ()
         terms += [Term(sign, entry=id) for sign, id in likes]
         image_rows = [await self.image_row(image)] if image else ()
         terms += [Term(1, image=image)] if image else []
         if not terms:
-            raise Refused(400, "nothing is asked", "give words as `q`, or an image's id as `like`")
+            raise Refused(400, "the query is empty", "pass text as `q`, or the id of an image as `like`")
         try:
             return searcher.combine(terms, text_rows, image_rows)
         except NotIndexed:
@@ -135,7 +135,7 @@ class Service:
         labels, templates = list(dict.fromkeys(labels)), templates or TEMPLATES
         num_letters = sum(map(len, labels))
         if sum(len(labels) * len(one) + one.count("{}") * num_letters for one in templates) > MAX_LETTERS:
-            raise Refused(400, "all labels in all templates are too much text", "ask for fewer at a time")
+            raise Refused(400, "the labels and templates are too much text", "use fewer labels or templates")
         label_LE = mean_of_prompts(await self.text_rows(label_prompts(labels, templates)), len(labels))
         (probability_L,) = self.embedder.probabilities(row_E[None] @ label_LE.T)
         found = zip(labels, probability_L.tolist(), strict=True)

@@ -47,7 +47,7 @@ def page_app(shown: Run | None, address: str) -> ASGIApp:
         if request.method == "HEAD":
             return Response(media_type=EVENT_STREAM)
         if watching.num_streams >= MAX_STREAMS:
-            raise Refused(503, f"{MAX_STREAMS} pages are open already", "close one of them", retry_seconds=1)
+            raise Refused(503, f"{MAX_STREAMS} pages are already open", "close one of them", retry_seconds=1)
         place = request.headers.get("last-event-id") or request.query_params.get("after", "")
         return StreamingResponse(watching.follow(run, place), media_type=EVENT_STREAM)
 
@@ -82,9 +82,7 @@ class Watching:
     def find(self, name: str) -> Run:
         known = self.known()
         if name not in known:
-            raise UserError(
-                f"there is no run `{name}`{suggest(name, known)}", hint="`/runs` lists what there is"
-            )
+            raise UserError(f"there is no run `{name}`{suggest(name, known)}", hint="`/runs` lists all runs")
         return known[name]
 
     def list_runs(self) -> dict[str, Any]:

@@ -27,10 +27,12 @@ def before_training(
 ) -> Iterator[Warned]:
     """What should be known before training starts, mostly about the data."""
     if cfg.pause_below is not None and read_battery() is None:
-        message = f"no battery can be read here, so training never pauses for one below {cfg.pause_below}"
-        yield Warned(step, message, "omit `--pause-below` on this machine", kind="no-battery")
+        message = (
+            f"the battery cannot be read on this machine, so training does not pause below {cfg.pause_below}"
+        )
+        yield Warned(step, message, "omit `--pause-below`", kind="no-battery")
     if step and has_changed:
-        hint = "training continues with what is there now; for a fresh start, begin a new run"
+        hint = "training continues with the current source; to train from scratch, start a new run"
         yield Warned(step, "the source has changed since the run started", hint)
     for part in data.parts:
         if part.files is None:
@@ -38,10 +40,10 @@ def before_training(
         catalogue, pack = part.files.catalogue, part.files.pack
         if part.files.is_streamed:
             message = f"`{part.name}` is not packed: its images are decoded again in every epoch"
-            yield Warned(step, message, "`lapclip data pack` says how much room a pack needs")
-        hint = f"`lapclip data check --json {part.name}` names them all"
+            yield Warned(step, message, "`lapclip data pack` shows how much disk space a pack needs")
+        hint = f"`lapclip data check --json {part.name}` lists all of them"
         for what, count in catalogue.problems.counts.most_common(3):
-            more = f", and so {count - 1:,} more" if count > 1 else ""
+            more = f", and {count - 1:,} more" if count > 1 else ""
             yield Warned(step, f"`{catalogue.problems.names[what][0]}` {what}{more}", hint)
         if pack.unreadable:
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
@@ -50,7 +52,7 @@ def before_training(
     text_length = embedder.model.size.text_length
     if (share := float((lengths > text_length).mean())) >= MIN_SHARE_TRUNCATED:
         message = f"{share:.0%} of the captions are longer than {text_length} tokens and are truncated"
-        hint = f"`--text-length {int(lengths.max())}` would keep them whole, at some cost in time"
+        hint = f"`--text-length {int(lengths.max())}` keeps them whole, but is slower"
         yield Warned(step, message, hint)
 
 
@@ -60,7 +62,7 @@ def is_finite(model: nn.Module) -> bool:
 
 def diverged(step: int, what: str, lr: float, run: Run) -> UserError:
     newest = checkpoint.latest(run.checkpoints)
-    kept = f"; `{newest}` is from before" if newest else "; no checkpoint had been saved yet"
+    kept = f"; `{newest}` was saved before" if newest else "; no checkpoint had been saved yet"
     return UserError(
         f"training diverged at step {step + 1}: {what}{kept}",
         hint=f"start again with a lower learning rate: `--lr {min(lr / 3, 1e-3):.1g}`",
@@ -70,35 +72,37 @@ def diverged(step: int, what: str, lr: float, run: Run) -> UserError:
 def refuse_if_too_many(faults: Collection[str], data: Data, tolerated: float) -> None:
     if len(faults) > max(MAX_FAULTS_NAMED, tolerated * data.training.num_pairs):
         raise UserError(
-            f"{len(faults):,} images could not be read while training, the last one {list(faults)[-1]}",
-            hint="check whether the source is still there; `--max-unreadable` tolerates more",
+            f"{len(faults):,} images could not be read during training, the last one is {list(faults)[-1]}",
+            hint="check that the source still exists; `--max-unreadable` allows more",
         )
 
 
 def replaced(step: int, fault: str) -> Warned:
-    return Warned(step, f"{fault}; another pair takes its place", "repair or remove it")
+    return Warned(step, f"{fault}; another pair is used instead", "repair or remove it")
 
 
 def distrusted(step: int, problem: str) -> Warned:
-    hint = "`lapclip bench --json` prints what a report needs"
+    hint = "include the output of `lapclip bench --json` in a bug report"
     return Warned(step, f"{problem}; training on the CPU instead", hint)
 
 
 def out_of_memory(step: int, plan: Plan) -> Warned:
-    message = f"memory ran out: from here on chunks of {plan.chunk} pairs, with the same gradients"
+    message = f"memory ran out: the chunk is now {plan.chunk} pairs, with the same gradients"
     hint = f"close other programs, or start with `--chunk {plan.chunk}`"
     return Warned(step, message, hint, kind="memory-ran-out")
 
 
 def slept(step: int, seconds: float) -> Warned:
-    message = f"training stopped for {seconds:.0f} s: the machine or the process slept; this is not counted"
-    hint = "nothing is lost; keep the lid open or the power plugged in to train without a break"
+    message = (
+        f"training stopped for {seconds:.0f} s: the machine or the process was suspended; this is not counted"
+    )
+    hint = "nothing is lost; to train without interruption, keep the lid open and the power connected"
     return Warned(step, message, hint, kind="slept")
 
 
 def no_snapshot(step: int, problem: Exception) -> Warned:
     hint = problem.hint if isinstance(problem, UserError) else "training continues without snapshots"
-    return Warned(step, f"no snapshot could be made: {problem}", hint, kind="no-snapshot")
+    return Warned(step, f"could not write a snapshot: {problem}", hint, kind="no-snapshot")
 
 
 class Clock:

@@ -62,15 +62,15 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
     if num_missing > tolerated * (len(catalogue.names) + num_missing):
         first = f"`{catalogue.problems.names[missing[0]][0]}` {missing[0]}"
         raise UserError(
-            f"{num_missing:,} images that `{files.name}` names cannot be found: {first}",
-            hint="pass the folder of the images: `--images FOLDER`; or tolerate it: `--max-unreadable 1`",
+            f"{num_missing:,} images that `{files.name}` lists cannot be found: {first}",
+            hint="pass the folder of the images: `--images FOLDER`; or allow it: `--max-unreadable 1`",
         )
     if (share := len(broken) / max(1, len(catalogue.names))) > tolerated:
         some = list(broken.items())[:3]
         named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in some)
         raise UserError(
             f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
-            hint=f"repair or remove them, or tolerate them: `--max-unreadable {share + 0.01:.2f}`",
+            hint=f"repair or remove them, or allow them: `--max-unreadable {share + 0.01:.2f}`",
         )
 
 
@@ -225,7 +225,7 @@ def refuse_if_other(run: Run, data: Data) -> None:
     """A run may find its data in another place, but not other data."""
     if run.load_machine().get("data") not in (None, data.fingerprint):
         raise UserError(
-            f"`{data.source}` holds other pairs than run `{run.name}` began with",
+            f"`{data.source}` has other pairs than when run `{run.name}` started",
             hint=f"start a new run from its settings: `lapclip train --config {run.path}/config.toml --source ...`",
         )
 

@@ -100,5 +100,5 @@ def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries:
             rows.append((pool.captions[query], pictures))
         sheet.draw_found(path, rows)
     except (UserError, Unreadable) as problem:
-        return Warned(step, str(problem), "the model is saved; make room on the disk")
+        return Warned(step, str(problem), "the model is saved; free some disk space")
     return None

@@ -167,7 +167,7 @@ def shape_difference(stored: dict[str, tuple[int, ...]], expected: dict[str, tup
 def unreadable(checkpoint: Path, file: str, error: Exception) -> UserError:
     return UserError(
         f"cannot read `{checkpoint / file}`: {error}",
-        hint=f"remove `{checkpoint}` to go back to the checkpoint before it",
+        hint=f"remove `{checkpoint}` to use the checkpoint before it",
     )
 
 

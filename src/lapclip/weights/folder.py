@@ -88,10 +88,10 @@ def write_model_folder(
 
 def refuse_other_content(folder: Path, fingerprint: str) -> None:
     if not (folder / DESCRIPTION).is_file():
-        raise UserError(f"`{folder}` exists already and is not a model folder", hint="choose another folder")
+        raise UserError(f"`{folder}` already exists and is not a model folder", hint="choose another folder")
     if read_json(folder / DESCRIPTION).get("fingerprint") != fingerprint:
         hint = "choose another folder, or remove that one"
-        raise UserError(f"`{folder}` holds another model already", hint=hint)
+        raise UserError(f"`{folder}` already holds another model", hint=hint)
 
 
 def write_weights(file: Path, model: CLIP, source: Path | None) -> None:

@@ -107,7 +107,7 @@ def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any) -> Tokenizer:
     """The tokenizer with its start and end tokens: the encoding of an empty text."""
     frame = tokenizer.pipeline.encode("", add_special_tokens=True).ids
     if len(frame) != 2:
-        raise refused(folder, f"its `{TOKENIZER}` does not put one start and one end around a text")
+        raise refused(folder, f"its `{TOKENIZER}` does not add one start and one end token to a text")
     start, end = frame
     # transformers pools a text at this token; if it is 2, as in old files, at the highest id of the row.
     is_read_at_end = end == tokenizer.highest_id if end_read_at == 2 else end == end_read_at

@@ -61,12 +61,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def not_readable(path: Path, why: str) -> UserError:
-    return UserError(f"cannot read `{path}`: {shortened(why)}", hint="copy the folder again, whole")
+    return UserError(f"cannot read `{path}`: {shortened(why)}", hint="copy the whole folder again")
 
 
 def refused(folder: Path, why: str) -> UserError:
     return UserError(
-        f"`{folder}` cannot be loaded: {why}", hint="choose a CLIP model of OpenAI's form, or train one"
+        f"`{folder}` cannot be loaded: {why}",
+        hint="choose a CLIP model with OpenAI's architecture, or train one",
     )
 
 
@@ -85,11 +86,13 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
         if shape.width % shape.heads:
             raise refused(folder, f"a width of {shape.width} is not a multiple of {shape.heads} heads")
     if size.image_size % size.patch_size:
-        raise refused(folder, f"{size.image_size} pixels cannot be cut into patches of {size.patch_size}")
+        raise refused(
+            folder, f"image size {size.image_size} is not a multiple of patch size {size.patch_size}"
+        )
     if (num_patches := (size.image_size // size.patch_size) ** 2) > MAX_PATCHES:
         raise refused(folder, f"{num_patches:,} patches per image are more than {MAX_PATCHES:,}")
     if size.text_length < 3:
-        raise refused(folder, f"captions of {size.text_length} tokens hold no word")
+        raise refused(folder, f"a text length of {size.text_length} tokens is too short")
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
@@ -160,13 +163,13 @@ def read_model(
     except (OSError, ValueError, SafetensorError) as error:
         raise not_readable(file, str(error)) from None
     if not all(bool(torch.isfinite(tensor).all()) for tensor in [*ours.values(), model.scale()]):
-        raise refused(folder, f"`{WEIGHTS}` holds numbers that are not finite")
+        raise refused(folder, f"`{WEIGHTS}` holds values that are not finite")
     return model
 
 
 def refuse_too_large(folder: Path, num_bytes: int) -> None:
     if num_bytes > memory_limit_bytes():
-        raise refused(folder, f"it needs {num_bytes / 1e9:,.0f} GB of memory, more than there is")
+        raise refused(folder, f"it needs {num_bytes / 1e9:,.0f} GB of memory, more than is available")
 
 
 def shape_of_part(part: str, ours: Tensor, parts: Sequence[str]) -> tuple[int, ...]:
