@@ -157,30 +157,26 @@ class OpTiming:
 
 @dataclass(frozen=True)
 class Op:
-    """An operation, the shape of its inputs, how many numbers it may hold at once, and how its work grows."""
+    """An operation, how many numbers it may hold at once, how its work grows, and the shape of its inputs."""
 
     run: Callable[..., object]
     num_inputs: int
-    shape: Callable[[int], tuple[int, ...]]
     num_held: Callable[[int], int]
     power: int = 2  # of the size
-
-
-def square(size: int) -> tuple[int, ...]:
-    return (size, size)
+    shape: Callable[[int], tuple[int, ...]] = lambda size: (size, size)
 
 
 OPS = {
-    "product": Op(torch.mm, 2, square, lambda size: 3 * size**2, power=3),
-    # Where nothing is fused, the scores of all tokens are held, before and after the softmax.
+    "product": Op(torch.mm, 2, lambda size: 3 * size**2, power=3),
     "attention": Op(
         F.scaled_dot_product_attention,
         3,
-        lambda size: (1, HEADS, size, HEAD_WIDTH),
+        # Where nothing is fused, the scores of all tokens are held, before and after the softmax.
         lambda size: HEADS * (4 * size * HEAD_WIDTH + 2 * size**2),
+        shape=lambda size: (1, HEADS, size, HEAD_WIDTH),
     ),
-    "layer norm": Op(lambda rows: F.layer_norm(rows, rows.shape[-1:]), 1, square, lambda size: 2 * size**2),
-    "copy": Op(torch.clone, 1, square, lambda size: 2 * size**2),
+    "layer norm": Op(lambda rows: F.layer_norm(rows, rows.shape[-1:]), 1, lambda size: 2 * size**2),
+    "copy": Op(torch.clone, 1, lambda size: 2 * size**2),
 }
 
 

@@ -58,8 +58,10 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
         remarks.append(
             f"during measurement, the machine became {abs(drift):.0%} {became}; `--fresh` measures again"
         )
+    rows = [(part, getattr(result.choice.plan, part), reason) for part, reason in result.reasons.items()]
+    reasons = Table("what training will use", columns_of("setting, value, why"), rows)
     title = f"{config.model.size}, batches of {result.resolved.train.batch_size}"
-    section = Section("Execution plans", points=remarks, tables=[steps_table(result), reasons_table(result)])
+    section = Section("Execution plans", points=remarks, tables=[steps_table(result), reasons])
     return Result(as_json(result), section, lambda: draw_steps(result.measured, result.choice.plan, title))
 
 
@@ -91,11 +93,6 @@ def steps_table(result: StepsResult) -> Table:
     caption = f"{model}, {result.num_parameters:,} parameters, batches of {batch}"
     columns = "device, precision, threads: count, chunk: count, pairs/s: rate, spread: share, remark"
     return Table(caption, columns_of(columns), rows)
-
-
-def reasons_table(result: StepsResult) -> Table:
-    rows = [(part, getattr(result.choice.plan, part), reason) for part, reason in result.reasons.items()]
-    return Table("what training will use", columns_of("setting, value, why"), rows)
 
 
 @dataclass(frozen=True)

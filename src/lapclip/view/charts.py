@@ -28,7 +28,10 @@ class Phase(StrEnum):
 def charts_of(summary: Summary) -> list[Chart]:
     """Every curve of one run; those without data are omitted."""
     history = summary.history
-    steps, evaluations, span = list(history.steps), list(history.evaluations), span_of(summary)
+    steps, evaluations, last = list(history.steps), list(history.evaluations), float(history.num_steps)
+    span = (
+        (min(float(steps[0].step), last - 1), last) if steps else (0.0, 1.0)
+    )  # a single step needs an axis too
 
     def points(name: str) -> Points:
         return [(s.step, getattr(s, name)) for s in steps]
@@ -69,12 +72,6 @@ def with_data(charts: Iterable[Chart], **shared: Any) -> list[Chart]:
     """Those charts that have more than reference lines, without their empty lines."""
     full = [replace(chart, lines=[line for line in chart.lines if line.points], **shared) for chart in charts]
     return [chart for chart in full if any(line.look != "level" for line in chart.lines)]
-
-
-def span_of(summary: Summary) -> tuple[float, float]:
-    """From the first step to the last; also a single one needs an axis."""
-    first, last = next(iter(summary.history.steps), None), float(summary.history.num_steps)
-    return (min(float(first.step), last - 1), last) if first else (0.0, 1.0)
 
 
 def known(points: Iterable[tuple[float, float | None]]) -> Points:

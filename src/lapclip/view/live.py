@@ -50,12 +50,13 @@ def short(value: Any) -> float | None:
 
 def now_of(summary: Summary) -> dict[str, Any]:
     """All that the page shows beside the curves."""
-    history = summary.history
+    history, note = summary.history, what_now(summary)
+    far = "" if summary.is_preparing or summary.state == "finished" else how_far(summary) + time_left(summary)
     return {
         "name": summary.run.name,
         "state": summary.state,
         "state_words": summary.state_words,
-        "sentence": sentence_of(summary),
+        "sentence": "; ".join(filter(None, (far, note))),
         "progress": short(summary.progress),
         "progress_words": f"{int(summary.progress * 100)}%",
         "is_over": summary.is_over,
@@ -71,14 +72,6 @@ def now_of(summary: Summary) -> dict[str, Any]:
         ],
         "inspected": f"at step {history.inspected.step:,}" if history.inspected else "",
     }
-
-
-def sentence_of(summary: Summary) -> str:
-    """How far it is, and what to know or to type."""
-    note = what_now(summary)
-    if summary.is_preparing or summary.state == "finished":
-        return note
-    return "; ".join(filter(None, (how_far(summary) + time_left(summary), note)))
 
 
 def time_left(summary: Summary) -> str:
