@@ -17,9 +17,9 @@ from tiny import ONE_PAIR, SOURCE, TOKENIZER, assert_alike, attempt, new_model
 from lapclip.config import Plan
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
-from lapclip.machine.device import DEVICES, processor
+from lapclip.machine.device import processor
 from lapclip.model.clip import CLIP
-from lapclip.runs.events import Step, Warned
+from lapclip.runs.events import Step
 from lapclip.step.step import SCALE_GROWTH_STEPS
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
@@ -53,7 +53,9 @@ def test_the_chunk_is_halved_until_it_fits_and_the_gradients_stay(right, first, 
     assert_alike(found.gradients, right.gradients, 1e-4)
 
 
-def test_no_room_for_one_pair_is_a_sentence():
+def test_no_memory_for_one_pair_is_a_sentence_and_other_errors_are_not_hidden():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        attempt(THERE, RunsOutOnce(error=RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
     with pytest.raises(UserError, match="not enough memory for even one pair at a time") as caught:
         attempt(THERE, Small(limit_bytes=ONE_PAIR // 2))
     assert "--size" in caught.value.hint
@@ -88,21 +90,6 @@ def test_running_out_in_the_middle_of_a_chunk_leaves_no_gradient_behind(right, a
     assert found.plan.chunk == 2
     assert found.numbers.grad_norm == pytest.approx(right.numbers.grad_norm, rel=1e-5)
     assert_alike(found.gradients, right.gradients, 1e-4)
-
-
-def test_a_run_goes_on_with_the_smaller_chunk_says_so_and_keeps_it(with_train, monkeypatch):
-    monkeypatch.setitem(DEVICES, "mps", Small(limit_bytes=3 * ONE_PAIR))
-    config = with_train(steps=2, chunk=8)
-    run = prepare(replace(config, device=replace(config.device, device="mps", precision="fp32")))
-    said = [event.message for event in train(run.load_config(), run) if isinstance(event, Warned)]
-    assert "memory ran out: the chunk is now 2 pairs, with the same gradients" in said
-    assert run.load_config().train.chunk == 2
-    assert run.load_machine()["reasons"]["chunk"] == "memory ran out with more"
-
-
-def test_other_errors_are_not_hidden():
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
-        attempt(THERE, RunsOutOnce(error=RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
 
 
 class Cramped(CLIP):
