@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from lapclip.autotune.resolve import RECIPES
 from lapclip.config import load_config
 from lapclip.diagnose.diagnosis import MAX_TIMES, SECONDS_AWAY, Diagnosis
+from lapclip.diagnose.learning import USUAL_LR
 from lapclip.runs.events import Evaluated, Inspected, Started, Step, Warned
 
 BATCH = 32
@@ -303,3 +305,7 @@ def test_an_end_with_a_high_rate_is_said_but_not_one_of_a_few_steps():
     assert few.at_end(0) == []
     few.look(replace(step(2), lr=2e-4, progress=1.0))
     assert few.at_end(2) == []
+
+
+def test_no_default_learning_rate_is_called_too_high():
+    assert max(recipe.lr for recipe in RECIPES.values()) == USUAL_LR

@@ -11,35 +11,14 @@ from lapclip.config import MAX_SCALE, Config
 from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
 from lapclip.runs.history import mean_recall
 
+USUAL_LR = 1e-3  # the highest of `autotune.resolve.RECIPES`
+MUCH_DECAY = 1.0  # of the weights; 0.1 is usual
+
 CHANCE_STEPS = 100  # together: 1,600 choices even in batches of 8, so that chance can be told from a little
 CHANCE_FROM = 0.15  # of the run: `nano` leaves chance in the first tenth, at a tenth of its rate in a fifth
 CHANCE_SIGMAS = 3.0  # above chance is no longer chance; at a hundredth of its rate `nano` was by a third
 STUCK = 0.02  # of the loss: what halves of the window may differ by; a loss that still falls differs by more
-USUAL_LR = 1e-3  # the highest that a size is trained with by default
-NEAR_LIMIT = 0.99  # of the limit: the last steps towards it are small
 HIGH_LR, SURE_STEPS = 5e-3, 30  # so high a rate is known to collapse: fewer steps are enough to be sure
-PINNED_STEPS = 200  # some steps at the limit are usual when learning is fast
-PINNED_LOW_STEPS = 30  # no run that learned was at the other limit
-DUPLICATE_STEPS = 10  # together: single batches vary
-MIN_DIFFERENT = 0.6  # of a batch; drawn scenes have 1.0, the names of a hundred classes 0.57 of 128
-MIXED = 0.3  # of a batch: with more different captions than this a larger batch brings others
-HIGH_RATE = 0.1  # of the highest learning rate; below, hardly anything is learned any more
-MIN_STEPS = 10  # in a run of fewer steps the last one is far from the end of the schedule
-BLOCK_STEPS = 50  # judged together: single long gradients are usual and are shortened
-SOME_STEPS = 10  # of a block that must be far too long
-FAR_LONGER = 10.0  # than usual; runs that learned, in batches of 8, had single ones 20 times as long
-LOSS_ROSE = 1.1  # times its lowest: longer gradients while the loss falls are learning
-MUCH_DECAY = 1.0  # of the weights; 0.1 is usual
-NUM_INSPECTIONS = 5  # in a row, about half a minute
-VANISHED = 1e-4  # of the longest in its tower; 0.02 in runs that learned, 0.002 at far too high a rate
-SMALL_POOL = 100  # images; below, ten points of recall are within the noise
-GOOD_POOL = 512  # images; four points
-SIGMAS = 1.96  # of a 95% interval
-NUM_LAST = 3  # evaluations that must agree; random wobble seldom does three times
-LOSS_RISES = 1.1  # times its lowest: less than that does no harm yet
-LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
-NUM_LEVEL = 4  # evaluations after the lowest loss, before recall that does not rise counts as over
-MAX_VALIDATION = 0.3  # maximum share that is advised
 
 
 class Collapsed:
@@ -89,6 +68,11 @@ class Collapsed:
         return Warned(event.step, f"{message}; {why}", hint, "collapsed")
 
 
+NEAR_LIMIT = 0.99  # of the limit: the last steps towards it are small
+PINNED_STEPS = 200  # some steps at the limit are usual when learning is fast
+PINNED_LOW_STEPS = 30  # no run that learned was at the other limit
+
+
 class Pinned:
     """The temperature stays where it is not allowed to go further."""
 
@@ -118,6 +102,11 @@ class Pinned:
             yield Warned(event.step, message, hint, "scale-pinned")
 
 
+DUPLICATE_STEPS = 10  # together: single batches vary
+MIN_DIFFERENT = 0.6  # of a batch; drawn scenes have 1.0, the names of a hundred classes 0.57 of 128
+MIXED = 0.3  # of a batch: with more different captions than this a larger batch brings others
+
+
 class Duplicates:
     """Many pairs of a batch share their caption."""
 
@@ -144,6 +133,10 @@ class Duplicates:
         yield Warned(event.step, message, hint, "duplicate-captions")
 
 
+HIGH_RATE = 0.1  # of the highest learning rate; below, hardly anything is learned any more
+MIN_STEPS = 10  # in a run of fewer steps the last one is far from the end of the schedule
+
+
 def rate_still_high(config: Config, last: Step, step: int, name: str) -> Warned | None:
     """At the end: what is learned while the learning rate decays has not been learned."""
     peak = config.train.lr or USUAL_LR
@@ -153,6 +146,12 @@ def rate_still_high(config: Config, last: Step, step: int, name: str) -> Warned 
     message = f"training ends at {done}, with the learning rate at {rate}"
     hint = f"the model would improve further while it decays: `lapclip train --resume {name}`"
     return Warned(step, message, hint, "lr-still-high")
+
+
+EXPLODING_BLOCK = 50  # judged together: single long gradients are usual and are shortened
+EXPLODING_STEPS = 10  # of a block that must be far too long
+EXPLODING_TIMES = 10.0  # than usual; runs that learned, in batches of 8, had single ones 20 times as long
+EXPLODING_LOSS = 1.1  # times its lowest: longer gradients while the loss falls are learning
 
 
 class Exploding:
@@ -170,12 +169,12 @@ class Exploding:
         if not isinstance(event, Step):
             return
         self.block.append(event)
-        if len(self.block) < BLOCK_STEPS:
+        if len(self.block) < EXPLODING_BLOCK:
             return
         norms, loss = sorted(step.grad_norm for step in self.block), fmean(step.loss for step in self.block)
-        often = norms[-SOME_STEPS]
-        is_far = often >= FAR_LONGER * max(self.usual, self.config.train.clip_norm)
-        if self.usual < math.inf and is_far and loss >= LOSS_ROSE * self.lowest_loss:
+        often = norms[-EXPLODING_STEPS]
+        is_far = often >= EXPLODING_TIMES * max(self.usual, self.config.train.clip_norm)
+        if self.usual < math.inf and is_far and loss >= EXPLODING_LOSS * self.lowest_loss:
             where = f", the largest in `{max(self.norms, key=self.norms.__getitem__)}`" if self.norms else ""
             rose = f"the loss has risen from {self.lowest_loss:.2f} to {loss:.2f}"
             norm = f"the norm is often {often:.3g} or more, before it was {self.usual:.2g}"
@@ -183,6 +182,10 @@ class Exploding:
             yield Warned(event.step, message, calmer(self.config), "exploding-gradients")
         self.usual, self.lowest_loss = min(self.usual, median(norms)), min(self.lowest_loss, loss)
         self.block = []
+
+
+NUM_INSPECTIONS = 5  # in a row, about half a minute
+VANISHED_SHARE = 1e-4  # of the longest in its tower; 0.02 in runs that learned, 0.002 at far too high a rate
 
 
 class Vanishing:
@@ -197,7 +200,7 @@ class Vanishing:
             return
         norms = {layer: norm for layer, norm in event.grad_norms.items() if "." in layer}
         largest_norms = {layer: max(tower_of(layer, norms).values()) for layer in norms}
-        self.recent.append([layer for layer in norms if norms[layer] < VANISHED * largest_norms[layer]])
+        self.recent.append([layer for layer in norms if norms[layer] < VANISHED_SHARE * largest_norms[layer]])
         layers = [layer for layer in self.recent[-1] if all(layer in each for each in self.recent)]
         if len(self.recent) < NUM_INSPECTIONS or not layers:
             return
@@ -219,6 +222,16 @@ def calmer(config: Config) -> str:
     if config.train.weight_decay >= MUCH_DECAY:
         return "start again with less weight decay: `--weight-decay 0.1`"
     return f"start again with a lower learning rate: `--lr {(config.train.lr or USUAL_LR) / 3:.1g}`"
+
+
+SMALL_POOL = 100  # images; below, ten points of recall are within the noise
+GOOD_POOL = 512  # images; four points
+SIGMAS = 1.96  # of a 95% interval
+NUM_LAST = 3  # evaluations that must agree; random wobble seldom does three times
+OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
+LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
+NUM_LEVEL = 4  # evaluations after the lowest loss, before recall that does not rise counts as over
+MAX_VALIDATION = 0.3  # maximum share that is advised
 
 
 @dataclass(frozen=True)
@@ -278,7 +291,7 @@ def judge(points: list[Point]) -> Warned | None:
     best = min(points, key=lambda point: point.loss)
     num_after = len(points) - 1 - points.index(best)
     last, current = points[-NUM_LAST:], points[-1]
-    limit = max(LOSS_RISES * best.loss, best.loss + LOSS_SPREAD / math.sqrt(best.num_images))
+    limit = max(OVERFIT_LOSS * best.loss, best.loss + LOSS_SPREAD / math.sqrt(best.num_images))
     if num_after < NUM_LAST or any(point.loss < limit for point in last):
         return None
     now, noise = fmean(point.recall for point in last), current.noise

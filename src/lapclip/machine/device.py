@@ -1,4 +1,4 @@
-"""What a step runs on. The only file that names a backend: the rest of lapclip does not know.
+"""What a step runs on. The only file that runs code for a backend.
 
 A device is requested by name (`device_named`); what a backend does not override works as on the CPU.
 """
