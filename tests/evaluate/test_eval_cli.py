@@ -181,7 +181,7 @@ def test_the_page_and_the_sheet_are_written_where_it_says(call):
         (["mine", "--sheet", "m.jpg"], "`m.jpg`", "mistakes.png"),
         (["mine", "--sheet", "none/m.png"], "none/m.png", "an existing folder"),
         (["mine", "--html", "animals"], "does not end in `.html`", "goes before `--html`"),
-        (["mine", "--html", "foreign.html"], "is no report of lapclip", "another file"),
+        (["mine", "--html", "foreign.html"], "is not a lapclip report", "another file"),
         (["mine", "--html", "none/page.html"], "cannot write `none/page.html`", "an existing folder"),
         (["animals"], "`animals` is not a run", "lapclip eval MODEL SOURCE"),
         (["mien"], "did you mean `mine`", "lists the runs"),

@@ -86,7 +86,7 @@ def test_what_cannot_be_measured_is_said_so(tmp_path):
     assert "not measured: temperature, power, battery, energy" in text and "cores not measured" in text
     assert "recall@1 not evaluated yet" in text
     text = shown(written(tmp_path / "b", started(), step(1)))
-    assert "memory by kind: not measured yet" in text and "a step's time by part: not measured yet" in text
+    assert "memory by kind: not measured yet" in text and "time of a step: not measured yet" in text
 
 
 def test_a_run_that_is_being_set_up_is_waited_for_and_an_old_folder_is_not(tmp_path):

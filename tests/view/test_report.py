@@ -225,7 +225,7 @@ def test_the_command_prints_the_path_and_costs_no_torch(run):
 def test_only_reports_are_overwritten_and_only_runs_reported(run, call):
     Path("mine.html").write_text("<html>my own page</html>")
     for place, said in (
-        ("mine.html", "no report of lapclip"),
+        ("mine.html", "not a lapclip report"),
         ("none/x.html", "cannot write"),
         ("/dev/null", "cannot"),
     ):
@@ -248,7 +248,7 @@ def test_several_runs_stand_side_by_side(call):
     assert "`fast` has the best recall@1, 60.0%; `slow` has 20.0% and `third` has 10.0%" in done.stderr
     html = Path("report.html").read_text()
     assert [line["label"] for line in embedded(html)[0]["lines"]] == ["slow", "fast", "third"]
-    differing = re.search(r'id="what-differs".*?</section>', html, re.DOTALL)[0]
+    differing = re.search(r'id="differences".*?</section>', html, re.DOTALL)[0]
     assert "0.0001" in differing and "weight_decay" not in differing, "what is the same is not listed"
     told([started(), step(10), replace(finished(10), recall=recall(0.5, num=50))], "few")
     words = call("report", "fast", "few", "--markdown").stdout
@@ -405,7 +405,7 @@ def test_resumes_and_pauses_are_marked():
     events = [started(), *(step(n) for n in range(1, 41)), Paused(40, "on battery"), Continued(40, 90.0)]
     events += [step(41), started(step=30), *(step(n) for n in range(31, 101)), finished(100)]
     run = told(events)
-    assert "resumed once and it paused once, 1m30s in all" in summary(run)
+    assert "resumed once and it paused once, 1m30s in total" in summary(run)
     charts = next(s.charts for s in document_of([summarize(run)]).sections if s.charts)
     assert charts[0].marks == [
         (30, "resumed"),

@@ -25,7 +25,7 @@ from lapclip.runs.status import run_to_watch
 ESSENTIAL = (
     "running", "left", "loss", "in-batch accuracy", "recall@1", "recall@10", "chance", "tau", "gradient norm",
     "pairs/s", "data", "transfer", "forward", "backward", "optimizer", "memory", "peak", "activations", "core",
-    "temperature", "power", "battery", "q leaves this view; training goes on",
+    "temperature", "power", "battery", "q quits this view; training continues",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
     WARMUP = "warm-up"
     LEARNING = "learning"
-    WHOLE_IMAGES = "whole images"
+    WHOLE_IMAGES = "all patches"
 
 
 def charts_of(summary: Summary) -> list[Chart]:
@@ -55,12 +55,12 @@ def charts_of(summary: Summary) -> list[Chart]:
     accuracy = [*both("training", "accuracy"), level("chance", history.chance)]
     norm = [*both("mean", "grad_norm"), level("clipping norm", find(summary.settings, "clip_norm"))]
     speed = [*both("mean", "pairs_per_second"), level("measured by bench", summary.bench_speed)]
-    in_batch = "how often the own caption is the nearest in the batch, averaged over both directions"
+    in_batch = "how often the correct item is the nearest in the batch, averaged over both directions"
     charts = [
         Chart("Loss", "of the training batches, and over the validation set", loss),
         Chart("Accuracy", in_batch, accuracy, **SHARES),
         Chart("Recall", RECALL, recall, **SHARES),
-        Chart("Temperature", "lower separates pairs more sharply", [Line("learned", thin(points("temperature")), 0)]),
+        Chart("Temperature", "a lower value contrasts pairs more", [Line("learned", thin(points("temperature")), 0)]),
         Chart("Learning rate", "", [Line("lr", thin(points("lr")), 0)], from_zero=True),
         Chart("Gradient norm", "before clipping", norm, is_log=all(s.grad_norm > 0 for s in steps)),
         Chart("Pairs per second", "without evaluation and saving", speed, from_zero=True),
@@ -123,7 +123,7 @@ def phases_in_words(summary: Summary) -> list[str]:
         said.append(f"the warm-up, {warmup:.0%} of the run, in which the learning rate rises")
     if Phase.WHOLE_IMAGES in seen:
         said.append(
-            f"the part from {whole_from:.0%} on, which sees whole images instead of {keeps:.0%} of them"
+            f"the part from {whole_from:.0%} on, which uses all patches instead of {keeps:.0%} of them"
         )
     return [f"Shaded: {'; '.join(said)}."] if said else []
 

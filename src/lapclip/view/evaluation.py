@@ -77,7 +77,7 @@ def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[
         compared,
         difficulty_section({str(result["model"]): result["negatives"]} if result.get("negatives") else {}),
         mistakes_section(result, images),
-        Section("Left out", points=left_out(result)),
+        Section("Omitted images", points=left_out(result)),
     ]
 
 
@@ -118,8 +118,8 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
         return []
     where = f", 95% interval {interval(ends)}" if (ends := zero_shot.get("interval@1")) else ""
     first = (
-        f"Of {plural(zero_shot['num_images'], 'image')}, {percent(zero_shot['top1'])} get the name of their class "
-        f"among {zero_shot['num_classes']:,} (chance {percent(zero_shot['chance'])}{where})"
+        f"Of {plural(zero_shot['num_images'], 'image')}, {percent(zero_shot['top1'])} are assigned the correct "
+        f"class among {zero_shot['num_classes']:,} (chance {percent(zero_shot['chance'])}{where})"
     )
     if zero_shot["num_classes"] > 5:
         first += f"; for {percent(zero_shot['top5'])} it is among the first five"
@@ -127,7 +127,7 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
     if templates := zero_shot.get("templates"):
         more = [f"{len(templates) - NUM_TEMPLATES} more templates"] * (len(templates) > NUM_TEMPLATES)
         quoted = [code(shortened(str(template), 60)) for template in templates[:NUM_TEMPLATES]]
-        said.append(f"Asked as {listed(quoted + more)}.")
+        said.append(f"Prompts: {listed(quoted + more)}.")
     return said
 
 
@@ -159,7 +159,7 @@ def confusion(result: Mapping[str, Any]) -> list[HeatMap]:
     ]
     right = sum(row[place] for place, row in enumerate(counts))
     about = (
-        "A row is a class, a column the class it was given; the stronger the colour, the larger the share of the row. "
+        "Rows are correct classes, columns predicted ones; the stronger the colour, the larger the share of the row. "
         f"The framed diagonal is correct: {right:,} of {sum(map(sum, counts)):,} images."
     )
     names = labels if len(labels) <= MAX_NAMES else [""] * len(labels)
@@ -215,9 +215,7 @@ def mistakes_section(result: Mapping[str, Any], images: Mapping[int, bytes]) -> 
             for place in (mistake, *mistake["found"])
         ]
         queries.append(Query(shortened(str(mistake["caption"])), mistake["rank"], found))
-    words = (
-        f"The worst {len(queries):,}: the correct image, then what was ranked before it, with the cosines."
-    )
+    words = f"The worst {len(queries):,}: the correct image, then those ranked before it, with their scores."
     return Section("Mistakes", [words] if queries else [], queries=queries)
 
 

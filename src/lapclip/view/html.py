@@ -97,8 +97,8 @@ def refuse_foreign(path: Path) -> None:
             is_ours = SIGN.encode() in file.read(NUM_BYTES_READ)
         if not is_ours:
             raise UserError(
-                f"{code(path)} exists already and is no report of lapclip",
-                hint="name another file with `--out`, or move that one away",
+                f"{code(path)} already exists and is not a lapclip report",
+                hint="name another file with `--out`, or move the existing one",
             )
 
 
@@ -107,6 +107,6 @@ def check_place(path: Path) -> None:
     is_taken = path.exists() and not (path.is_file() and os.access(path, os.R_OK | os.W_OK))
     if is_taken or not os.access(path.absolute().parent, os.W_OK):
         raise UserError(
-            f"cannot write {code(path)}: it is not a file, or not in a folder, that you may write to",
+            f"cannot write {code(path)}: it is not a writable file, or its folder is not writable",
             hint="name a file in an existing folder",
         )

@@ -40,10 +40,10 @@ def found_section(summary: Summary) -> Section:
             first = sum(query.rank == 1 for query in queries)
             words = (
                 "Captions of the validation set, and the images found for them, best first, at step "
-                f"{count(evaluated.step)}. For {first} of these {len(queries)} the correct one comes first."
+                f"{count(evaluated.step)}. For {first} of these {len(queries)}, the correct image is first."
             )
-            return Section("What it finds", [words], queries=queries)
-    return Section("What it finds")
+            return Section("Retrieval examples", [words], queries=queries)
+    return Section("Retrieval examples")
 
 
 def read_queries(folder: Path, snapshot: str) -> list[Query]:
@@ -143,9 +143,9 @@ def stretches_section(history: History, stretches: Stretches) -> Section:
         for r in stretches.rows
     ]  # fmt: skip
     title = "By epoch" if stretches.kind == "epoch" else "By tenth of the run"
-    note = f"chance of accuracy {percent(history.chance)}" if history.chance else ""
+    note = f"chance: accuracy {percent(history.chance)}" if history.chance else ""
     if note and history.recall:
-        note += f", of recall@1 {percent(history.recall['text_to_image']['chance@1'])}"
+        note += f", recall@1 {percent(history.recall['text_to_image']['chance@1'])}"
     tables = [Table(title, columns, rows, note)]
     return Section(title, words if stretches.kind == "tenth" else [], tables=tables)
 
@@ -230,7 +230,7 @@ def phases_section(history: History, kind: str) -> Section:
         for p in phases_of(history, kind)
     ]
     note = (
-        "measured: up to three straight lines that follow the loss best; steep falls at least "
+        "up to three straight lines fitted to the loss; steep falls at least "
         f"{STEEP} times as fast as the run's mean, a plateau less than {FLAT} times"
     )
     columns = columns_of(f"phase, {kind}s, loss before: number, after: number, per {kind}: number")
@@ -282,7 +282,7 @@ def difficulty_section(measured: Mapping[str, Any]) -> Section:
     words = (
         f"How often a caption finds its own image among {count(num_choices)}, when the others are easy, medium or hard "
         "negatives: the thirds of the images whose captions are least, somewhat and most similar (rare words count "
-        "more). The captions decide, not the model."
+        "more). This depends on the captions only."
     )
     columns = columns_of(", ".join(["evaluation", *(f"{level}: share" for level in LEVELS)]))
     return Section("By difficulty", [words], tables=[Table("Accuracy by difficulty", columns, rows)])

@@ -58,7 +58,7 @@ def progress(history: History) -> str:
 def how_far(summary: Summary) -> str:
     history = summary.history
     if history.step is None:
-        return "no step is done yet"
+        return "no step yet"
     total = f" of {history.started.total_steps:,}" if history.started and history.started.total_steps else ""
     minutes = f" of {history.started.minutes:g} min" if history.started and history.started.minutes else ""
     seconds = duration(history.step.seconds)
@@ -72,7 +72,7 @@ def what_now(summary: Summary) -> str:
     history, name = summary.history, one_line(summary.run.reference)
     resume = f"resume it with `lapclip train --resume {name}`"
     if summary.is_preparing:
-        return "the data is read, or the model measured; training starts soon"
+        return "reading data or measuring the machine; training starts soon"
     match summary.state:
         case "paused" if history.paused:
             return one_line(history.paused.reason)
@@ -82,7 +82,7 @@ def what_now(summary: Summary) -> str:
         case "failed" if failed := summary.failed:
             return f"{one_line(failed.message)}; hint: {one_line(failed.hint)}"
         case "crashed":
-            return f"its process is gone; {resume}"
+            return f"its process ended unexpectedly; {resume}"
         case "stopped":
             return f"{'everything is saved' if history.finished else 'it was never trained'}; {resume}"
     return ""

@@ -14,13 +14,13 @@ MAX_TEXT = 20_000  # characters of the settings file
 def time_section(summary: Summary) -> Section:
     parts = summary.history.mean_parts
     if not parts:
-        return Section("A step's time")
+        return Section("Time of a step")
     largest = max(parts, key=lambda name: parts[name][0])
     seen = plural(len(summary.history.inspections), "step")
     rows = [(name, part, seconds) for name, (part, seconds) in parts.items()]
-    table = Table("A step's time", columns_of("part, share: share, time: seconds"), rows)
-    words = f"Of a step, {percent(parts[largest][0])} is {largest}; means over {seen}."
-    return Section("A step's time", [words], tables=[table])
+    table = Table("Time of a step", columns_of("part, share: share, time: seconds"), rows)
+    words = f"The largest part of a step is {largest}, {percent(parts[largest][0])}; means over {seen}."
+    return Section("Time of a step", [words], tables=[table])
 
 
 def memory_section(summary: Summary) -> Section:
@@ -32,7 +32,7 @@ def memory_section(summary: Summary) -> Section:
         rows.append(("peak of the process", summary.history.peak_memory))
     if last is not None:
         rows.append(("limit", last.memory_limit))
-    words = ["The maximum of each kind; the process also holds the program and its libraries."] * bool(kinds)
+    words = ["Maximum of each kind; the process also includes the program and its libraries."] * bool(kinds)
     tables = [Table("Memory", columns_of("kind, maximum: bytes"), rows)] if rows else []
     return Section("Memory", words, tables=tables)
 
@@ -44,9 +44,9 @@ def cores_section(summary: Summary) -> Section:
     if others := readings("other_cores"):
         words.append(f"Other programs used {sum(others) / len(others):.1f} cores.")
     if heat := readings("temperature"):
-        words.append(f"The processor reached {max(heat):.0f} °C.")
+        words.append(f"The CPU reached {max(heat):.0f} °C.")
     if (limit := readings("speed_limit")) and min(limit) < 1:
-        words.append(f"The system limited the processor to {min(limit):.0%} of its speed to cool it.")
+        words.append(f"The system limited the CPU to {min(limit):.0%} of its speed to cool it.")
     if len(swapped := readings("swapped_bytes")) > 1 and swapped[-1] - swapped[0] > 1e6:
         words.append(f"The machine swapped {size(swapped[-1] - swapped[0])}.")
     rows = [(f"core {n}", value) for n, value in enumerate(shares, 1)]
@@ -63,7 +63,7 @@ def energy_section(summary: Summary) -> Section:
         return Section("Energy", [unknown] if history.num_steps else [])
     source = one_line(history.power_source or "machine; which part is unknown")
     words = [
-        f"{energy(joules)} ({number(joules / 3600)} Wh) in {duration(seconds)} over which the power is known, "
+        f"{energy(joules)} ({number(joules / 3600)} Wh) in {duration(seconds)} with known power, "
         f"{number(joules / seconds, 1) if seconds else UNKNOWN} W on average: the power of the {source}."
     ]
     if recall is not None and joules > 0:
@@ -102,21 +102,21 @@ def machine_section(summary: Summary) -> Section:
         *(sorted(versions.items()) if isinstance(versions, dict) else [("torch", facts.get("torch"))]),
     ]
     known = [row for row in rows if row[1] not in (None, "")]
-    tables = [Table("Machine and versions", columns_of("fact, value"), known)] if known else []
+    tables = [Table("Machine and versions", columns_of("property, value"), known)] if known else []
     return Section("Machine and versions", tables=tables)
 
 
 def repeat_section(summary: Summary) -> Section:
     if not summary.config[0]:
-        words = ["The settings of this run could not be read, so it cannot be repeated from this page."]
-        return Section("To repeat it", words)
-    words = [f"`lapclip train --config {one_line(summary.run.path)}/config.toml` repeats it."]
+        words = ["The settings of this run could not be read, so it cannot be reproduced from this page."]
+        return Section("Reproducing this run", words)
+    words = [f"`lapclip train --config {one_line(summary.run.path)}/config.toml` reproduces it."]
     if find(summary.settings, "minutes") is not None and summary.history.num_steps:
-        steps = f"`--steps {summary.history.num_steps}` makes as many as here."
+        steps = f"`--steps {summary.history.num_steps}` trains for the same number of steps."
         words.append(f"Its budget is time, so the number of steps varies; {steps}")
     elif summary.settings.get("device") == "cpu":
         words.append("On a CPU, the same versions, threads and seed give the same numbers.")
-    return Section("To repeat it", words, text=summary.config[0][:MAX_TEXT])
+    return Section("Reproducing this run", words, text=summary.config[0][:MAX_TEXT])
 
 
 def warnings_section(summary: Summary) -> Section:

@@ -24,7 +24,7 @@ from lapclip.view.html import write_html
 MIN_EVALUATIONS = 4
 MAX_ADVICE = 3  # hints of warnings
 MAX_EPOCHS = 1000  # one by one, for programs
-FOOTER = "Written by lapclip from what the run recorded while it trained."
+FOOTER = "Written by lapclip from the recorded events of the run."
 
 
 def write_report(run: Run) -> Path:
@@ -50,7 +50,7 @@ def sections_of(summary: Summary) -> list[Section]:
     history, stretches = summary.history, learning.stretches_of(summary.history)
     return [
         Section("Summary", sentences(summary)),
-        Section("What to try next", points=suggestions(summary)),
+        Section("Next steps", points=suggestions(summary)),
         learning.found_section(summary),
         Section("Curves", phases_in_words(summary), charts=charts_of(summary)),
         learning.stretches_section(history, stretches),
@@ -106,9 +106,9 @@ def sentences(summary: Summary) -> list[str]:
         interruptions.append(f"it was resumed {times(len(history.starts) - 1)}")
     if history.pauses:
         waited = [pause.seconds for pause in history.pauses if pause.seconds is not None]
-        seconds = f", {duration(sum(waited))} in all, not counted as training" if waited else ""
+        seconds = f", {duration(sum(waited))} in total, not counted as training" if waited else ""
         interruptions.append(f"it paused {times(len(history.pauses))}{seconds}")
-    said += [f"Meanwhile {listed(interruptions)}."] if interruptions else []
+    said += [f"During the run, {listed(interruptions)}."] if interruptions else []
     if warned := history.warnings:
         last = f"{shortened(one_line(warned[-1].message))} (step {count(warned[-1].step)})"
         said.append(f"{plural(len(warned), 'warning')}, the last one: {last}.")
@@ -145,16 +145,16 @@ def how_it_ended(summary: Summary) -> str:
         case "stopped":
             return f"It was stopped{done or ' before its first step'}." if history.started else ""
         case "crashed":
-            return f"Its process ended unexpectedly{done}, killed or with the machine{kept}."
+            return f"Its process ended unexpectedly{done}{kept}."
         case "failed":
             return f"It failed{done}{because}{kept}."
-    return f"It is {summary.state}{done}{because}: this is its state now."
+    return f"It is {summary.state}{done}{because}: this is its current state."
 
 
 def result(summary: Summary) -> str:
     history, recall, tried = summary.history, summary.history.recall, len(summary.history.evaluations)
     if recall is None:
-        return "It was never evaluated; `lapclip eval` measures a checkpoint." if history.num_steps else ""
+        return "It was never evaluated; `lapclip eval` evaluates a checkpoint." if history.num_steps else ""
     said = recall_words(recall, recall["num_images"])
     if history.best_step not in (None, history.num_steps) and tried > 1:
         said += f" That is step {count(history.best_step)}, the best of {tried} evaluations."
@@ -204,8 +204,8 @@ def suggestions(summary: Summary) -> list[str]:
         budgets = ((budget, find(summary.settings, budget)) for budget in ("minutes", "epochs", "steps"))
         doubled = next((f" --{budget} {2 * amount:.12g}" for budget, amount in budgets if amount), "")
         again = code(f"lapclip train --resume {name}{doubled}")
-        said.append(f"Train as long again, it was still improving: {again}.")
-    return [*said, f"Measure it in full: {code(f'lapclip eval {name}')}."] if is_finished else said
+        said.append(f"Train twice as long, since it was still improving: {again}.")
+    return [*said, f"Run the full evaluation: {code(f'lapclip eval {name}')}."] if is_finished else said
 
 
 def compared(summaries: Sequence[Summary]) -> list[Section]:
@@ -214,7 +214,7 @@ def compared(summaries: Sequence[Summary]) -> list[Section]:
     nothing = [] if differing.rows else ["Nothing: settings and machine are the same."]
     return [
         Section("Summary", comparison_words(summaries), tables=[results_table(summaries)]),
-        Section("What differs", nothing, tables=[differing] if differing.rows else []),
+        Section("Differences", nothing, tables=[differing] if differing.rows else []),
         Section("Curves", charts=overlaid(summaries)),
         *(Section(name_of(summary), sentences(summary)) for summary in summaries),
     ]
@@ -226,7 +226,7 @@ def differing_table(summaries: Sequence[Summary]) -> Table:
     rows = [(name, *(shown(summary.settings.get(name)) for summary in summaries)) for name in names]
     rows += [(name, *(shown(summary.machine.get(name)) for summary in summaries)) for name in MACHINE]
     header = ["setting", *(f"{n} {name_of(s)}" for n, s in enumerate(summaries, 1))]
-    return Table("What differs", dict.fromkeys(header, KINDS[""]), [r for r in rows if len(set(r[1:])) > 1])
+    return Table("Differences", dict.fromkeys(header, KINDS[""]), [r for r in rows if len(set(r[1:])) > 1])
 
 
 COSTS = ("seconds", "pairs_per_second", "peak_memory_bytes", "joules")
@@ -263,10 +263,10 @@ def comparison_words(summaries: Sequence[Summary]) -> list[str]:
         words.append(f"{code(name_of(winner))} {has} the best recall@1, {percent(best)}; {others}.")
         captions = recall["num_captions"]
         if captions and 0 < best - rest[0][0] < 2 * (best * (1 - best) * 2 / captions) ** 0.5:
-            words.append(f"Over {count(captions)} captions that difference may be noise.")
+            words.append(f"Over {count(captions)} captions, this difference may be noise.")
     unfinished = [summary for summary in summaries if summary.state not in ("finished", "stopped")]
     return words + [
-        f"{code(name_of(s))} is {s.state}: its numbers are of what it had done." for s in unfinished
+        f"{code(name_of(s))} is {s.state}: its numbers show its state so far." for s in unfinished
     ]
 
 

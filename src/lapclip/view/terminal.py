@@ -37,7 +37,7 @@ MAX_POINTS = 600  # of a curve: each costs time that training could have
 LABEL = 6  # columns for the ends of a scale
 NEARLY_FULL = 0.9  # of the memory limit
 STATE_STYLES = {"running": "green", "finished": "green", "paused": "yellow", "stopped": "yellow"}
-FOOTER = "q leaves this view; training goes on"
+FOOTER = "q quits this view; training continues"
 Rows = list[list[Segment]]
 
 
@@ -213,10 +213,10 @@ class View:
         """Where a step's time goes, a bar for each part."""
         rows = [row for row in live.parts_of(self.history) if row["share"] is not None]
         if not rows:
-            return Text("a step's time by part: not measured yet", "dim", no_wrap=True)
+            return Text("time of a step: not measured yet", "dim", no_wrap=True)
         total = duration(sum((self.history.parts or {}).values()))
         percents = [row | {"words": f"{row['share']:.0%}"} for row in rows]
-        return Group(heading(f"where a step's {total} go"), bars(percents))
+        return Group(heading(f"time of a step: {total}"), bars(percents))
 
     def memory(self) -> RenderableType:
         """What holds the memory; the bar of the heading is the peak against the limit."""
