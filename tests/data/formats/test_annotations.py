@@ -29,7 +29,6 @@ def coco(images: dict[int, str], *captions: tuple[int, str]) -> dict:
     address = "http://images.cocodataset.org/val2017/"
     return {
         "info": {"description": "COCO 2017 Dataset", "version": "1.0", "year": 2017},
-        "licenses": [{"url": "http://creativecommons.org/licenses/by/2.0/", "id": 4, "name": "Attribution"}],
         "images": [
             {
                 "license": 4,
@@ -48,25 +47,14 @@ def coco(images: dict[int, str], *captions: tuple[int, str]) -> dict:
     }
 
 
-def karpathy(*images: tuple[str, str, list[str]], filepath: str | None = None) -> dict:
+def karpathy(*images: tuple[str, str, list[str]], **more: str) -> dict:
     """As in dataset_flickr8k.json, or with `filepath` as in dataset_coco.json."""
-    return {
-        "images": [
-            {
-                **({"filepath": filepath} if filepath else {}),
-                "sentids": [0],
-                "imgid": number,
-                "sentences": [
-                    {"tokens": raw.lower().split(), "raw": raw, "imgid": number, "sentid": 0}
-                    for raw in sentences
-                ],
-                "split": split,
-                "filename": name,
-            }
-            for number, (name, split, sentences) in enumerate(images)
-        ],
-        "dataset": "flickr8k",
-    }
+
+    def entry(name: str, split: str, sentences: list[str]) -> dict:
+        said = [{"tokens": raw.lower().split(), "raw": raw, "sentid": 0} for raw in sentences]
+        return {**more, "sentids": [0], "sentences": said, "split": split, "filename": name}
+
+    return {"images": [entry(*image) for image in images], "dataset": "flickr8k"}
 
 
 def opened(*files: Path, **options):

@@ -35,29 +35,6 @@ def txt(path):
     return "photos"
 
 
-def heic(path):
-    import pillow_heif
-    from PIL import Image
-
-    pillow_heif.register_heif_opener()
-    picture_folder(path / "phone", NUM)
-    for file in (path / "phone").glob("*.jpg"):
-        Image.open(file).save(file.with_suffix(".HEIC"))
-        file.unlink()
-    return "phone"
-
-
-def exif(path):
-    from PIL import Image
-
-    for name, words in zip(pictures(path / "photos"), WORDS, strict=True):
-        described = Image.Exif()
-        described[0x010E] = words
-        with Image.open(path / "photos" / name) as image:
-            image.save(path / "photos" / name, exif=described)
-    return "photos"
-
-
 def names(path):
     for name, words in zip(pictures(path / "photos"), WORDS, strict=True):
         (path / "photos" / name).rename(path / "photos" / f"{words} {'abcdefgh'[int(words[-1])] * 3}.jpg")
@@ -72,24 +49,11 @@ def classes(path):
     return "zoo"
 
 
-def table(path, write, name):
-    frame = pandas.DataFrame(
-        {"id": range(NUM), "file_name": [f"img/{n}" for n in pictures(path / "img")], "text": WORDS}
-    )
-    write(frame, path / name)
-    return name
-
-
 def csv(path):
-    return table(path, lambda frame, file: frame.to_csv(file, index=False), "pairs.csv")
-
-
-def jsonl(path):
-    return table(path, lambda frame, file: frame.to_json(file, orient="records", lines=True), "pairs.jsonl")
-
-
-def parquet(path):
-    return table(path, lambda frame, file: frame.to_parquet(file), "pairs.parquet")
+    names = [f"img/{name}" for name in pictures(path / "img")]
+    table = pandas.DataFrame({"id": range(NUM), "file_name": names, "text": WORDS})
+    table.to_csv(path / "pairs.csv", index=False)
+    return "pairs.csv"
 
 
 def parquet_bytes(path):
@@ -116,20 +80,6 @@ def coco(path):
     (path / "coco" / "annotations").mkdir()
     (path / "coco" / "annotations" / "captions_train2017.json").write_text(json.dumps(annotations))
     return "coco"
-
-
-def karpathy(path):
-    images = [
-        {
-            "filename": name,
-            "split": "val" if n % 4 == 0 else "train",
-            "sentences": [{"raw": WORDS[n], "tokens": []}],
-        }
-        for n, name in enumerate(pictures(path / "flickr" / "images"))
-    ]
-    content = json.dumps({"images": images, "dataset": "flickr8k"})
-    (path / "flickr" / "dataset_flickr8k.json").write_text(content)
-    return "flickr/dataset_flickr8k.json"
 
 
 def flickr_kaggle(path):
@@ -166,9 +116,8 @@ def saved_dataset(path):
 
 
 FORMS = {
-    txt: "txt", heic: "txt", exif: "metadata", names: "names", classes: "classes", csv: "csv", jsonl: "jsonl",
-    parquet: "parquet", parquet_bytes: "parquet", image_folder: "csv",
-    coco: "coco", karpathy: "karpathy", flickr_kaggle: "flickr", shards: "tar", shards_folder: "tar", saved_dataset: "hf",
+    txt: "txt", names: "names", classes: "classes", csv: "csv", parquet_bytes: "parquet", image_folder: "csv",
+    coco: "coco", flickr_kaggle: "flickr", shards: "tar", shards_folder: "tar", saved_dataset: "hf",
 }  # fmt: skip
 
 
@@ -183,7 +132,7 @@ def test_what_people_have_opens_without_a_flag(tmp_path, make):
     captions = {caption for own in files.catalogue.captions for caption in own}
     if make in (classes, names):
         assert make is names or captions == {"house cat", "golden retriever"}
-    elif make not in (txt, heic):
+    elif make is not txt:
         assert captions == set(WORDS)
 
 

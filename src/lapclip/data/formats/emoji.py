@@ -169,18 +169,15 @@ def on_a_sheet(font: ImageFont.FreeTypeFont, text: str) -> Image.Image:
 
 def from_font(name: str, path: str, size: int) -> Catalogue:
     gathering, texts = Gathering(), []
-    can_join = features.check("raqm")
+    can_join = features.check("raqm")  # what is made of parts, as families and flags
     font = load_font(path, size)
     for written, captions in emoji_names():
         text = written if can_join else written.replace(EMOJI_STYLE, "")
-        if not can_join and len(text) > 1:
-            what = "is made of parts, which Pillow joins only where FriBiDi is installed"
-            gathering.problems.add("skipped", what, captions[0])
-        elif not is_drawn(font, text):
-            gathering.problems.add("skipped", "cannot be drawn with this font", captions[0])
-        else:
+        if (can_join or len(text) == 1) and is_drawn(font, text):
             gathering.add(code_points(text), captions)
             texts.append(text)
+        else:
+            gathering.problems.add("skipped", "cannot be drawn with this font", captions[0])
     return gathering.catalogue(name, "emoji", FontReader(path, size, texts))
 
 
