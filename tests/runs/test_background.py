@@ -81,7 +81,9 @@ def test_a_background_run_survives_its_session_stops_goes_on_is_killed_and_goes_
         assert said["run"] == "runs/synthetic-200-nano-1"
         assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5, "without torch"
         now = status_of(run)
-        assert (now.state, now.pid, now.history.num_steps) == ("running", pid, 0), "while it is being set up"
+        assert (now.state, now.lock.owner, now.history.num_steps) == ("running", pid, 0), (
+            "while it is being set up"
+        )
         assert call("train", "--run", run.name, *ENDLESS).returncode == 1, "the name is taken"
         assert os.getsid(pid) == pid != os.getsid(0), "no terminal's end reaches it"
         wait_for_step(run, 5)
@@ -91,7 +93,7 @@ def test_a_background_run_survives_its_session_stops_goes_on_is_killed_and_goes_
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     now = status_of(run)
-    assert (now.state, now.pid, now.seconds_left) == ("stopped", None, None)
+    assert (now.state, now.lock.owner, now.seconds_left) == ("stopped", None, None)
     assert newest_checkpoint(run) == now.history.num_steps > 0
     again = call("runs", "stop", run.name)
     assert again.returncode == 0 and "it is stopped, at step" in again.stderr
@@ -101,7 +103,7 @@ def test_a_background_run_survives_its_session_stops_goes_on_is_killed_and_goes_
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: run.owner() is None)
     dead = status_of(run)
-    assert (dead.state, dead.pid, dead.seconds_left) == ("crashed", None, None)
+    assert (dead.state, dead.lock.owner, dead.seconds_left) == ("crashed", None, None)
     assert dead.history.num_steps >= now.history.num_steps + 25
     last = str(dead.history.num_steps + 5)
     done = call("train", "--resume", run.name, "--steps", last, "--json")

@@ -110,8 +110,8 @@ def held():
 def test_the_last_events_tell_the_state(events, state, at_step, progress):
     status = status_of(made("a", *events))
     assert (status.state, status.history.num_steps) == (state, at_step)
-    assert status.pid is None and status.seconds_left is None
-    assert status.progress == pytest.approx(progress)
+    assert status.lock.owner is None and status.seconds_left is None
+    assert status.history.progress == pytest.approx(progress)
     if state == "failed":
         assert (status.failed.message, status.failed.hint) == ("oh", "try")
 
@@ -119,7 +119,7 @@ def test_the_last_events_tell_the_state(events, state, at_step, progress):
 def test_a_held_lock_is_a_run_that_lives(held):
     run = made("a", begun(), step(40), seen(40, 0.25))
     pid = held(run)
-    assert (status_of(run).state, status_of(run).pid) == ("running", pid)
+    assert (status_of(run).state, status_of(run).lock.owner) == ("running", pid)
     assert status_of(run).seconds_left is None, "what an earlier process foretold"
     for event, state in (
         (Paused(40, "battery"), "paused"),
@@ -152,7 +152,7 @@ def test_a_process_with_the_number_of_the_owner_is_not_taken_for_it(call):
         run = made("a", begun(), step(40))
         content = {"pid": other.pid, "started": psutil.Process(other.pid).create_time(), "taken": NOW - 60}
         (run.path / "lock").write_text(json.dumps(content))
-        assert (status_of(run).state, status_of(run).pid) == ("crashed", None)
+        assert (status_of(run).state, status_of(run).lock.owner) == ("crashed", None)
         assert call("runs", "stop", "a").returncode == 0 and other.poll() is None
         with (run.path / "lock").open() as file:  # held, but by another than the one that is named
             (run.path / "lock").write_text(json.dumps(content | {"started": 5.0}))

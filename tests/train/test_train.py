@@ -22,13 +22,18 @@ from lapclip.runs.history import mean_recall
 from lapclip.runs.run import Run, open_run
 from lapclip.runs.status import refuse_if_finished
 from lapclip.train.loop import train
-from lapclip.train.prepare import prepare, revise
+from lapclip.train.prepare import prepare, revising
+from lapclip.units import finished
 from lapclip.weights import checkpoint
 
 
 def trained(config, name="run"):
     run = prepare(config, name)
     return run, list(train(run.load_config(), run))
+
+
+def revise(run: Run, flags: dict) -> Config:
+    return finished(revising(run, flags, None))
 
 
 def weights(run) -> dict[str, torch.Tensor]:

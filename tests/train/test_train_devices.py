@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import SMALL, as_flags
 from fakes import Elsewhere, Slow, Small, Wrong
-from test_train import assert_equal_to_the_bit, of
+from test_train import assert_equal_to_the_bit, of, revise
 from tiny import ONE_PAIR
 
 from lapclip.cli.train import show_resolved
@@ -15,7 +15,7 @@ from lapclip.machine.device import DEVICES, Device
 from lapclip.runs.events import Failed, Finished, Step, Warned
 from lapclip.runs.run import Run, open_run
 from lapclip.train.loop import train
-from lapclip.train.prepare import prepare, revise
+from lapclip.train.prepare import prepare
 from lapclip.weights import checkpoint
 
 pytestmark = pytest.mark.slow

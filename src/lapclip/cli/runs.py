@@ -46,7 +46,7 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
     columns = "run, state, done: share, steps: count, recall@1: share, left: seconds, last update"
     rows: list[tuple[Any, ...]] = []
     for status in found:
-        row = (status.run.name, status.state_words, status.progress, status.history.num_steps)
+        row = (status.run.name, status.state_words, status.history.progress, status.history.num_steps)
         updated = "" if status.updated is None else age(time.time() - status.updated)
         rows.append((*row, status.recall_1, status.seconds_left, updated))
     print_table(Table("", columns_of(columns), rows))
@@ -60,13 +60,13 @@ def as_record(status: "Summary") -> dict[str, Any]:
     return {
         "name": status.run.name,
         "state": status.state,
-        "pid": status.pid,
+        "pid": status.lock.owner,
         "step": status.history.num_steps,
         "steps": status.history.total_steps,
         "recall@1": status.recall_1,
         "seconds_left": status.seconds_left,
         "path": str(status.run.path),
-        "progress": status.progress,
+        "progress": status.history.progress,
         "message": status.failed.message if status.failed else None,
         "hint": status.failed.hint if status.failed else None,
         "updated": status.updated,

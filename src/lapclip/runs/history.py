@@ -413,15 +413,6 @@ class Summary:
         return (self.said or self.history.failed) if self.state == "failed" else None
 
     @property
-    def pid(self) -> int | None:
-        """The process that owns it now."""
-        return self.lock.owner
-
-    @property
-    def progress(self) -> float:
-        return self.history.progress
-
-    @property
     def seconds_left(self) -> float | None:
         """Of training, while it is being trained."""
         recent = self.history.recent
@@ -490,7 +481,7 @@ class Summary:
             "state": self.state,
             "step": step.step if step else history.num_steps,
             "steps": history.started.total_steps if history.started else None,
-            "progress": self.progress,
+            "progress": history.progress,
             "seconds": history.seconds,
             "seconds_left": 0.0 if self.state == "finished" else self.seconds_left,
             **{

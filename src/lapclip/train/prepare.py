@@ -98,11 +98,6 @@ def preparing(
     return run
 
 
-def revise(run: Run, flags: Mapping[str, object], data: Data | None = None) -> Config:
-    """A run's settings with some changed, to continue with."""
-    return finished(revising(run, flags, data))
-
-
 def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Generator[str, None, Config]:
     """Changes a run's settings; what followed from them is resolved again."""
     before, machine = run.load_config(), run.load_machine()

@@ -164,7 +164,9 @@ class View:
         name = Text.assemble((one_line(summary.run.name), "bold"), "  ", (summary.state_words, style))
         first = spread(name, Text(live.facts_of(summary), "dim"), wide=1)
         second = spread(
-            share_bar(summary.progress), f"{summary.progress:4.0%}{live.time_left(summary)}", wide=0
+            share_bar(summary.history.progress),
+            f"{summary.history.progress:4.0%}{live.time_left(summary)}",
+            wide=0,
         )
         rows = self.rows(Group(first, second, line(Text(how_far(summary), "dim"))), width)
         note = what_now(summary)
