@@ -83,8 +83,8 @@ def copy(clip, tmp_path) -> Path:
     return Path(shutil.copytree(clip[0], tmp_path / "theirs"))
 
 
-def their_embeddings(theirs) -> tuple[np.ndarray, np.ndarray]:
-    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (PIXEL_MEAN, PIXEL_STD))
+def their_embeddings(theirs, mean, std) -> tuple[np.ndarray, np.ndarray]:
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (mean, std))
     pipeline = clip_tokenizer()
     pipeline.encode_special_tokens = True
     tokens = torch.tensor([pipeline.encode(text).ids for text in TEXTS])
@@ -102,8 +102,8 @@ def change(file: Path, **changes) -> None:
     file.write_text(json.dumps(content))
 
 
-def assert_agree(embedder, theirs, atol=1e-5) -> None:
-    images, texts = their_embeddings(theirs)
+def assert_agree(embedder, theirs, atol=1e-5, mean=PIXEL_MEAN, std=PIXEL_STD) -> None:
+    images, texts = their_embeddings(theirs, mean, std)
     np.testing.assert_allclose(embedder.pixels(PIXELS), images, atol=atol)
     np.testing.assert_allclose(embedder.texts(TEXTS), texts, atol=atol)
 
@@ -184,15 +184,29 @@ def test_a_truncated_or_poisoned_file_of_weights_is_named(copy):
 
 
 @pytest.mark.parametrize(
-    ("file", "about"),
-    [("preprocessor_config.json", {"image_mean": 0.5}), ("preprocessor_config.json", {"image_mean": [1, 2]}),
-     ("preprocessor_config.json", {"image_std": ["a", "b", "c"]}), ("preprocessor_config.json", {"rescale_factor": 10**400}),
-     ("processor_config.json", {"image_processor": {"do_normalize": False}})],
-)  # fmt: skip
-def test_images_that_are_normalised_otherwise_are_refused(copy, file, about):
-    (copy / file).write_text(json.dumps(about))
-    with pytest.raises(UserError, match="its images are prepared with"):
+    "about",
+    [
+        {"image_mean": 0.5},
+        {"image_mean": [1, 2]},
+        {"image_std": ["a", "b", "c"]},
+        {"image_std": [0, 0, 0]},
+        {"rescale_factor": 10**400},
+    ],
+)
+def test_images_that_are_normalised_by_other_than_three_numbers_are_refused(copy, about):
+    (copy / "preprocessor_config.json").write_text(json.dumps(about))
+    with pytest.raises(UserError, match="three means and standard deviations"):
         load(copy)
+
+
+@pytest.mark.parametrize(
+    ("file", "about", "mean", "std"),
+    [("preprocessor_config.json", {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5, 0.6, 0.7]}, [0.5, 0.4, 0.3], [0.5, 0.6, 0.7]),
+     ("processor_config.json", {"image_processor": {"do_normalize": False, "do_rescale": False}}, [0.0] * 3, [1 / 255] * 3)],
+)  # fmt: skip
+def test_another_normalisation_becomes_other_patch_weights(clip, copy, file, about, mean, std):
+    (copy / file).write_text(json.dumps(about))
+    assert_agree(load(copy), clip[1], mean=mean, std=std)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,17 @@ What the towers here cannot express is refused instead of computed wrongly.
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import ACTIVATIONS
-from lapclip.model.clip import Size
+from lapclip.model.clip import CLIP, Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
 from lapclip.weights.reading import (
     TOKENIZER,
@@ -63,11 +64,11 @@ def load_hugging_face_folder(folder: Path) -> Pretrained:
     vocab_size = text["vocab_size"]
     check_numbers(folder, size, vocab_size)
     check_parts(folder, text, vision)
-    check_pixels(folder)
+    pixels = their_pixels(folder)
     tokenizer = framed(folder, read_tokenizer(folder), text["eos_token_id"])
     check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end], vocab_size)
     model = read_model(folder, size, vocab_size, has_bias=False, recipe=their_names(size))
-    return Pretrained(folder.absolute().name, model, tokenizer, weights=None)
+    return Pretrained(folder.absolute().name, fold_pixels(model, pixels), tokenizer, weights=None)
 
 
 def require_files(folder: Path) -> None:
@@ -146,23 +147,37 @@ def their_names(size: Size) -> dict[str, Sequence[str]]:
     return names
 
 
-def check_pixels(folder: Path) -> None:
-    """Refuses a model whose images are normalised otherwise than here."""
+def their_pixels(folder: Path) -> np.ndarray:
+    """Mean and standard deviation of each channel that the model was trained with, for pixels from 0 to 255."""
     files = (folder / "preprocessor_config.json", folder / "processor_config.json")
     about: Any = next((read_json(file) for file in files if file.exists()), {})
     about = about.get("image_processor", about)
-    ours: dict[str, Any] = {
-        "image_mean": PIXEL_MEAN,
-        "image_std": PIXEL_STD,
-        "rescale_factor": 1 / 255,
-        "do_rescale": True,
-        "do_normalize": True,
-    }
-    for name, value in ours.items():
-        found = about.get(name) if isinstance(about, dict) else None
-        with suppress(TypeError, ValueError, OverflowError):
-            if found is None or np.allclose(np.array(found, dtype=float), value, rtol=1e-6):
-                continue
-        raise refused(
-            folder, f"its images are prepared with `{name}` {shortened(str(found), 80)}, not {value}"
+    try:
+        factor = float(about.get("rescale_factor") or 1 / 255) if about.get("do_rescale", True) else 1.0
+        used = about.get("image_mean") or PIXEL_MEAN, about.get("image_std") or PIXEL_STD
+        pixels = (
+            np.array(used if about.get("do_normalize", True) else ([0] * 3, [1] * 3), dtype=float) / factor
         )
+        if pixels.shape == (2, 3) and np.isfinite(pixels).all() and pixels[1].min() > 0:
+            return pixels
+    except (AttributeError, TypeError, ValueError, ArithmeticError):
+        pass
+    raise refused(folder, "its images are not normalised by three means and standard deviations")
+
+
+def fold_pixels(model: CLIP, pixels: np.ndarray) -> CLIP:
+    """The same model for images normalised as here: the difference goes into the patch weights."""
+    ours = 255 * np.array((PIXEL_MEAN, PIXEL_STD))
+    if np.allclose(pixels, ours, rtol=1e-6):
+        return model
+    (mean, std), (our_mean, our_std) = (
+        torch.from_numpy(each).repeat_interleave(model.size.patch_size**2, dim=1) for each in (pixels, ours)
+    )
+    with torch.random.fork_rng(devices=[]):
+        folded = CLIP(replace(model.size, patch_bias=True), vocab_size=model.text.embed.num_embeddings)
+    tensors = model.state_dict()
+    weight = tensors["image.embed.weight"].double()
+    tensors["image.embed.weight"] = (weight * (our_std / std)).float()
+    tensors["image.embed.bias"] = (weight @ ((our_mean - mean) / std)).float()
+    folded.load_state_dict(tensors)
+    return folded
