@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import test_page
+import test_live_page
 from conftest import picture_folder
 from PIL import Image
-from test_page import Visit
+from test_http import Server
+from test_live_page import Visit
 from test_serve import write_model
-from test_web import Server
 
 from lapclip.cli import run_command
 from lapclip.search.searcher import parse_query
@@ -23,7 +23,7 @@ FOCUSED = "Number(document.activeElement.closest('.tile')?.dataset.id ?? 0)"
 NUM_FILES = 31  # two of them with equal bytes
 
 pytestmark = pytest.mark.slow
-browser, visit = test_page.browser, test_page.visit  # fixtures
+browser, visit = test_live_page.browser, test_live_page.visit  # fixtures
 
 
 def run_here(folder: Path, *lines: list[str]) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from conftest import SMALL, picture_folder, wait_for
 from PIL import Image
-from test_web import Server
+from test_http import Server
 
 import lapclip
 from lapclip.cli.serve import checked_token

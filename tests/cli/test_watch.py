@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import SMALL, as_flags, command, environment
 from glass import Terminal
-from test_watched import inspected, started, step, written
+from test_terminal import inspected, started, step, written
 
 from lapclip.runs.events import Finished, read_events
 from lapclip.runs.history import Summary

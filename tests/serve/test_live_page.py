@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import SMALL, as_flags, command, environment, wait_for
-from test_web import Server, append, evaluated, inspected, started, step, write_run
+from test_http import Server, append, evaluated, inspected, started, step, write_run
 
 from lapclip.runs.events import Finished, Step, Warned
 from lapclip.runs.run import Run

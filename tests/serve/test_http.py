@@ -327,7 +327,7 @@ def test_what_a_killed_process_lost_is_taken_back_and_no_number_is_sent_that_jso
 
 def test_a_process_that_dies_without_a_word_is_noticed(server, live):
     program = (
-        "import sys, time; from pathlib import Path; from lapclip.runs.run import Run; from test_web import *\n"
+        "import sys, time; from pathlib import Path; from lapclip.runs.run import Run; from test_http import *\n"
         "run = Run(Path(sys.argv[1]))\n"
         "with run.owned(): append(run, started(time=time.time())); print('ready', flush=True); time.sleep(60)"
     )
