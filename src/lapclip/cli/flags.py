@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from lapclip.config import ALIASES, BUDGETS, SETTINGS, Setting
+from lapclip.errors import UserError
 
 Switch = Annotated[bool, Parameter(negative="")]  # without a `--no-` form
 AsJson = Annotated[bool, Parameter(help="print the result as one JSON object on stdout", negative="")]
@@ -63,3 +64,9 @@ def flag_of(setting: Setting) -> inspect.Parameter:
     return inspect.Parameter(
         setting.name, kind, default=None, annotation=Annotated[setting.type | None, help]
     )
+
+
+def refuse_together(**flags: bool) -> None:
+    asked = [f"`--{name}`" for name, is_asked in flags.items() if is_asked]
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(asked)} cannot be combined", hint="choose one of them")

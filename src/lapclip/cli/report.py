@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from lapclip.cli.flags import AsJson, Switch
+from lapclip.cli.flags import AsJson, Switch, refuse_together
 from lapclip.cli.screen import people, print_json, working
 from lapclip.errors import UserError, printable
 
@@ -28,7 +28,10 @@ def report(
         output: the page to write; by default `report.html` in the run, or here for several
         markdown: print it as Markdown on stdout instead of writing a page
     """
-    refuse_contradictions(len(runs), output, markdown=markdown, json=json)
+    if not 0 < len(runs) <= MAX_RUNS:
+        hint = "name one or several: `lapclip report cats dogs`; `lapclip runs` lists them"
+        raise UserError(f"{len(runs)} runs are named; one page shows 1 to {MAX_RUNS}", hint=hint)
+    refuse_together(out=output is not None, markdown=markdown, json=json)
     from lapclip.runs.history import summarize
     from lapclip.runs.run import open_run
     from lapclip.view.html import write_html
@@ -50,23 +53,3 @@ def report(
             people.print(sentence, markup=False, highlight=False, soft_wrap=not people.is_terminal)
         sys.stdout.write(f"{printable(str(path)) if sys.stdout.isatty() else path}\n")
     return 0
-
-
-def refuse_contradictions(num_runs: int, output: Path | None, *, markdown: bool, json: bool) -> None:
-    if num_runs == 0:
-        raise UserError(
-            "no run is named",
-            hint="name one or several: `lapclip report cats dogs`; `lapclip runs` lists them",
-        )
-    if num_runs > MAX_RUNS:
-        raise UserError(
-            f"{num_runs} runs do not fit on one page; the maximum is {MAX_RUNS}",
-            hint="omit some, or write two pages",
-        )
-    if markdown and json:
-        raise UserError("`--markdown` and `--json` both print on stdout", hint="omit one of them")
-    if output is not None and (markdown or json):
-        flag = "--markdown" if markdown else "--json"
-        raise UserError(
-            f"`{flag}` prints on stdout and writes no file", hint=f"omit `--out`: `{flag} > FILE`"
-        )

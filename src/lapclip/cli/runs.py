@@ -176,11 +176,8 @@ def remove(*names: Name, yes: Switch = False, json: AsJson = False) -> int:
         raise UserError("name a run to remove", hint="`lapclip runs` lists them")
     chosen = {str(run.path): run for run in map(find_run, names)}.values()
     for run in chosen:
-        if (pid := run.owner()) is not None:
-            raise UserError(
-                f"run `{run.name}` is being trained by process {pid}",
-                hint=f"stop it first: `lapclip runs stop {run.reference}`",
-            )
+        if run.owner() is not None:
+            raise run.is_taken()
     removed = []
     for run in chosen:
         status, held = status_of(run), num_bytes(run)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import CycloptsError, Parameter
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, Switch, whole_number
+from lapclip.cli.flags import AsJson, Switch, refuse_together, whole_number
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, until_closed, working
 from lapclip.errors import UserError, shortened, suggest
 from lapclip.units import duration, plural
@@ -125,8 +125,7 @@ def check_options(
         raise UserError(f"`--min-score` is {min_score}", hint="use a score from -1 to 1")
     if sheet is not None and sheet.suffix.lower() != ".png":
         raise UserError(f"`--sheet` is `{sheet}`", hint="the sheet is a PNG, such as `found.png`")
-    if paths and json:
-        raise UserError("`--paths` and `--json` cannot be combined", hint="choose one of them")
+    refuse_together(paths=paths, json=json)
 
 
 def read_terms(words: str, likes: Sequence[str], unlikes: Sequence[str]) -> "list[Term]":

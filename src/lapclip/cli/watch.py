@@ -4,7 +4,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from lapclip.cli.flags import AsJson, Switch
+from lapclip.cli.flags import AsJson, Switch, refuse_together
 from lapclip.cli.screen import own_name, print_json, say, until_closed
 from lapclip.errors import UserError
 
@@ -78,12 +78,6 @@ def show_page(name: str | None, port: int | None, open_browser: bool) -> int:
         serve(page_app(shown, address), listening, Limits())
     say("")
     return 0
-
-
-def refuse_together(**flags: bool) -> None:
-    asked = [f"`--{name}`" for name, is_asked in flags.items() if is_asked]
-    if len(asked) > 1:
-        raise UserError(f"{' and '.join(asked)} cannot be combined", hint="choose one of them")
 
 
 def show(watched: "Summary", *, once: bool) -> int:

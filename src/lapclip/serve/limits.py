@@ -71,24 +71,28 @@ class Bodies:
         too_large = Refused(413, f"the body is larger than {max_bytes >> 20} MB", "send a smaller one")
         if int(request.headers.get("content-length", 0)) > max_bytes:  # h11 has checked that it is a number
             raise too_large
-        body, clock, patience = bytearray(), asyncio.get_running_loop().time, self.limits.silent_seconds
+        parts: list[bytes] = []
+        num_bytes, clock, patience = 0, asyncio.get_running_loop().time, self.limits.silent_seconds
         deadline = clock() + self.limits.body_seconds
         try:
             try:
                 async with asyncio.timeout(patience) as timeout:
                     async for part in request.stream():
-                        body += part
+                        parts.append(part)
+                        num_bytes += len(part)
                         self.num_bytes += len(part)
-                        if len(body) > max_bytes:
+                        if num_bytes > max_bytes:
                             raise too_large
                         if self.num_bytes > self.limits.held_bytes:
                             raise busy()
                         timeout.reschedule(min(clock() + patience, deadline))
             except TimeoutError:
                 raise Refused(408, "the body took too long to arrive", "send it again") from None
-            yield bytes(body)
+            body = b"".join(parts)
+            parts.clear()  # or it would be held twice
+            yield body
         finally:
-            self.num_bytes -= len(body)
+            self.num_bytes -= num_bytes
 
 
 class Rates:
