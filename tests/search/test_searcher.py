@@ -88,18 +88,6 @@ def test_signs_between_spaces_separate_and_others_belong_to_words(text, terms):
     assert parse_query(text) == [Term(sign, words=words) for sign, words in terms]
 
 
-def test_an_image_finds_itself_first_with_a_score_of_one_and_its_copies_as_one(searcher, made):
-    for name in ("00.jpg", COPIED):
-        data = (made.photos / "a" / name).read_bytes()
-        first = searcher.search(searcher.vector([Term(1, image=data)]), top=3).matches[0]
-        copies = [str(made.photos / "b" / "copy.jpg")] if name == COPIED else []
-        assert first.score == pytest.approx(1, abs=1e-5)
-        assert first.record() == {
-            "id": first.entry.id, "path": str(made.photos / "a" / name), "name": name, "score": first.score,
-            "width": 53, "height": 40, "copies": copies,
-        }  # fmt: skip
-
-
 def test_everything_is_found_once_best_first(searcher, embedder, red_cat):
     found = searcher.search(red_cat, top=100).matches
     assert len({match.entry.id for match in found}) == 13 and sum(1 + len(m.copies) for m in found) == 14

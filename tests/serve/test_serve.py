@@ -203,10 +203,9 @@ def test_labels_have_the_probabilities_of_the_model(served, embedder):
     assert told == sorted(told, key=lambda one: -one["probability"])
     one = ids(served)["04.jpg"]
     told = served.told(f"/classify?{query}&id={one}&template=%7B%7D")["results"]
-    expected = dict(
-        zip(labels, embedder.classify([served.photos / "04.jpg"], labels, ["{}"])[0], strict=True)
-    )
-    assert {one["label"]: one["probability"] for one in told} == pytest.approx(expected, abs=1e-3)
+    rows = embedder.classify([served.photos / "04.jpg"], labels, ["{}"])[0]
+    expected = pytest.approx(dict(zip(labels, rows, strict=True)), abs=1e-3)
+    assert {one["label"]: one["probability"] for one in told} == expected
     served.refused(400, f"/classify?{query}&id={one}&template=nothing")
     served.refused(400, f"/classify?id={one}")
 
