@@ -230,13 +230,18 @@ def build_server(
     for operation in OPERATIONS:
         by_path[operation.path][operation.method] = operation
 
-    async def respond(operation: Operation, request: Request) -> Response:
+    async def endpoint(request: Request) -> Response:
         """Reads what is asked, and has it answered."""
+        own = request.scope["route"]
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers={"allow": ", ".join(sorted(own.methods))})
+        operation = by_path[own.path]["GET" if request.method == "HEAD" else request.method]
         asked: list[Any] = [operation.parameters and read_parameters(operation.parameters, request)]
-        is_json = media_type(request) == "application/json"
-        async with bodies.read(request, limits.json_bytes if is_json else limits.upload_bytes) as body:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        max_bytes = limits.json_bytes if kind == "application/json" else limits.upload_bytes
+        async with bodies.read(request, max_bytes) as body:
             if operation.has_image:
-                asked.append(read_body(operation, media_type(request), body))
+                asked.append(read_body(operation, kind, body))
             elif body:
                 raise Refused(400, f"`{request.method}` does not accept a body here", "omit it")
             if free.locked():
@@ -245,20 +250,9 @@ def build_server(
                 answer = await operation.handler(service, *asked)
         return answer if isinstance(answer, Response) else json_response(answer)
 
-    async def endpoint(request: Request) -> Response:
-        own = request.scope["route"]
-        if request.method == "OPTIONS":
-            return Response(status_code=204, headers={"allow": ", ".join(sorted(own.methods))})
-        operation = by_path[own.path]["GET" if request.method == "HEAD" else request.method]
-        return await respond(operation, request)
-
     routes = [Route(path, endpoint, methods=[*methods, "OPTIONS"]) for path, methods in by_path.items()]
     app = build_app(routes, hint="`/openapi.json` lists all routes")
     return Guard(app, address=address, hosts=hosts, token=token, rate=limits.rate)
-
-
-def media_type(request: Request) -> str:
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def read_body(operation: Operation, kind: str, body: bytes) -> bytes | list[str]:

@@ -8,6 +8,8 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -17,7 +19,7 @@ from starlette.types import ASGIApp
 
 from lapclip.errors import UserError, suggest
 from lapclip.runs.history import Summary
-from lapclip.runs.run import Run
+from lapclip.runs.run import RUNS, Run, is_run
 from lapclip.runs.status import all_runs, newest_run, status_of
 from lapclip.serve.http import Guard, build_app, json_response, send_file, send_static
 from lapclip.serve.limits import Refused
@@ -80,10 +82,14 @@ class Watching:
         return own | {run.name: run for run in all_runs() if run.name not in own}
 
     def find(self, name: str) -> Run:
-        known = self.known()
-        if name not in known:
-            raise UserError(f"there is no run `{name}`{suggest(name, known)}", hint="`/runs` lists all runs")
-        return known[name]
+        """Called for every image, so other runs are only listed when there is none of that name."""
+        if self.shown is not None and name == self.shown.name:
+            return self.shown
+        with suppress(OSError, ValueError):  # too long for a name, or none
+            if name == Path(name).name and not name.startswith(".") and is_run(RUNS / name):
+                return Run(RUNS / name)
+        known = suggest(name, self.known())
+        raise UserError(f"there is no run `{name}`{known}", hint="`/runs` lists all runs")
 
     def list_runs(self) -> dict[str, Any]:
         """How every run stands, and which one to show when none is named."""
