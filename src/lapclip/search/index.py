@@ -236,11 +236,8 @@ def index_errors(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, why: str) -> UserError:
-    is_default = [info.path for info in list_indexes()][:1] == [path]
-    which = "" if is_default else f" --model {path.name}"
-    return UserError(
-        f"the index in `{path}` cannot be used: {why}", hint=f"rebuild it: `lapclip index --fresh{which}`"
-    )
+    hint = f"rebuild it: `lapclip index --fresh --model {path.name}`"
+    return UserError(f"the index in `{path}` cannot be used: {why}", hint=hint)
 
 
 def indexes_folder() -> Path:

@@ -139,7 +139,8 @@ def open_graph(folder: Path, vectors_RE: np.ndarray) -> Graph | None:
     from usearch.index import Index
 
     for path in folder.glob("near-*.usearch"):
-        num_rows = rows_covered(path)
+        found = re.fullmatch(r"near-(\d{1,12})-[0-9a-f]{16}\.usearch", path.name)
+        num_rows = int(found[1]) if found else 0
         if not 0 < num_rows <= len(vectors_RE) or path != graph_path(folder, vectors_RE, num_rows):
             continue
         try:
@@ -185,8 +186,3 @@ def graph_path(folder: Path, vectors_RE: np.ndarray, num_rows: int) -> Path:
     sample = np.ascontiguousarray(np.asarray(vectors_RE)[places])
     digest = hashlib.blake2b(sample.tobytes(), digest_size=8).hexdigest()
     return folder / f"near-{num_rows}-{digest}.usearch"
-
-
-def rows_covered(path: Path) -> int:
-    found = re.fullmatch(r"near-(\d{1,12})-[0-9a-f]{16}\.usearch", path.name)
-    return int(found[1]) if found else 0

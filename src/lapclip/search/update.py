@@ -262,11 +262,10 @@ def check_disk(writer: Writer, num_images: int) -> int:
 
 
 def forget(info: IndexInfo, folder: str) -> int:
-    """Removes a folder from an index; returns how many images it had."""
-    path = os.path.realpath(os.path.expanduser(folder))
+    """Removes a folder, without links, from an index; returns how many images it had."""
     with owned(info.path):
         with Writer(info.path, info.width) as writer:
-            num_images = writer.remove_folder(path)
+            num_images = writer.remove_folder(folder)
             writer.commit()
             writer.compact_when_due()
             folders = tuple(writer.folders())
