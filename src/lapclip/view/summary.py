@@ -263,7 +263,7 @@ def comparison_words(summaries: Sequence[Summary]) -> list[str]:
         words.append(f"{code(name_of(winner))} {has} the best recall@1, {percent(best)}; {others}.")
         captions = recall["num_captions"]
         if captions and 0 < best - rest[0][0] < 2 * (best * (1 - best) * 2 / captions) ** 0.5:
-            words.append(f"Over {count(captions)} captions, this difference may be noise.")
+            words.append(f"With {count(captions)} captions, this difference may be noise.")
     unfinished = [summary for summary in summaries if summary.state not in ("finished", "stopped")]
     return words + [
         f"{code(name_of(s))} is {s.state}: its numbers show its state so far." for s in unfinished

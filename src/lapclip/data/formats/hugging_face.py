@@ -232,7 +232,7 @@ def check_saved(folder: str, name: str) -> None:
                 if isinstance(found, Problem):
                     raise ValueError(f"its file `{file['filename']}` {found.what}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        what = f"`{name}` is not as `save_to_disk` leaves it: {shortened(str(error))}"
+        what = f"`{name}` is not a valid `save_to_disk` dataset: {shortened(str(error))}"
         raise UserError(what, hint="save it again with `save_to_disk`") from None
 
 
