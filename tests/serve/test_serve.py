@@ -583,7 +583,18 @@ def test_without_an_index_the_model_is_served_and_an_index_that_comes_is_seen(em
         assert answer.status_code == 200
         assert (await client.post("/embed", json={"texts": ["a"]})).status_code == 200
         monkeypatch.setenv("LAPCLIP_CACHE", str(served.folder / "cache"))
-        assert (await client.get("/search", params={"q": "cat"})).json()["results"]
+        first = (await client.get("/search", params={"q": "cat"})).json()["results"][0]["id"]
+        answered = ("/", "/static/search.js", "/openapi.json", f"/thumbnail/{first}", f"/picture/{first}")
+        for path in (*answered, f"/search?like={first}&folder=", f"/classify?id={first}&label=a"):
+            assert (await client.get(path)).status_code == 200, path
+        refused = {
+            "/search?tpo=1": 400,
+            "/search?q=a&q=b": 400,
+            "/search?q=%ff": 400,
+            "/search?q=a&top=x": 400,
+        }
+        for path, status in (refused | {"/thumbnail/0": 404, "/static/x.js": 404, "/none": 404}).items():
+            assert (await client.get(path)).status_code == status, path
 
     with_client(main, embedder)
 
