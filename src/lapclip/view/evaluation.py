@@ -77,7 +77,7 @@ def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[
         compared,
         difficulty_section({str(result["model"]): result["negatives"]} if result.get("negatives") else {}),
         mistakes_section(result, images),
-        Section("Omitted images", points=left_out(result)),
+        Section("Omitted images", points=unreadable_names(result)),
     ]
 
 
@@ -219,7 +219,7 @@ def mistakes_section(result: Mapping[str, Any], images: Mapping[int, bytes]) -> 
     return Section("Mistakes", [words] if queries else [], queries=queries)
 
 
-def left_out(result: Mapping[str, Any]) -> list[str]:
+def unreadable_names(result: Mapping[str, Any]) -> list[str]:
     names = [shortened(str(name)) for name in result.get("unreadable") or []]
     more = [f"and {len(names) - MAX_UNREADABLE:,} more"] * (len(names) > MAX_UNREADABLE)
     return names[:MAX_UNREADABLE] + more

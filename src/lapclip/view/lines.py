@@ -127,7 +127,7 @@ class Screen:
 
 
 def follow_in_lines(summary: Summary) -> int:
-    """One line for how the run stands, then lines as things happen; 0 when it ends."""
+    """One line with the state of the run, then lines as things happen; 0 when it ends."""
     summary.read()
     screen, history = Screen(Console(soft_wrap=True, color_system=None)), summary.history
     screen.say(f"run {summary.run.reference}: {summary.state_words}, {how_far(summary)}")

@@ -1,6 +1,6 @@
 """The report of a run, or of several side by side: what was trained on what, what it came to, and where to go on.
 
-Each sentence stands only where the run's data supports it. Problems are not searched for here: the run's own
+A sentence appears only where the run's data supports it. Problems are not searched for here: the run's own
 `Warned` events say them.
 """
 
