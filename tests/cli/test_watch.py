@@ -218,7 +218,7 @@ def test_a_killed_run_is_told_with_how_to_go_on(tmp_path, terminal, call):
         finally:
             process.kill()
     assert window.code() == 0
-    left = "\n".join(window.glass.lines[False])
+    left = " ".join(" ".join(window.glass.lines[False]).split())
     assert not window.glass.is_other and "in-batch accuracy" in left
     assert "crashed" in left and "lapclip train --resume live" in left
     again = call("watch", "live")
