@@ -56,10 +56,10 @@ def test_too_short_a_run_or_one_with_everything_asked_for_measures_nothing(with_
 
 
 def test_a_long_run_is_measured_within_a_twentieth_of_it_and_gives_reasons(with_train, quick):
-    config = with_train(minutes=1.0)
+    config = with_train(minutes=5.0)
     started = time.perf_counter()
     said, run = followed(preparing(config, None, finished(open_here(config))))
-    assert time.perf_counter() - started < 30, "three seconds are allowed, and some for getting ready"
+    assert time.perf_counter() - started < 30, "fifteen seconds are allowed, and some for preparing"
     assert "measuring which execution plan is fastest" in said and len(said) > 3
     reasons = reasons_of(run)
     assert "chunks of 4" in reasons["chunk"] and "fast" in reasons["chunk"]
