@@ -1,7 +1,13 @@
 """Warnings provoked by real runs; and a usual run, which has none. Made-up events are next door."""
 
 import math
+import os
 import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +18,8 @@ from safetensors.torch import load_file, save_file
 import lapclip.step.profile
 from lapclip.config import SETTINGS, load_config
 from lapclip.diagnose import learning, machine
-from lapclip.runs.events import Evaluated, Event, Step, Warned
+from lapclip.machine.hardware import num_usable_cores
+from lapclip.runs.events import Evaluated, Event, Inspected, Step, Warned
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
 from lapclip.weights import checkpoint
@@ -139,3 +146,47 @@ def test_memory_near_its_limit_is_said_with_a_smaller_chunk(look_often):
     ran = trained(until="memory-near-limit", steps=40, max_memory=0.5, chunk=4, **EVALUATE_LATER)
     assert held.nbytes == 320_000_000
     assert_said(ran, "memory-near-limit", "allowed by `--max-memory`", "`--chunk 2`", also={"lr-still-high"})
+
+
+@pytest.mark.prove  # which takes 250 steps; what is said of such steps is tested with made-up ones
+def test_exploding_gradients_are_said_with_their_layer(look_often):
+    # Weights that shrink without end make gradients longer without end.
+    ran = trained(until="exploding-gradients", source="synthetic:2000", lr=1e-4, weight_decay=300.0, warmup=0.9,
+                  steps=250, **EVALUATE_LATER)  # fmt: skip
+    assert_said(
+        ran, "exploding-gradients", "the largest in `text.", "`--weight-decay 0.1`", also={"lr-still-high"}
+    )
+    assert max(s.grad_norm for s in ran.steps[-50:]) > 10 * np.median(
+        [s.grad_norm for s in ran.steps[50:100]]
+    )
+
+
+@pytest.mark.prove  # twenty seconds, most of them waiting; the sign itself is tested with made steps
+def test_another_busy_program_is_found_to_make_training_slower(monkeypatch, look_often):
+    monkeypatch.setattr(machine, "BLOCK_SECONDS", 0.5)
+    monkeypatch.setattr(machine, "BLOCK_STEPS", 4)
+    run = prepare(load_config(flags=SMALL | EVALUATE_LATER | {"steps": 20_000}), "run")
+    ran, busy, started = Ran(run), [], time.monotonic()
+    try:
+        for event in train(run.load_config(), run):
+            ran.events.append(event)
+            if ran.steps and ran.steps[-1].seconds > 3 and not busy:
+                busy = [start_busy_program() for _ in range(2 * num_usable_cores())]
+                began = ran.steps[-1].step
+            if "slower" in ran.said or time.monotonic() - started > 40:
+                break
+    finally:
+        for process in busy:
+            os.kill(process, signal.SIGKILL)
+    looks = [event for event in ran.events if isinstance(event, Inspected)]
+    before = [look.readings["other_cores"] for look in looks[1:] if look.step <= began]
+    after = [look.readings["other_cores"] for look in looks if look.step > began + 2]
+    # On a machine that was busy before, there may be nothing left to take.
+    cause = "other programs keep" if np.mean(after) - np.mean(before) > 2 * machine.BUSY_CORES else ""
+    assert_said(ran, "slower", "pairs/s instead of", cause, also={"lr-still-high"})
+
+
+def start_busy_program() -> int:
+    """A program that is no child of ours; its process id."""
+    orphan = f"{shlex.quote(sys.executable)} -c 'while True: pass' >&- 2>&- & echo $!"
+    return int(subprocess.run(["sh", "-c", orphan], capture_output=True, check=True).stdout)

@@ -1,16 +1,21 @@
 """What a run tells while it trains: profiles, snapshots, pauses; and time that is not training is not counted."""
 
 import json
+import signal
+import subprocess
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from conftest import SMALL, as_flags, command, environment, wait_for
 from PIL import Image
-from test_train import of, trained, trained_elsewhere
+from test_train import of, steps_written, trained, trained_elsewhere
 
 from lapclip.evaluate.pool import Pool
 from lapclip.machine.power import Battery
 from lapclip.runs.events import PARTS, Continued, Evaluated, Finished, Inspected, Paused, Saved, Step, Warned
+from lapclip.runs.run import open_run
 from lapclip.step import profile
 from lapclip.train import loop as training
 from lapclip.train.loop import train
@@ -189,3 +194,19 @@ def test_a_step_that_slept_counts_as_a_usual_one_and_steps_that_stay_slow_are_co
     assert counted[0] == pytest.approx(0.5, abs=1e-3) and counted[1:] == [8.0] * 9, (
         "nobody sleeps twice in a row"
     )
+
+
+@pytest.mark.prove
+def test_minutes_are_training_time_also_when_the_process_is_put_to_sleep():
+    settings = {**SMALL, "minutes": 0.05, "run": "slept", "eval_every": "1000", "num_validation": 16}
+    del settings["steps"]
+    process = subprocess.Popen(command("train", *as_flags(settings)), env=environment(), stderr=-3, stdout=-3)
+    wait_for(lambda: steps_written("slept"))
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(6)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(60) == 0
+    told = list(open_run("slept").events())
+    assert [w.kind for w in of(Warned, told)].count("slept") <= 1, "none, if it fell between two steps"
+    assert 3 <= told[-1].seconds < 5, "three seconds of training, however long it slept"
+    assert told[-1].reason == "budget"
