@@ -1,4 +1,4 @@
-"""Makes `.venv` with exactly the versions of constraints.txt, once; later calls return at once.
+"""Makes `.venv` with exactly the versions of constraints.txt, once; later calls return immediately.
 
 Usage: python3 tools/bootstrap.py [extra ...]. Standard library only, since nothing is installed yet.
 """
@@ -32,7 +32,7 @@ def main(extras):
         [*pip, "install", "--quiet", "--constraint", "constraints.txt", "--editable", target],
         "install lapclip",
     )
-    run([*pip, "--quiet", "check"], "agree on versions")
+    run([*pip, "--quiet", "check"], "check the installed versions")
     STAMP.write_text("\n".join([fingerprint(python), *sorted(extras)]))
 
 
@@ -78,7 +78,7 @@ def make_venv(python):
     if made.returncode:
         shutil.rmtree(VENV, ignore_errors=True)
         sys.exit(
-            f"error: {python} cannot make a virtual environment:\n{made.stdout.decode().strip()}\n"
+            f"error: {python} cannot create a virtual environment:\n{made.stdout.decode().strip()}\n"
             "hint: on Debian and Ubuntu, `apt install python3-venv`"
         )
 

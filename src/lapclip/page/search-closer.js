@@ -54,7 +54,7 @@ async function classify() {
   const labels = [...new Set(find("labels").value.split(",").map((label) => label.trim()).filter(Boolean))].slice(0, MAX_LABELS);
   if (labels.length < 2) {
     show("shares", [], () => []);
-    return showText("labels-note", labels.length ? "Add another: at least two labels are needed." : "Separate labels by commas; each gets a probability.");
+    return showText("labels-note", labels.length ? "Add another label: at least two are needed." : "Enter labels, separated by commas, to get their probabilities.");
   }
   const query = new URLSearchParams([["id", shown.id], ...labels.map((label) => ["label", label])]);
   try {

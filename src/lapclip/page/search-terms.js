@@ -53,5 +53,5 @@ export function showTerms(state, actions) {
   sign.hidden = isAdded && !state.terms.length;
   sign.textContent = isAdded ? "+" : MINUS;
   sign.dataset.sign = isAdded ? "+" : "-";
-  sign.setAttribute("aria-label", isAdded ? "the words are added; press to subtract them" : "the words are subtracted; press to add them");
+  sign.setAttribute("aria-label", isAdded ? "the text is added; press to subtract it" : "the text is subtracted; press to add it");
 }

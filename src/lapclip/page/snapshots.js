@@ -52,7 +52,7 @@ async function load(address) {
   } catch {
     if (!isShown()) return;
     shownAddress = ""; // the next news ask again
-    find("thinks-note").textContent = "This one is not loaded yet: no connection.";
+    find("thinks-note").textContent = "This evaluation is not loaded yet: no connection.";
   }
 }
 
@@ -73,9 +73,9 @@ function draw(snapshot) {
     showMatrix(matrix, addressOf);
     find("queries").replaceChildren(...items);
     find("thinks-note").textContent = `The six nearest images for each caption, best first; `
-      + `${first} of ${queries.length} find the correct one first.`;
+      + `${first} of ${queries.length} have the correct image first.`;
   } catch { // whatever the file says, the rest of the page goes on
-    find("thinks-note").textContent = "This one cannot be read: of a long run only some are kept.";
+    find("thinks-note").textContent = "This evaluation cannot be read: for long runs, only some are kept.";
   }
 }
 
@@ -84,7 +84,7 @@ const drawQuery = ({ text, rank, found }) => make("li", {},
   make("ol", { class: "found" }, ...found.map(drawFound)));
 
 function drawFound({ picture, score, is_right: isRight }, i) {
-  const alt = `${isRight ? "the correct image" : "another image"}, place ${i + 1}`;
+  const alt = `${isRight ? "the correct image" : "another image"}, rank ${i + 1}`;
   return make("li", isRight ? { class: "right" } : {},
     make("img", { src: addressOf(picture), alt, width: 96, height: 96 }),
     make("span", {}, score.toFixed(2)), ...(isRight ? [make("b", {}, "✓ correct")] : []));
