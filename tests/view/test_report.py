@@ -37,7 +37,7 @@ from lapclip.units import percent
 from lapclip.view.html import write_html
 from lapclip.view.learning import phases_of, read_queries, stretches_of
 from lapclip.view.markdown import as_markdown
-from lapclip.view.summary import document_of, write_report
+from lapclip.view.report import document_of, write_report
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)> | `a` \"'&\u202e\x07"
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --no-first-run"

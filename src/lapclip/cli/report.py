@@ -36,7 +36,7 @@ def report(
     from lapclip.runs.run import open_run
     from lapclip.view.html import write_html
     from lapclip.view.markdown import as_markdown
-    from lapclip.view.summary import as_numbers, document_of
+    from lapclip.view.report import as_numbers, document_of
 
     opened = list({run.path.resolve(): run for run in map(open_run, runs)}.values())
     with working("reading"):

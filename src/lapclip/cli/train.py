@@ -232,7 +232,7 @@ def show_resolved(config: "Config", run: "Run") -> None:
 
 def write_page(run: "Run") -> Path | None:
     """Writes the report; without one the run is as good."""
-    from lapclip.view.summary import write_report
+    from lapclip.view.report import write_report
 
     try:
         return write_report(run)

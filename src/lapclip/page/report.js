@@ -93,7 +93,7 @@
       stroke: colour("soft"), grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false },
       font: "11.5px system-ui, sans-serif", labelFont: "11.5px system-ui, sans-serif",
     };
-    const y = chart.is_log ? { distr: 3 } : { range: (plot, low, high) => {
+    const y = chart.is_log_y ? { distr: 3 } : { range: (plot, low, high) => {
       if (low == null) return [0, 1];
       const room = 0.06 * (high - low || Math.abs(high) || 1);
       return [chart.from_zero ? Math.min(0, low) : low - room, high + room];

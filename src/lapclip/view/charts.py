@@ -62,7 +62,7 @@ def charts_of(summary: Summary) -> list[Chart]:
         Chart("Recall", RECALL, recall, **SHARES),
         Chart("Temperature", "a lower value contrasts pairs more", [Line("learned", thin(points("temperature")), 0)]),
         Chart("Learning rate", "", [Line("lr", thin(points("lr")), 0)], from_zero=True),
-        Chart("Gradient norm", "before clipping", norm, is_log=all(s.grad_norm > 0 for s in steps)),
+        Chart("Gradient norm", "before clipping", norm, is_log_y=all(s.grad_norm > 0 for s in steps)),
         Chart("Pairs per second", "without evaluation and saving", speed, from_zero=True),
     ]  # fmt: skip
     return with_data(charts, bands=phases(summary), marks=marks_of(summary), span=span)
@@ -166,7 +166,7 @@ def overlaid(summaries: Sequence[Summary]) -> list[Chart]:
         Chart("Accuracy", "in the batch", of_steps("accuracy"), **SHARES),
         Chart("Temperature", "", of_steps("temperature")),
         Chart("Learning rate", "", of_steps("lr"), from_zero=True),
-        Chart("Gradient norm", "before clipping", of_steps("grad_norm"), is_log=True),
+        Chart("Gradient norm", "before clipping", of_steps("grad_norm"), is_log_y=True),
         Chart("Pairs per second", "", of_steps("pairs_per_second"), from_zero=True),
     ]
     longest = max(history.seconds / 60 for history in histories)

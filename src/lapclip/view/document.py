@@ -103,7 +103,7 @@ class Chart:
     lines: list[Line]
     is_share: bool = False  # shown in percent
     from_zero: bool = False
-    is_log: bool = False
+    is_log_y: bool = False
     bands: list[tuple[float, float, str]] = field(default_factory=list)  # phases: from, to, label
     marks: list[tuple[float, str]] = field(default_factory=list)  # what happened where
     axis: str = "step"

@@ -22,7 +22,7 @@ from lapclip.view.document import (
 from lapclip.view.html import as_html
 from lapclip.view.learning import difficulty_section
 from lapclip.view.lines import interval
-from lapclip.view.summary import recall_words
+from lapclip.view.report import recall_words
 
 WAYS = (("text_to_image", "text → image"), ("image_to_text", "image → text"))
 KS = (1, 5, 10)
