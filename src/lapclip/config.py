@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lapclip.errors import UserError, suggest
-from lapclip.units import parse_every, parse_percent
+from lapclip.units import parse_every, parse_percent, plural
 
 SizeName = Literal[
     "nano", "tiny", "small", "base", "medium", "large", "huge", "vit-b-32", "vit-b-16", "vit-l-14"
@@ -146,8 +146,7 @@ class Plan:
         return self.device == "cpu" and self.precision == "fp32" and not self.compile
 
     def in_words(self) -> str:
-        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        said = f"{self.device} {self.precision}, {threads}, chunk {self.chunk}"
+        said = f"{self.device} {self.precision}, {plural(self.threads, 'thread')}, chunk {self.chunk}"
         return said + ", compiled" * self.compile + ", memory released" * (not self.keep_memory)
 
 
@@ -237,10 +236,8 @@ def load_config(file: Path | None = None, flags: Mapping[str, object] | None = N
     problems: list[str] = []
     config = Config()
     if file is not None:
-        config = overlay(
-            config, read_toml(file, problems), problems, label=lambda s: f"`{s.section}.{s.name}`"
-        )
-    config = overlay(config, flags or {}, problems, label=lambda s: f"`{s.flag}`")
+        config = overlay(config, read_toml(file, problems), problems, "`{0.section}.{0.name}`")
+    config = overlay(config, flags or {}, problems, "`{0.flag}`")
     problems += contradictions(config)
     if problems:
         where = f"`{file}`" if file else "the command line"
@@ -285,13 +282,13 @@ def home_of(name: str, known: list[str]) -> str:
     return f"; it belongs under [{SETTINGS[name].section}]" if name in SETTINGS else suggest(name, known)
 
 
-def overlay(config: Config, given: Mapping[str, object], problems: list[str], label: Any) -> Config:
+def overlay(config: Config, given: Mapping[str, object], problems: list[str], label: str) -> Config:
     """The config with some settings replaced; a budget replaces whichever budget it had before."""
     values: dict[str, object] = dict.fromkeys(BUDGETS) if any(name in BUDGETS for name in given) else {}
     for name, value in given.items():
         setting = SETTINGS[ALIASES.get(name, name)]
         if problem := setting.problem(value):
-            problems.append(f"{label(setting)} {problem}")
+            problems.append(f"{label.format(setting)} {problem}")
         else:
             values[setting.name] = float(value) if setting.type is float else value  # type: ignore[arg-type]
     return with_values(config, values)
@@ -314,10 +311,9 @@ def to_toml(config: Config) -> str:
     lines = []
     for section in fields(Config):
         lines.append(f"[{section.name}]")
-        for f in fields(getattr(config, section.name)):
-            value = getattr(getattr(config, section.name), f.name)
+        for name, value in vars(getattr(config, section.name)).items():
             if value is not None:
                 # A JSON string is a TOML string too, except for surrogate pairs and one control character.
-                lines.append(f"{f.name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
+                lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
         lines.append("")
     return "\n".join(lines)

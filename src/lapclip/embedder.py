@@ -194,9 +194,8 @@ class Embedder:
         rows, done = np.empty((total, self.width), dtype=np.float32), 0
         is_main = threading.current_thread() is threading.main_thread()
         is_shown = is_main and total >= MIN_FOR_BAR if progress is None else progress
-        with (
-            progress_bar(total, always=progress is True) if is_shown else nullcontext(lambda _: None) as show
-        ):
+        bar = progress_bar(total, always=progress is True) if is_shown else nullcontext(lambda _: None)
+        with bar as show:
             while some := list(islice(items, self.chunk)):
                 rows[done : done + len(some)] = embed_some(some)
                 done += len(some)

@@ -127,7 +127,10 @@ def atomic_path(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
     old = beside.with_name(f"{beside.name}-old")
     with writing(path):
         try:
-            remove_abandoned(path)
+            for found in path.parent.glob(f".{glob.escape(path.name)}.*writing*"):
+                pid = found.name.removeprefix(f".{path.name}.").partition(".")[0]
+                if not pid.isdecimal() or int(pid) == os.getpid() or not psutil.pid_exists(int(pid)):
+                    remove(found)  # abandoned
             if is_folder:
                 beside.mkdir(parents=True)
             else:  # never through a link, which an untrusted folder may contain
@@ -148,14 +151,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """A reader sees the old content or the new one, also after a crash."""
     with atomic_path(path) as beside:
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-def remove_abandoned(path: Path) -> None:
-    """Temporary files and folders of this name whose process is gone, or is this one."""
-    for found in path.parent.glob(f".{glob.escape(path.name)}.*writing*"):
-        pid = found.name.removeprefix(f".{path.name}.").partition(".")[0]
-        if not pid.isdecimal() or int(pid) == os.getpid() or not psutil.pid_exists(int(pid)):
-            remove(found)
 
 
 def remove(path: Path) -> None:

@@ -41,10 +41,6 @@ class DataFacts:
     classes: dict[str, Any] | None = None
 
     @property
-    def num_used(self) -> int:
-        return self.num_train + self.num_validation
-
-    @property
     def share_cut(self) -> float:
         return self.caption_tokens_cut.get(str(self.text_length), 0.0)
 
@@ -142,7 +138,8 @@ def advise_loss(facts: DataFacts) -> Advice | None:
 
 
 def warnings(facts: DataFacts) -> Iterator[str]:
-    num_images, num_all = facts.num_used, facts.num_used + facts.num_unreadable
+    num_images = facts.num_train + facts.num_validation
+    num_all = num_images + facts.num_unreadable
     if facts.num_leaks:
         leaked = plural(facts.num_leaks, "validation image")
         yield f"{leaked} also occur in training; recall is too high until they are removed"

@@ -75,14 +75,10 @@ def load_batches(
     fetched = fetch_ahead(source, batch_size, source.stored_size(image_size), seed, first_step, workers)
     with closing(fetched):
         for some in fetched:
-            yield make_batch(source, some, tokenizer, text_length)
-
-
-def make_batch(source: Source, some: Fetched, tokenizer: Tokenizer, text_length: int) -> Batch:
-    tokens, ends = tokenizer.encode(some.captions, text_length)
-    # By tokens, not by letters: what the model cannot tell apart is the same caption.
-    _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
-    return Batch(some.images, tokens, ends, source.groups(some.indices), caption_ids, some.faults)
+            tokens, ends = tokenizer.encode(some.captions, text_length)
+            # By tokens, not by letters: what the model cannot tell apart is the same caption.
+            _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
+            yield Batch(some.images, tokens, ends, source.groups(some.indices), caption_ids, some.faults)
 
 
 def fetch_ahead(

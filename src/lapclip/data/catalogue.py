@@ -74,9 +74,6 @@ class Problems:
         if self.counts[what] <= NUM_NAMED:
             self.names.setdefault(what, []).append(shortened(name))
 
-    def of_kind(self, *kinds: Kind) -> list[str]:
-        return [what for what, kind in self.kinds.items() if kind in kinds]
-
 
 @dataclass
 class Catalogue:
@@ -90,10 +87,6 @@ class Catalogue:
     sides: list[Side | None]  # as the dataset defines them, else None
     labels: list[str | None]  # the class, where there are classes
     problems: Problems
-
-    @property
-    def num_captions(self) -> int:
-        return sum(map(len, self.captions))
 
 
 class Gathering:

@@ -78,7 +78,8 @@ def decode(data: bytes, size: int) -> Decoded:
     square, record = read_square(data, size)
     record["content"], record["num_bytes"] = np.void(digest(data)), len(data)
     record["thumb"] = np.asarray(square.resize((THUMB, THUMB), Image.Resampling.BOX))
-    record["dhash"] = difference_hash(square)
+    grey = np.asarray(square.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
+    record["dhash"] = np.packbits(grey[:, 1:] < grey[:, :-1]).view("<u8")[0]
     return Decoded(channels_first(square), record)
 
 
@@ -92,7 +93,7 @@ def read_square(data: bytes, size: int) -> tuple[Image.Image, np.ndarray]:
         record["format"] = FORMATS.index(image.format or "")
         record["traits"] = trait_bits(image, turned)
         square = center_square(image, size, extent)
-        return upright(square, orientation(image)), record  # asked again: some turn as they load
+        return upright(square, image), record
 
 
 def read_whole(data: bytes, max_side: int) -> Image.Image:
@@ -103,8 +104,7 @@ def read_whole(data: bytes, max_side: int) -> Image.Image:
         return max(1, round(width * scale)), max(1, round(height * scale))
 
     with open_image(data, fitted) as (image, original, extent):
-        small = resize_rgb(image, fitted(*original), (0, 0, *extent))
-        return upright(small, orientation(image))
+        return upright(resize_rgb(image, fitted(*original), (0, 0, *extent)), image)
 
 
 def as_jpeg(image: Image.Image, quality: int = 85) -> bytes:
@@ -147,27 +147,21 @@ def open_encoded(data: bytes) -> ImageFile.ImageFile:
         if accept is None or accept(data[:16]) is True:
             with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
                 return factory(io.BytesIO(data), "")
-    raise unidentified(data)
+    if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"):
+        raise Unreadable("is a HEIC image, which needs `pip install 'lapclip[heic]'`", extra="heic")
+    is_text = b"\0" not in data[:1024]
+    raise Unreadable("is text, not an image" if is_text else "is not an image in a known format")
 
 
 def formats(data: bytes) -> list[str]:
     """What an image that begins so may be opened as."""
+    Image.init()
     if data[4:8] == b"ftyp" and "HEIF" not in Image.OPEN:
         with contextlib.suppress(ImportError):  # phones' HEIC, when the extra is installed
             import pillow_heif
 
             pillow_heif.register_heif_opener()
-    Image.preinit()
-    if not set(FORMATS) - {"HEIF"} <= Image.OPEN.keys():
-        Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
-
-
-def unidentified(data: bytes) -> Unreadable:
-    if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"):
-        return Unreadable("is a HEIC image, which needs `pip install 'lapclip[heic]'`", extra="heic")
-    is_text = b"\0" not in data[:1024]
-    return Unreadable("is text, not an image" if is_text else "is not an image in a known format")
 
 
 def refuse_too_large(image: Image.Image, data: bytes, width: int, height: int) -> None:
@@ -233,13 +227,13 @@ def orientation(image: Image.Image) -> int:
     return image.getexif().get(0x0112, 1)
 
 
-def upright(image: Image.Image, turned: int) -> Image.Image:
-    """An image turned by its EXIF orientation; cheap once it is small."""
+def upright(image: Image.Image, loaded: Image.Image) -> Image.Image:
+    """An image turned by the EXIF orientation that is left once its original is loaded; cheap once it is small."""
     method = {
         2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
         5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_90,
-    }.get(turned)  # fmt: skip
+    }.get(orientation(loaded))  # fmt: skip
     return image if method is None else image.transpose(method)
 
 
@@ -314,9 +308,3 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def channels_first(image: Image.Image) -> np.ndarray:
     """Bytes [3, H, W]."""
     return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
-
-
-def difference_hash(square: Image.Image) -> np.uint64:
-    grey = np.asarray(square.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
-    bits = np.packbits(grey[:, 1:] < grey[:, :-1])
-    return bits.view("<u8")[0]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.data.advice import Advice, DataFacts, advise, share_outside_a_to_z
+from lapclip.data.advice import MAX_TEXT_LENGTH, Advice, DataFacts, advise, share_outside_a_to_z
 from lapclip.data.catalogue import NUM_NAMED, Catalogue
 from lapclip.data.decode import FORMATS, TRAITS
 from lapclip.data.open import Files
@@ -19,7 +19,6 @@ from lapclip.data.split import duplicates
 from lapclip.errors import shortened
 from lapclip.units import percent, plural
 
-CLIP_TEXT_LENGTH = 77
 NUM_CAPTIONS_NAMED = 20
 MAX_READ = 100_000  # captions whose letters are looked at, from all over the source
 PERCENTILES = (50, 90, 95, 99, 100)
@@ -74,13 +73,21 @@ def examine(
     own_test = np.array([side == "test" for side in catalogue.sides], dtype=bool)
     is_validation = is_readable & (files.sides == VALIDATION)
     is_train = is_readable & ~is_validation & ~own_test
-    leaks = find_leaks(groups, is_train, is_validation)
+    trained, first = np.unique(groups[is_train], return_index=True)
+    leaked = np.flatnonzero(is_validation & np.isin(groups, trained))
+    same = np.flatnonzero(is_train)[first[np.searchsorted(trained, groups[leaked])]]
     traits, formats = records["traits"][readable], Counter(records["format"][known].tolist())
-    shared, num_distinct = shared_captions(catalogue.captions[number] for number in readable.tolist())
+    of_each = (dict.fromkeys(map(str.casefold, catalogue.captions[number])) for number in readable.tolist())
+    counts = Counter(caption for own in of_each for caption in own)
+    shared = Counter({caption: count for caption, count in counts.items() if count > 1})
     report = Report(
         num_images=len(readable),
         num_captions=len(captions),
-        captions_per_image=spread(num_each),
+        captions_per_image={
+            "min": int(num_each.min()),
+            "mean": round(float(num_each.mean()), 2),
+            "max": int(num_each.max()),
+        },
         num_unreadable=len(catalogue.names) - len(readable),
         unreadable=names(unreadable),
         unreadable_why=dict(zip(names(unreadable), unreadable.values(), strict=False)),
@@ -88,27 +95,26 @@ def examine(
         duplicate_images=[names(same) for same in duplicates(records, groups)[:NUM_NAMED]],
         num_duplicate_captions=shared.total() - len(shared),
         duplicate_captions={shortened(words): n for words, n in shared.most_common(NUM_CAPTIONS_NAMED)},
-        num_distinct_captions=num_distinct,
-        share_shared_captions=shared.total() / max(len(captions), 1),
+        num_distinct_captions=len(counts),
+        share_shared_captions=shared.total() / len(captions),
         tokenizer=tokenizer,
         text_length=text_length,
         caption_tokens=percentiles(lengths, PERCENTILES),
         caption_tokens_cut={
-            str(length): float((lengths > length).mean()) if len(lengths) else 0.0
-            for length in sorted({CLIP_TEXT_LENGTH, text_length})
+            str(length): float((lengths > length).mean()) for length in sorted({MAX_TEXT_LENGTH, text_length})
         },
         sizes=sizes_of(records, known, catalogue.names) if len(known) else None,
         num_small=int((np.minimum(records["width"], records["height"])[known] < image_size).sum()),
         traits={name: int((traits >> bit & 1).sum()) for bit, name in enumerate(TRAITS)},
         formats={FORMATS[number]: count for number, count in formats.most_common()},
         scripts=dict(Counter(map(script_of, captions)).most_common()),
-        share_outside_a_to_z=share_outside_a_to_z(captions[:: -(-len(captions) // MAX_READ) or 1]),
+        share_outside_a_to_z=share_outside_a_to_z(captions[:: -(-len(captions) // MAX_READ)]),
         num_train=int(is_train.sum()),
         num_validation=int(is_validation.sum()),
         num_unused=int((is_readable & ~is_validation & own_test).sum()),
         own_split=has_own_split(catalogue, is_readable, is_validation),
-        num_leaks=len(leaks),
-        leaks=[names(pair) for pair in leaks[:NUM_NAMED]],
+        num_leaks=len(leaked),
+        leaks=[names(pair) for pair in zip(leaked[:NUM_NAMED], same, strict=False)],
         classes=classes_of(catalogue.labels[number] for number in readable.tolist()),
         problems={
             what: {"count": count, "names": list(catalogue.problems.names.get(what, []))}
@@ -119,29 +125,9 @@ def examine(
 
 
 def percentiles(numbers: np.ndarray, which: Sequence[int]) -> dict[str, int]:
-    """Numbers that so many percent do not exceed, each one of those given; none of nothing."""
-    values = np.percentile(numbers, which, method="inverted_cdf") if len(numbers) else ()
-    return {str(percent): int(value) for percent, value in zip(which, values, strict=False)}
-
-
-def spread(numbers: np.ndarray) -> dict[str, float]:
-    if not len(numbers):
-        return {"min": 0, "mean": 0.0, "max": 0}
-    return {"min": int(numbers.min()), "mean": round(float(numbers.mean()), 2), "max": int(numbers.max())}
-
-
-def shared_captions(captions: Iterable[list[str]]) -> tuple[Counter[str], int]:
-    """Captions of several images, in lower case, and of how many; and how many distinct captions there are."""
-    counts = Counter(caption for own in captions for caption in dict.fromkeys(map(str.casefold, own)))
-    return Counter({caption: count for caption, count in counts.items() if count > 1}), len(counts)
-
-
-def find_leaks(groups: np.ndarray, is_train: np.ndarray, is_validation: np.ndarray) -> list[tuple[int, int]]:
-    """Each validation image that training shows as well, with the first one that it is the same as."""
-    trained, first = np.unique(groups[is_train], return_index=True)
-    leaked = np.flatnonzero(is_validation & np.isin(groups, trained))
-    same = np.flatnonzero(is_train)[first[np.searchsorted(trained, groups[leaked])]]
-    return list(zip(leaked.tolist(), same.tolist(), strict=True))
+    """Numbers that so many percent do not exceed, each one of those given."""
+    values = np.percentile(numbers, which, method="inverted_cdf")
+    return {str(percent): int(value) for percent, value in zip(which, values, strict=True)}
 
 
 def has_own_split(catalogue: Catalogue, is_readable: np.ndarray, is_validation: np.ndarray) -> bool:
@@ -215,14 +201,10 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     traits = listed([f"{n:,} {trait.replace('_', ' ')}" for trait, n in report.traits.items() if n])
     if kinds or traits:
         yield "kinds", "; ".join(filter(None, (kinds, traits)))
-    if tokens := report.caption_tokens:
-        cut = (
-            f"{percent(report.share_cut)} of the captions are truncated"
-            if report.share_cut
-            else "no caption is truncated"
-        )
-        lengths = f"{tokens['50']} (median), 99% have up to {tokens['99']}, the longest {tokens['100']}"
-        yield "tokens", f"{lengths}; {cut} at {report.text_length}"
+    tokens = report.caption_tokens
+    lengths = f"{tokens['50']} (median), 99% have up to {tokens['99']}, the longest {tokens['100']}"
+    cut = f"{percent(report.share_cut)} of the captions are" if report.share_cut else "no caption is"
+    yield "tokens", f"{lengths}; {cut} truncated at {report.text_length}"
     if set(report.scripts) - {"Latin"}:
         shares = [f"{s} {percent(n / report.num_captions)}" for s, n in report.scripts.items()]
         yield "scripts", listed(shares)

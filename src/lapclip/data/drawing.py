@@ -105,15 +105,12 @@ def draw_pattern(draw: ImageDraw.ImageDraw, pattern: str, top: int, pixels: int,
     elif pattern == "dashes":
         for x in range(0, pixels, step * 2):
             draw.rectangle((x, (top + pixels) // 2, x + step, (top + pixels) // 2 + line * 2), fill=mark)
-    elif pattern == "tiles":
-        for row, y in enumerate(range(top, pixels, step)):
-            for x in range((row % 2) * step, pixels, step * 2):
-                draw.rectangle((x, y, x + step - 1, y + step - 1), fill=mark)
     else:
-        height = line if pattern == "dots" else line * 3
-        for row, y in enumerate(range(top + step // 2, pixels, step)):
+        sizes = {"tiles": (step - 1, step - 1), "dots": (line, line), "tufts": (line, line * 3)}
+        width, height = sizes[pattern]
+        for row, y in enumerate(range(top + (0 if pattern == "tiles" else step // 2), pixels, step)):
             for x in range((row % 2) * step, pixels, step * 2):
-                draw.rectangle((x, y, x + line, y + height), fill=mark)
+                draw.rectangle((x, y, x + width, y + height), fill=mark)
 
 
 def draw_thing(draw: ImageDraw.ImageDraw, thing: Thing, pixels: int, random: Random) -> None:

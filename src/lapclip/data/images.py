@@ -11,15 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lapclip.data.decode import (
-    Decoded,
-    Unreadable,
-    center_square,
-    channels_first,
-    orientation,
-    read_square,
-    upright,
-)  # fmt: skip
+from lapclip.data.decode import Decoded, Unreadable, center_square, channels_first, read_square, upright
 from lapclip.data.files import read_file
 from lapclip.data.pack import size_for
 from lapclip.data.workers import in_order
@@ -74,7 +66,7 @@ def square_of(image: Any, size: int, called: str) -> np.ndarray:
             )
         if 0 in image.size:
             raise Unreadable("has no pixels")
-        stored = upright(center_square(image, size_for(size)), orientation(image))
+        stored = upright(center_square(image, size_for(size)), image)
         return channels_first(center_square(stored, size))
     except (Unreadable, OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

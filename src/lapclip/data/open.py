@@ -13,17 +13,7 @@ from lapclip.config import DataConfig
 from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.decode import RECORD, digest
 from lapclip.data.formats.detect import open_catalogue
-from lapclip.data.pack import (
-    Pack,
-    describe_folder,
-    folder_bytes,
-    folder_for,
-    free_bytes,
-    locked,
-    needed_bytes,
-    pack,
-    size_for,
-)  # fmt: skip
+from lapclip.data.pack import Pack, describe_folder, folder_for, has_room, locked, pack, size_for
 from lapclip.data.pairs import TRAIN, VALIDATION, PairTable, write_pairs
 from lapclip.data.source import Mixed, Packed, Source, Streamed
 from lapclip.data.split import content_groups, split
@@ -88,16 +78,18 @@ class Data:
 def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None, Data]:
     """Opens what `source` names, packs what is not packed, and yields its progress."""
     named = parse_source(config.source)
-    found = [None if is_synthetic(name) else find_files(config, name) for name, _ in named]
+    found = [None if name.split(":")[0] == "synthetic" else find_files(config, name) for name, _ in named]
     files = [one for one in found if one]
     size = size_for(image_size)
-    is_streamed = must_stream(config, files, size)
+    is_packed = config.pack
+    if is_packed is None:
+        is_packed = has_room([(one.catalogue, one.name) for one in files], size)
     for one in files:
-        one.is_streamed = is_streamed
-        if is_streamed:
-            one.pack = Pack(folder_for(one.name, size), size, named_records(one.catalogue))
-        else:
+        one.is_streamed = not is_packed
+        if is_packed:
             one.pack = yield from pack(one.catalogue, one.name, size, config.workers)
+        else:
+            one.pack = Pack(folder_for(one.name, size), size, named_records(one.catalogue))
     split_together(files, config.validation_share)
     parts = []
     for (name, weight), own in zip(named, found, strict=True):
@@ -108,7 +100,8 @@ def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None
             training, validation = (make_source(own, side, config) for side in (TRAIN, VALIDATION))
             parts.append(Part(own.name, weight, training, validation, own))
     images = files[0].images if files else config.images
-    return Data(tuple(parts), fingerprint_of(parts), *mixed(parts), images)
+    fingerprints = [f"{p.files.table.fingerprint if p.files else p.name}@{p.weight}" for p in parts]
+    return Data(tuple(parts), digest(*map(str.encode, fingerprints)).hex(), *mixed(parts), images)
 
 
 def mixed(parts: list[Part]) -> tuple[Source, Source]:
@@ -133,14 +126,6 @@ def resolve_images(images: str, name: str) -> str:
     images = os.path.expanduser(images)
     beside = os.path.join(os.path.dirname(os.path.abspath(name)), images)
     return beside if not os.path.exists(images) and os.path.exists(beside) else os.path.abspath(images)
-
-
-def must_stream(config: DataConfig, files: list[Files], size: int) -> bool:
-    """Whether images are decoded again in each epoch: as asked, or because not all packs fit on the disk."""
-    if config.pack is not None:
-        return not config.pack
-    needed = sum(needed_bytes(own.catalogue, size) for own in files)
-    return needed > free_bytes() + sum(folder_bytes(folder_for(own.name, size)) for own in files)
 
 
 def split_together(files: list[Files], share: float) -> None:
@@ -176,11 +161,6 @@ def make_source(files: Files, side: int, config: DataConfig) -> Source:
     if not files.is_streamed:
         return Packed(*common, pixels_file=files.pack.path / "pixels")
     return Streamed(*common, reader=files.catalogue.reader, mean_bytes=mean_bytes(files.catalogue))
-
-
-def fingerprint_of(parts: list[Part]) -> str:
-    own = [f"{p.files.table.fingerprint if p.files else p.name}@{p.weight}" for p in parts]
-    return digest(*(o.encode() for o in own)).hex()
 
 
 def named_records(catalogue: Catalogue) -> np.ndarray:
@@ -233,20 +213,13 @@ def plain_part(name: str) -> str:
     return re.sub(r"[^\w.]+", "-", named).strip("-._") or "run"
 
 
-def is_synthetic(name: str) -> bool:
-    return name.partition(":")[0] == "synthetic"
-
-
 def open_synthetic(name: str) -> tuple[Source, Source]:
     """What lapclip draws itself; nothing is packed."""
     _, _, rest = name.partition(":")
     if rest == "documents":
         return DocumentsSource(first=0, num_pairs=216), DocumentsSource(first=216, num_pairs=24)
     if rest and not (rest.isascii() and rest.isdigit() and 2 <= int(rest) <= MAX_SCENES):
-        what = (
-            f"in a number of pairs from 2 to {MAX_SCENES:,}, or in `documents`{suggest(rest, ['documents'])}"
-        )
-        raise UserError(
-            f"`{name}` should end {what}", hint="write `synthetic:50000` or `synthetic:documents`"
-        )
+        end = f"a number of pairs from 2 to {MAX_SCENES:,}, or in `documents`{suggest(rest, ['documents'])}"
+        hint = "write `synthetic:50000` or `synthetic:documents`"
+        raise UserError(f"`{name}` should end in {end}", hint=hint)
     return (SceneSource(num_pairs=int(rest)) if rest else SceneSource()), ValidationScenes()

@@ -47,15 +47,7 @@ class Pack:
     num_needing_extra: int = 0  # unreadable images that an optional dependency would read
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Why an image has no pixels; it is tried again the next time."""
-
-    why: str
-    extra: str | None = None  # the group of optional dependencies that would read it
-
-
-Outcome = Decoded | Fault
+Outcome = Decoded | Unreadable  # the second is tried again the next time
 
 
 def size_for(image_size: int) -> int:
@@ -82,18 +74,18 @@ def pack(
     stamps = np.fromiter(all_stamps(catalogue), dtype=np.uint64, count=len(catalogue.names))
     with locked(path):
         describe_folder(path, identity, size)
-        with Journal(path, size) as journal:
+        with contextlib.closing(Journal(path, size)) as journal:
             found = journal.find(stamps)
             is_packed = journal.chosen(found)["row"] >= 0
             missing = np.flatnonzero(~is_packed & (stamps != 0))
             needed = len(missing) * (journal.row_bytes + RECORD.itemsize)
             check_disk(needed)
             yield Progress(PACKING, 0, len(missing), 0, needed)
-            faults: dict[int, Fault] = {}
+            faults: dict[int, Unreadable] = {}
             done = 0
             for piece, outcomes in decode_all(catalogue.reader, size, missing, workers):
                 for number, outcome in zip(piece.tolist(), outcomes, strict=True):
-                    if isinstance(outcome, Fault):
+                    if isinstance(outcome, Unreadable):
                         faults[number] = outcome
                     else:
                         found[number] = journal.add(int(stamps[number]), outcome)
@@ -102,7 +94,7 @@ def pack(
             records = journal.chosen(found)
     num_needing_extra = sum(fault.extra is not None for fault in faults.values())
     broken = np.flatnonzero(records["row"] < 0).tolist()
-    unreadable = {number: faults[number].why if number in faults else MISSING.what for number in broken}
+    unreadable = {number: str(faults.get(number, MISSING.what)) for number in broken}
     return Pack(path, size, records, unreadable, int(is_packed.sum()), num_needing_extra)
 
 
@@ -138,11 +130,11 @@ def decode_one(reader: Reader, number: int, size: int) -> Outcome:
     try:
         return decode(reader.read(number), size)
     except Unreadable as problem:
-        return Fault(str(problem), problem.extra)
+        return Unreadable(str(problem), problem.extra)  # a new one: the caught one holds all of the image
     except OSError as error:
-        return Fault(f"cannot be read: {(error.strerror or str(error)).lower()}")
+        return Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}")
     except ValueError as error:
-        return Fault(str(error))
+        return Unreadable(str(error))
 
 
 class Journal:
@@ -165,10 +157,7 @@ class Journal:
         known = self.records[self.records["row"] >= 0]
         return dict(zip(map(bytes, known["content"]), known["row"].tolist(), strict=True))
 
-    def __enter__(self) -> "Journal":
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         try:
             self.sync()
         finally:
@@ -262,9 +251,10 @@ def locked(path: Path) -> Iterator[None]:
         release_lock(handle, keep=True)
 
 
-def needed_bytes(catalogue: Catalogue, size: int) -> int:
-    """The disk space of a pack, at most."""
-    return len(catalogue.names) * (3 * size * size + RECORD.itemsize)
+def has_room(sources: list[tuple[Catalogue, str]], size: int) -> bool:
+    """Whether the packs of all these sources fit on the disk, each given with its identity."""
+    needed = sum(len(catalogue.names) for catalogue, _ in sources) * (3 * size * size + RECORD.itemsize)
+    return needed <= free_bytes() + sum(folder_bytes(folder_for(name, size)) for _, name in sources)
 
 
 def free_bytes() -> int:

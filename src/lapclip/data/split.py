@@ -19,7 +19,7 @@ from lapclip.data.source import Mixed, Source, TableSource
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
-    from lapclip.data.open import Data, Files, Part
+    from lapclip.data.open import Data, Files
 
 MIN_ON_A_SIDE = 2
 OWN_SIDES = {None: TRAIN, "train": TRAIN, "validation": VALIDATION, "test": UNUSED}
@@ -205,16 +205,12 @@ def is_chosen(records: np.ndarray, groups: np.ndarray, share: float) -> np.ndarr
     in_order = readable[np.argsort(contents(records)[readable], kind="stable")]
     own, first = np.unique(groups[in_order], return_index=True)
     smallest = contents(records)[in_order[first]].tobytes()
-    chances = np.array([chance_of(smallest[at : at + 16]) for at in range(0, len(smallest), 16)])
+    hashes = (blake2b(smallest[at : at + 16], digest_size=8) for at in range(0, len(smallest), 16))
+    chances = np.array([int.from_bytes(one.digest(), "big") / 2**64 for one in hashes])
     num_validation = int((chances < share).sum())
     num_validation = min(max(num_validation, 2 if len(own) >= 4 else 0), max(len(own) - 1, 0))
     validation = own[np.argsort(chances, kind="stable")[:num_validation]]
     return np.isin(groups, validation) & (records["row"] >= 0)
-
-
-def chance_of(content: bytes) -> float:
-    """Between 0 and 1, as good as random."""
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") / 2**64
 
 
 @dataclass(frozen=True)
@@ -225,9 +221,7 @@ class EvaluationSet:
     labels: list[str | None]  # by the numbers of `source`
     classes: tuple[str, ...]  # of the whole source, also those of which no image is in it
     unreadable: tuple[str, ...]  # names
-    own_sides: tuple[
-        str, ...
-    ] = ()  # `test` or `validation`, where a source itself defines what to evaluate on
+    own_sides: tuple[str, ...]  # `test` or `validation`, where a source itself defines what to evaluate on
 
 
 def evaluation_set(data: "Data", *, validation_only: bool) -> EvaluationSet:
@@ -238,32 +232,26 @@ def evaluation_set(data: "Data", *, validation_only: bool) -> EvaluationSet:
     classes: set[str] = set()
     own_sides: set[str] = set()
     for part in data.parts:
-        source = part.validation if validation_only else whole(part)
+        source, files = part.validation, part.files
+        if files and isinstance(source, TableSource) and not validation_only:
+            name, side = own_side(files)
+            source, own_sides = replace(source, side=side), own_sides | ({name} - {""})
         if not source.num_pairs:
             continue
         sources.append(source)
-        if part.files and isinstance(source, TableSource):
-            catalogue = part.files.catalogue
+        if files and isinstance(source, TableSource):
+            catalogue = files.catalogue
             numbers = source.table.numbers[source.image_of]
             labels += [catalogue.labels[number] for number in numbers.tolist()]
             classes |= {label for label in catalogue.labels if label is not None}
-            own_sides |= set() if validation_only else {own_side(part.files)[0]} - {""}
-            unreadable += [catalogue.names[number] for number in part.files.pack.unreadable]
+            unreadable += [catalogue.names[number] for number in files.pack.unreadable]
         else:
             labels += [None] * source.num_different
     if not sources:
-        raise UserError(
-            f"`{data.source}` has no validation images", hint="name another source to evaluate on"
-        )
+        hint = "name another source to evaluate on"
+        raise UserError(f"`{data.source}` has no validation images", hint=hint)
     source = sources[0] if len(sources) == 1 else Mixed(tuple(sources), (1.0,) * len(sources))
     return EvaluationSet(source, labels, tuple(sorted(classes)), tuple(unreadable), tuple(sorted(own_sides)))
-
-
-def whole(part: "Part") -> Source:
-    """All images of a part; only its own test images, where it has some."""
-    if part.files is None or not isinstance(part.validation, TableSource):
-        return part.validation  # of what lapclip draws there is always more to train on
-    return replace(part.validation, side=own_side(part.files)[1])
 
 
 def own_side(files: "Files") -> tuple[str, int]:

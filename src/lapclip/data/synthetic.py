@@ -5,6 +5,7 @@ Pair k is determined by the seed and k alone, on every machine.
 
 from dataclasses import dataclass
 from random import Random
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
@@ -20,33 +21,28 @@ class SceneSource(Source):
 
     num_pairs: int = 100_000
     seed: int = 0
+    chance: ClassVar[str] = ""  # begins what the random numbers of drawings and words are seeded by
 
     def scene(self, index: int) -> Scene:
         return draw_scene(Random(f"{self.seed} scene {index}"))
 
     def image(self, index: int, size: int) -> Image.Image:
-        return draw_image(self.scene(index), size, Random(f"{self.seed} drawing {index}"))
+        return draw_image(self.scene(index), size, Random(f"{self.seed} {self.chance}drawing {index}"))
 
     def captions(self, index: int) -> tuple[str, ...]:
-        return (describe(self.scene(index), Random(f"{self.seed} words {index}")),)
+        return (describe(self.scene(index), Random(f"{self.seed} {self.chance}words {index}")),)
 
 
 @dataclass(frozen=True)
-class ValidationScenes(Source):
+class ValidationScenes(SceneSource):
     """Scenes of combinations that `SceneSource` never shows, in families of near neighbours, to measure recall on."""
 
     num_pairs: int = 512
-    seed: int = 0
+    chance: ClassVar[str] = "held-out "
 
     def scene(self, index: int) -> Scene:
         family, member = divmod(index, FAMILY_SIZE)
         return draw_family(Random(f"{self.seed} family {family}"), layout=family)[member]
-
-    def image(self, index: int, size: int) -> Image.Image:
-        return draw_image(self.scene(index), size, Random(f"{self.seed} held-out drawing {index}"))
-
-    def captions(self, index: int) -> tuple[str, ...]:
-        return (describe(self.scene(index), Random(f"{self.seed} held-out words {index}")),)
 
 
 # For each category two colours, and the captions its images take turns with.

@@ -82,9 +82,7 @@ class CoreUsage:
             return {}
         before, own_before = self.times, self.own
         self.when, self.times, self.own = self.when + elapsed, core_times(), own_seconds()
-        if len(before) != len(self.times):
-            return {}
-        pairs = zip(before, self.times, strict=True)
+        pairs = zip(before, self.times, strict=True)  # ValueError, and no reading, when cores came or went
         spent = [
             (busy - busy_before, total - total_before) for (busy_before, total_before), (busy, total) in pairs
         ]

@@ -57,7 +57,7 @@ def open_here(config: Config) -> Generator[Progress, None, Data]:
 
 def refuse_if_broken(files: Files, tolerated: float) -> None:
     catalogue, broken = files.catalogue, files.pack.unreadable
-    missing = catalogue.problems.of_kind("missing", "outside")
+    missing = [what for what, kind in catalogue.problems.kinds.items() if kind in ("missing", "outside")]
     num_missing = sum(catalogue.problems.counts[what] for what in missing)
     if num_missing > tolerated * (len(catalogue.names) + num_missing):
         first = f"`{catalogue.problems.names[missing[0]][0]}` {missing[0]}"
