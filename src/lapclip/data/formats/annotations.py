@@ -18,10 +18,8 @@ LISTS = re.compile(rb'"(images|annotations)"\s*:\s*\[')
 COCO_KEYS = (re.compile(rb'"caption"\s*:'), re.compile(rb'"image_id"\s*:'))
 KARPATHY_KEYS = (re.compile(rb'"sentences"\s*:\s*\['), re.compile(rb'"filename"\s*:'))
 
-
-Annotated = dict[
-    str, tuple[list[str], Side | None]
-]  # the captions and the side of each image, by its name in the file
+# The captions and the side of each image, by its name in the file.
+Annotated = dict[str, tuple[list[str], Side | None]]
 
 
 def looks_like_annotations(path: Path) -> bool:
@@ -88,7 +86,15 @@ def image_folders(file: Path, names: list[str], images: str | None) -> Folders:
 
 def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
     """The form of a file, and what it says."""
-    content = read_json(file)
+    try:
+        with open_regular(file) as opened:
+            content = json.loads(opened.read(MAX_BYTES + 1))  # a part of a file that is too large is no JSON
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)[:200]
+        raise UserError(
+            f"`{file}` is not readable JSON of at most {MAX_BYTES >> 30} GB: {reason}",
+            hint="download it again: the file may be incomplete",
+        ) from None
     images = content.get("images") if isinstance(content, dict) else None
     if isinstance(images, list) and isinstance(content.get("annotations"), list):
         return "coco", read_coco(images, content["annotations"], file, problems)
@@ -98,22 +104,6 @@ def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
         f"`{file}` has no list of `images` with `annotations` or `sentences`",
         hint="pass COCO's `captions_*.json` or a Karpathy `dataset_*.json`",
     )
-
-
-def read_json(file: Path) -> Any:
-    try:
-        with open_regular(file) as opened:
-            return json.loads(opened.read(MAX_BYTES + 1))
-    except (
-        OSError,
-        ValueError,
-        RecursionError,
-    ) as error:  # of a file that is too large, only a part was read
-        reason = getattr(error, "strerror", None) or str(error)[:200]
-        raise UserError(
-            f"`{file}` is not readable JSON of at most {MAX_BYTES >> 30} GB: {reason}",
-            hint="download it again: the file may be incomplete",
-        ) from None
 
 
 def read_coco(images: list[Any], annotations: list[Any], file: Path, problems: Problems) -> Annotated:
@@ -151,9 +141,7 @@ def as_key(value: object) -> str | None:
     """An id as text: other programs write 5 as "5" or as 5.0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return None
-    return str(value) if not isinstance(value, int) or abs(value) < 10**18 else None
+    return str(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
 
 
 def read_karpathy(images: list[Any], file: Path, problems: Problems) -> Annotated:

@@ -205,17 +205,14 @@ def is_data(cell: Any) -> bool:
     """Whether a cell is itself an image: bytes, base64, or a Hugging Face struct with bytes."""
     if isinstance(cell, dict):
         return bool(cell.get("bytes"))
-    if isinstance(cell, bytes):
-        return cell.startswith(STARTS) or cell[4:8] == b"ftyp"
-    if not isinstance(cell, str) or len(cell) < 32:
-        return False
-    if DATA_URL.match(cell[:100].lstrip()):
-        return True
-    try:
-        start = base64.b64decode(one_alphabet(cell[:48])[:32], validate=True)
-    except ValueError:
-        return False
-    return start.startswith(STARTS) or start[4:8] == b"ftyp"
+    if isinstance(cell, str) and len(cell) >= 32:
+        if DATA_URL.match(cell[:100].lstrip()):
+            return True
+        try:
+            cell = base64.b64decode(one_alphabet(cell[:48])[:32], validate=True)
+        except ValueError:
+            return False
+    return isinstance(cell, bytes) and (cell.startswith(STARTS) or cell[4:8] == b"ftyp")
 
 
 def image_name(cell: Any) -> str:

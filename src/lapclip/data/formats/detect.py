@@ -70,16 +70,15 @@ def not_there(name: str) -> UserError:
 
 def open_file(path: Path, name: str, options: Options) -> Catalogue:
     from lapclip.data.formats.annotations import looks_like_annotations, open_annotations
-    from lapclip.data.formats.tables import is_table_name, looks_like_table, open_table
+    from lapclip.data.formats.tables import SUFFIXES, looks_like_table, open_table
 
     if options.format in ANNOTATION_FORMATS or (options.format is None and looks_like_annotations(path)):
         return open_annotations([path], name, options)
-    if options.format in TABLE_FORMATS or is_table_name(path.name) or looks_like_table(path):
+    if options.format in TABLE_FORMATS or path.name.lower().endswith(SUFFIXES) or looks_like_table(path):
         return open_table([path], name, options)
     if path.suffix.lower() in (".zip", ".gz", ".tgz", ".rar", ".7z"):
-        raise UserError(
-            f"`{name}` is an archive", hint="unpack it and pass the folder; `.tar` files are read directly"
-        )
+        hint = "unpack it and pass the folder; `.tar` files are read directly"
+        raise UserError(f"`{name}` is an archive", hint=hint)
     raise UserError(f"`{name}` has no format that lapclip can read", hint=f"a source is {EXAMPLES}")
 
 
@@ -98,7 +97,12 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
     def may_be(*formats: str) -> bool:
         return options.format is None or options.format in formats
 
-    entries = scanned(path, name)
+    try:
+        with os.scandir(os.path.realpath(path)) as found:  # once only: a folder may be large
+            entries = list(found)
+    except OSError as error:
+        what = f"`{name}` cannot be opened: {error.strerror}"
+        raise UserError(what, hint="check its permissions") from None
     if options.format in FOLDER_FORMATS:
         return open_folder(look_through(path, options, entries), name, options)
     names = {entry.name for entry in entries}
@@ -116,27 +120,15 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
     if shards:
         return read_shards([str(shard) for shard in shards], name, options)
     if may_be(*ANNOTATION_FORMATS):
-        found = own_files(path, names, ".json") + files_below(path, names, "annotations", ".json")
-        if annotations := [file for file in sorted(found) if looks_like_annotations(file)]:
+        files = own_files(path, names, ".json") + files_below(path, names, "annotations", ".json")
+        if annotations := [file for file in sorted(files) if looks_like_annotations(file)]:
             return open_annotations(annotations, name, options)
     if known or others:
         return open_table(known or only_one(others, path), name, options)
     if options.format is not None:
-        raise UserError(
-            f"`{name}` has no data in format `{options.format}`", hint="omit `--format`: lapclip detects it"
-        )
+        what = f"`{name}` has no data in format `{options.format}`"
+        raise UserError(what, hint="omit `--format`: lapclip detects it")
     return open_folder(listing or look_through(path, options, entries), name, options)
-
-
-def scanned(path: Path, name: str) -> list[os.DirEntry[str]]:
-    """What is in a folder; large ones are scanned only once."""
-    try:
-        with os.scandir(os.path.realpath(path)) as entries:
-            return list(entries)
-    except OSError as error:
-        raise UserError(
-            f"`{name}` cannot be opened: {error.strerror}", hint="check its permissions"
-        ) from None
 
 
 def own_files(path: Path, names: Iterable[str], suffix: str | tuple[str, ...] = "") -> list[Path]:
@@ -181,11 +173,8 @@ def other_tables(path: Path, names: set[str]) -> list[Path]:
         return parquet
     # Captions beside images are many small text files, and a table is none of them.
     stems = {os.path.splitext(name)[0] for name in names if is_image_name(name)}
-    texts = {
-        name for name in names if name.lower().endswith(".txt") and os.path.splitext(name)[0] not in stems
-    }
-    tables = own_files(path, names, SUFFIXES)
-    return sorted({*tables, *filter(looks_like_table, own_files(path, texts))})
+    texts = own_files(path, (name for name in names if os.path.splitext(name)[0] not in stems), ".txt")
+    return sorted({*own_files(path, names, SUFFIXES), *filter(looks_like_table, texts)})
 
 
 def only_one(tables: list[Path], path: Path) -> list[Path]:

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,8 @@ FACE = "\N{GRINNING FACE}"  # every emoji font has it, and in every one it is ye
 UNASSIGNED = "\u0378"  # drawn as whatever the font puts for what it lacks
 JOINER, EMOJI_STYLE = "\u200d", "\ufe0f"
 TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
-BLOCKS = ((0x2600, 0x27BF), (0x1F300, 0x1F6FF), (0x1F900, 0x1F9FF), (0x1FA70, 0x1FAFF))  # most are emoji
+# Most characters of these are emoji.
+BLOCKS = (range(0x2600, 0x27C0), range(0x1F300, 0x1F700), range(0x1F900, 0x1FA00), range(0x1FA70, 0x1FB00))
 
 
 def open_emoji(name: str, options: Options) -> Catalogue:
@@ -77,10 +79,13 @@ def twemoji_folder() -> str | None:
 
 
 def from_files(name: str, folder: str) -> Catalogue:
-    files = {key: file for file in sorted(os.listdir(folder)) if (key := code_points_of_file(file))}
+    files: dict[str, str] = {}
+    for file in sorted(os.listdir(folder)):  # `1f600.png`, or `emoji_u1f600.png` as Noto has it
+        code = file.lower().removeprefix("emoji_u").replace("_", "-")
+        files[re.sub(r"-fe0f|\b0+", "", code)] = file
     folders, gathering = Folders(folder), Gathering()
     for text, captions in emoji_names():
-        if file := files.get(code_points(text)):
+        if file := files.get(f"{code_points(text)}.png", ""):
             found = folders.find(file)
             gathering.add_file(file if isinstance(found, Problem) else code_points(text), found, captions)
         else:
@@ -91,13 +96,6 @@ def from_files(name: str, folder: str) -> Catalogue:
 def code_points(text: str) -> str:
     """As files of emoji are called, without the sign that asks for the coloured style: some sets leave it out."""
     return "-".join(f"{ord(c):x}" for c in text if c != EMOJI_STYLE)
-
-
-def code_points_of_file(name: str) -> str | None:
-    """Of `1f600.png`, or `emoji_u1f600.png` as Noto has it."""
-    match = re.fullmatch(r"(?:emoji_u)?([0-9a-f]{1,6}(?:[-_][0-9a-f]{1,6}){0,15})\.png", name.lower())
-    numbers = [int(part, 16) for part in re.split("[-_]", match[1])] if match else []
-    return "-".join(f"{number:x}" for number in numbers if number != ord(EMOJI_STYLE)) or None
 
 
 # Drawing with a font
@@ -218,20 +216,16 @@ def emoji_names() -> Iterator[tuple[str, list[str]]]:
     """Each emoji as text, and its names: at least one."""
     try:
         from emoji import EMOJI_DATA, STATUS
-    except ImportError:
-        yield from unicode_names()
+    except (
+        ImportError
+    ):  # then what Python knows: no flags, families or tones, and signs that fonts of emoji lack
+        for character in map(chr, chain(*BLOCKS)):
+            if (name := unicodedata.name(character, "").lower()) and character not in TONES:
+                yield character, [name]
         return
     for text, entry in EMOJI_DATA.items():
         if entry["status"] == STATUS["fully_qualified"]:
             yield text, names_of(text, entry["en"], entry.get("alias", ()))
-
-
-def unicode_names() -> Iterator[tuple[str, list[str]]]:
-    """What Python itself knows: no flags, families or skin tones, and some signs that fonts of emoji lack."""
-    for first, last in BLOCKS:
-        for character in map(chr, range(first, last + 1)):
-            if (name := unicodedata.name(character, "").lower()) and character not in TONES:
-                yield character, [name]
 
 
 def names_of(text: str, name: str, aliases: Iterable[str]) -> list[str]:

@@ -3,7 +3,7 @@
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -22,9 +22,8 @@ MAX_LINES = 1000  # of captions of one image
 UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", "lapclip-sheet.png")
 BOXES = re.compile(r"\s*+\d++(\s++-?(\d++(\.\d*+)?|\.\d++)){4,}+\s*+")  # objects as YOLO writes them
 ENDINGS = (".jpg", ".png", ".jpeg", ".webp")  # tried for a name without one
-USUAL = re.compile(
-    r"images|img|flickr30k_images|flicker8k_dataset|(train|val|test)\d{4}"
-)  # folders of images
+# Folders of images.
+USUAL = re.compile(r"images|img|flickr30k_images|flicker8k_dataset|(train|val|test)\d{4}")
 MAX_FOLDERS = 1_000  # beside a table or captions, that are looked into
 NUM_OPENED = 40  # images or names, to see what a folder holds
 
@@ -43,9 +42,6 @@ class Listing:
     def path(self, name: str) -> str:
         return self.links.get(name) or os.path.join(self.root, name)
 
-    def places(self) -> dict[str, tuple[Side | None, str]]:
-        return placed({os.path.dirname(image) for image in self.names})
-
 
 def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
     """The images of a folder, with captions as its kind has them."""
@@ -57,7 +53,7 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
             f"`{name}` holds {found}{gathering.most_common_problem()}",
             hint="pass a folder with images, such as JPEG or PNG files",
         )
-    places = listing.places()
+    places = placed(listing.names)
     kind = options.format or kind_of(listing)
     if kind is None:
         example = shortened(listing.names[0])
@@ -67,7 +63,9 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
             " or name a table with both, such as `pairs.csv`",
         )
     if kind == "txt":
-        count_lonely_texts(listing)
+        used = {text for image in listing.names for text in texts_beside(listing, image)}
+        for text in sorted({*listing.texts.values()} - used):
+            listing.problems.add("incomplete", "has no image beside it", text)
     for image in listing.names:
         side, folder = places[os.path.dirname(image)]
         label = None
@@ -215,7 +213,7 @@ def kind_of(listing: Listing) -> str | None:
         return "metadata"
     if are_captions(names):
         return "names"
-    places = listing.places()
+    places = placed(names)
     classes = [places[os.path.dirname(name)][1] for name in names]
     if len({*classes} - {""}) >= 2 and classes.count("") * 20 <= len(classes):
         return "classes"
@@ -227,9 +225,9 @@ def spread(names: list[str], most: int) -> list[str]:
     return [names[i * len(names) // most] for i in range(most)] if len(names) > most else names
 
 
-def placed(folders: Iterable[str]) -> dict[str, tuple[Side | None, str]]:
+def placed(names: list[str]) -> dict[str, tuple[Side | None, str]]:
     """For each folder with images its side, where there is a level such as `train`, and the class folder below it."""
-    levels = {folder: folder.split(os.sep) if folder else [] for folder in folders}
+    levels = {folder: folder.split(os.sep) if folder else [] for folder in {*map(os.path.dirname, names)}}
     shared = os.path.commonpath(list(levels))
     for part in shared.split(os.sep) if shared else []:
         if side_of(part):
@@ -253,12 +251,6 @@ def texts_beside(listing: Listing, image: str) -> list[str]:
         if found := [text for s in TEXT_SUFFIXES if (text := listing.texts.get(composed(stem) + s))]:
             return found
     return []
-
-
-def count_lonely_texts(listing: Listing) -> None:
-    used = {text for image in listing.names for text in texts_beside(listing, image)}
-    for text in sorted({*listing.texts.values()} - used):
-        listing.problems.add("incomplete", "has no image beside it", text)
 
 
 def captions_beside(listing: Listing, image: str) -> list[str]:

@@ -199,21 +199,16 @@ def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
     except UserError:
         raise
     except Exception as error:  # datasets, pyarrow, httpx and the hub have errors of their own
-        choices = configurations(folder or path) if type(error) is ValueError else []
+        choices: list[str] = []
+        if type(error) is ValueError:
+            with suppress(Exception), quietly():  # this error is shown then
+                choices = datasets.get_dataset_config_names(folder or path)
         if len(choices) > 1 and config not in choices:
             hint = f"name one: `hf:{path}:{choices[0]}`"
             raise UserError(f"`{name}` has the configurations {listed(choices)}", hint=hint) from None
         raise explained(error, name, folder) from error
     splits = dict(found) if isinstance(found, dict) else {str(found.split or ""): found}
     return {str(split): dataset for split, dataset in splits.items()}, roots
-
-
-def configurations(path: str) -> list[str]:
-    import datasets
-
-    with suppress(Exception), quietly():  # this comes after another error, which is then shown
-        return datasets.get_dataset_config_names(path)
-    return []
 
 
 def is_saved(folder: str) -> bool:

@@ -7,6 +7,8 @@ import io
 import re
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -55,25 +57,17 @@ def description(source: bytes | str | Path) -> list[str]:
                 found = [clean_caption(text) for text in texts(image)]
     except Exception:  # a broken file can raise nearly anything: OSError, SyntaxError, struct.error
         return []
-    return list(dict.fromkeys(text for text in found if is_caption(text)))
-
-
-def is_caption(text: str) -> bool:
-    return any(c.isalpha() for c in text) and (len(text) > MAX_JUNK or not JUNK.fullmatch(text))
+    said = (text for text in found if len(text) > MAX_JUNK or not JUNK.fullmatch(text))
+    return [text for text in dict.fromkeys(said) if any(c.isalpha() for c in text)]
 
 
 def texts(image: Image.Image) -> list[str]:
     """All that could be a caption, in order of preference; a fault in one block leaves the others."""
-    blocks = [list(quietly(block(image))) for block in (xmp_texts, iptc_texts, exif_texts, png_texts)]
-    found = [pair for block in blocks for pair in block]
-    return [text for _, text in sorted(found, key=lambda pair: pair[0])]
-
-
-def quietly(found: Iterator[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
-    try:
-        yield from found
-    except Exception:  # as above: Pillow's parsers raise what they like
-        return
+    found: list[tuple[bool, str]] = []
+    for block in (xmp_texts, iptc_texts, exif_texts, png_texts):
+        with suppress(Exception):  # as above: Pillow's parsers raise what they like
+            found.extend(block(image))
+    return [text for _, text in sorted(found, key=itemgetter(0))]
 
 
 def xmp_texts(image: Image.Image) -> Iterator[tuple[bool, str]]:
@@ -137,8 +131,6 @@ def user_comment(value: object, endian: str | None) -> str:
 
 
 def utf_16(value: object) -> str:
-    if isinstance(value, tuple) and all(isinstance(v, int) and 0 <= v < 256 for v in value):
-        value = bytes(value)
     return value.decode("utf-16-le", "replace").split("\0")[0] if isinstance(value, bytes) else ""
 
 

@@ -42,8 +42,8 @@ class ShardReader:
 
     def read(self, index: int) -> bytes:
         shard = self.shards[self.shard_of[index]]
-        read = self.remote.read if is_url(shard) else local_read
-        data = read(shard, self.offsets[index], self.sizes[index])
+        with opened(shard, self.remote) as (read, _):
+            data = read(self.offsets[index], self.sizes[index])
         if len(data) < self.sizes[index]:
             raise OSError("is truncated: its shard became shorter")
         return data
@@ -53,11 +53,6 @@ class ShardReader:
         # Without the path: a shard that was moved is the same shard.
         known = self.remote.stamp(shard) if is_url(shard) else " ".join(file_stamp(shard).split(" ")[:2])
         return known and f"{known} {self.offsets[index]} {self.sizes[index]}"
-
-
-def local_read(path: str, offset: int, size: int) -> bytes:
-    with open_regular(path) as file:
-        return os.pread(file.fileno(), size, offset)
 
 
 @contextmanager
@@ -97,9 +92,8 @@ def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
             gathering.problems.add(*MISSING, title)
             continue
         except NoRanges as error:
-            raise UserError(
-                f"the server of `{shard}` does not support range requests", hint=COPY_SHARDS
-            ) from error
+            what = f"the server of `{shard}` does not support range requests"
+            raise UserError(what, hint=COPY_SHARDS) from error
         except (OSError, ValueError) as error:
             if is_url(shard):  # the line or the permission, and with it most likely all other shards
                 raise UserError(str(error), hint="check the URL and the connection") from error
@@ -189,9 +183,7 @@ def add_text(pair: Pair, kind: str, data: bytes, options: Options) -> None:
 def add_notes(pair: Pair, notes: Any, column: str | None) -> None:
     """Adds what a JSON member says: captions, the class and the side."""
     if not isinstance(notes, dict):
-        if column is None:
-            pair.captions += captions_in(notes)
-        return
+        notes = {"caption": notes} if column is None else {}
     if column is not None:
         pair.captions += captions_in(notes.get(column))
     else:

@@ -69,11 +69,6 @@ class CellReader:
         return known and f"{known} {self.columns.image!a} {self.places[index]}"
 
 
-def is_table_name(name: str) -> bool:
-    """Whether a file is a table by its name alone."""
-    return name.lower().endswith(SUFFIXES)
-
-
 def looks_like_table(path: Path) -> bool:
     """Whether a text file of unknown format names images and says something about each, in several rows."""
     try:

@@ -6,6 +6,7 @@ A file may be wrong in any way: each row that is, is named and skipped, and the 
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
@@ -30,14 +31,14 @@ MAX_LINE = 64 * 2**20  # characters, as an image in base64 may have
 MAX_LINES = 1_000  # in one cell; beyond, its quote was never meant to open anything
 MAX_UNCLOSED = 100  # such cells, after which quotes mean nothing
 END = "\x1e"  # a line after the last; a cell whose quote is still open swallows it
+NO_UTF_8 = re.compile("[\udc80-\udcff]")  # bytes of another encoding, as Python keeps them
 NOT_UTF_8 = "is not UTF-8; read as Windows-1252"
 TOO_LONG = f"has a line of more than {MAX_LINE // 2**20} MB"
 MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 Note = Callable[[Kind, str, int], None]  # what is wrong with the row of a number
-Line = tuple[
-    int, str | None, bool
-]  # its first byte, its text (None if too long), and whether it was repaired
+# The first byte of a line, its text (None if too long), and whether it was repaired.
+Line = tuple[int, str | None, bool]
 Cells = tuple[int, int, list[Any]]  # the number of a row, from 1, its first byte, and its cells
 
 
@@ -75,9 +76,8 @@ class TextTable(Table):
             if len(cells) <= image or len(cells) <= caption:
                 note("incomplete", f"has {len(cells)} of {num_columns} columns", number)
                 continue
-            cells.extend(
-                [None] * max(num_columns + 1 - len(cells), 1)
-            )  # what is missing, and number -1, is None
+            # What is missing, and number -1, is None.
+            cells.extend([None] * max(num_columns + 1 - len(cells), 1))
             cell = cells[image]
             has_data = is_data and bool(cell)
             yield number, place, cell, has_data, cells[caption], cells[side], cells[label], cells[key]
@@ -107,19 +107,12 @@ class TextTable(Table):
                 size = len(text) * width if is_ascii else len(text.encode(self.encoding, errors))
                 is_whole = len(text) < MAX_LINE or text.endswith(self.newline)
                 if was_whole:  # what follows the start of a line that is too long is no line
-                    repaired = None if is_ascii or width == 2 else as_windows(text)
-                    text = (repaired or text).rstrip("\r\n").replace("\r", " ")
-                    yield place, text if is_whole else None, repaired is not None
+                    is_repaired = not is_ascii and NO_UTF_8.search(text) is not None
+                    if is_repaired:
+                        text = text.encode(errors="surrogateescape").decode("cp1252", "replace")
+                    text = text.rstrip("\r\n").replace("\r", " ")
+                    yield place, text if is_whole else None, is_repaired
                 place, was_whole = place + size, is_whole
-
-
-def as_windows(text: str) -> str | None:
-    """A line with bytes that are not UTF-8, read as Windows-1252; None for any other."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode(errors="surrogateescape").decode("cp1252", "replace")
-    return None
 
 
 def csv_rows(table: TextTable, caption: int | None, note: Note) -> Iterator[Cells]:
@@ -229,9 +222,8 @@ def look_at_text(path: Path, format: str | None, max_bytes: int = 4 * 2**20) -> 
     lines = first_lines(table, NUM_SAMPLED, max_bytes)
     if format == "jsonl" or (format is None and lines and to_object(lines[0]) is not None):
         some = first_lines(table, 10 * NUM_SAMPLED, MAX_SAMPLED)
-        return replace(
-            table, names=tuple(dict.fromkeys(name for line in some for name in to_object(line) or ()))
-        )
+        names = dict.fromkeys(name for line in some for name in to_object(line) or ())
+        return replace(table, names=tuple(names))
     allowed = {"tsv": SEPARATORS[:1], "csv": SEPARATORS[1:]}.get(format or "", SEPARATORS)
     separator = max(allowed, key=lambda separator: separator_score(lines, separator))
     is_spaced = any(f'{separator} "' in line for line in lines) and separator in ",;"
@@ -249,9 +241,8 @@ def look_at_text(path: Path, format: str | None, max_bytes: int = 4 * 2**20) -> 
         format=format,
         names=tuple((has_header and head_cells[i]) or str(i + 1) for i in range(width(rows))),
         separator=separator,
-        is_quoted=not (
-            is_token or is_results
-        ),  # these two never quote, and captions in them begin with quotes
+        # These two never quote, and captions in them begin with quotes.
+        is_quoted=not (is_token or is_results),
         is_spaced=is_spaced,
         has_header=has_header,
     )
