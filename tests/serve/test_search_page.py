@@ -4,6 +4,7 @@ import base64
 import random
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -373,3 +374,27 @@ def test_a_server_that_cannot_be_reached_is_said_and_asked_again(visit):
     seen.wait("document.getElementById('connection').textContent === ''")
     assert seen.problems and all("ERR_" in problem for problem in seen.problems)
     seen.problems.clear()
+
+
+@pytest.mark.prove
+def test_a_server_that_goes_is_said_and_what_it_has_afterwards_is_shown(browser, folder, tmp_path):
+    """Begun without an index, killed, and started again after something was indexed: the page follows by itself."""
+    shutil.copytree(folder / "mine", tmp_path / "mine")
+    server = SearchServer(tmp_path, "--model", "./mine")
+    seen = Visit(browser, server.address)
+    try:
+        seen.page.get_by_text("No image is indexed yet").wait_for()
+        assert "lapclip index" in seen.text("#welcome-words")
+        server.stop(signal.SIGKILL)
+        seen.page.locator("#words").fill("red")
+        seen.wait("document.getElementById('connection').textContent.includes('does not respond')")
+        picture_folder(tmp_path / "few", 3)
+        run_here(tmp_path, ["index", "few", "--model", "./mine"])
+        server = SearchServer(tmp_path, port=server.port)
+        assert len(wait_for_results(seen)) == 3
+        seen.wait("document.getElementById('connection').textContent === ''")
+        seen.wait("[...document.querySelectorAll('.tile img')].every((image) => image.naturalWidth > 0)")
+        assert not [problem for problem in seen.problems if "ERR_" not in problem]
+    finally:
+        seen.context.close()
+        server.stop()
