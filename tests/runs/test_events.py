@@ -10,20 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from made_events import ONE_OF_EACH, step
 
 from lapclip.runs.events import (
     KINDS,
     KINDS_OF_MEMORY,
     MAX_LINE,
     PARTS,
-    Continued,
     Evaluated,
     Failed,
     Finished,
     Follower,
     Inspected,
-    Paused,
-    Saved,
     Started,
     Step,
     Warned,
@@ -31,66 +29,6 @@ from lapclip.runs.events import (
     read_events,
     to_line,
 )
-
-WAY = {
-    **{f"{what}@{k}": 0.25 for what in ("recall", "chance") for k in (1, 5, 10)},
-    "median_rank": 3.0,
-    "interval@10": [0.1, 0.3],
-}
-RECALL = {
-    "num_images": 8,
-    "num_captions": 16,
-    "text_to_image": WAY,
-    "image_to_text": WAY,
-    "in_batch": {"accuracy": 0.5, "chance": 0.1, "batch_size": 8},
-    "negatives": {"easy": 0.9, "medium": 0.5, "hard": 0.2, "chance": 0.1, "num_choices": 10},
-}
-READINGS = {
-    "cores": [0.5, 1.0],
-    "other_cores": 0.2,
-    "memory_available": 10**9,
-    "swap_used": 0,
-    "swapped_bytes": 5,
-    "temperature": 71.5,
-    "speed_limit": 0.9,
-    "power_watts": 12.5,
-    "power_of": "processor package",
-    "battery": 80,
-    "is_plugged": False,
-}
-
-
-def step(number: int, **changes) -> Step:
-    plain = Step(number, 0.1, 8, 2.0, 0.1, 1e-3, 0.07, 1.0, 100.0, 0.0, 1.0, 0.5, 1.0, time=1_800_000_000.125)
-    return replace(plain, **changes)
-
-
-ONE_OF_EACH = [
-    Started(0, 0.0, 1, 2, 3, 4, 5, "cpu", 2, 3.0, None),
-    step(1, num_different=7),
-    Inspected(
-        1,
-        dict.fromkeys(PARTS, 0.1),
-        dict.fromkeys(KINDS_OF_MEMORY, 10) | {"activations": None},
-        memory_used=1,
-        memory_peak=2,
-        memory_limit=3,
-        grad_norms={"image.patches": 0.1, "scale": 2.0},
-        readings=READINGS,
-    ),
-    Evaluated(1, RECALL, True, 0.5, 2.5, "snapshots/step-000001.json"),
-    Warned(
-        1,
-        "an image of a caf\u00e9 \U0001f468\u200d\U0001f469\u200d\U0001f467\nis broken",
-        "mend it",
-        kind="collapsed",
-    ),
-    Paused(1, "the battery is low"),
-    Continued(1, 60.0),
-    Saved(1, "checkpoints/step-000001", 1000, 0.1),
-    Finished("budget", 1, 0.1, 1.0, 8, 8.0, 1, 2, RECALL, 1, "checkpoints/best"),
-    Failed("no memory", "close programs"),
-]
 
 
 @pytest.fixture

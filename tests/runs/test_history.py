@@ -4,9 +4,9 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from test_events import ONE_OF_EACH, RECALL
+from made_events import ONE_OF_EACH, evaluated, started, step
 
-from lapclip.runs.events import Continued, Evaluated, Paused, Started, Step, Warned
+from lapclip.runs.events import Continued, Paused, Step, Warned
 from lapclip.runs.history import (
     MAX_EVALUATIONS,
     MAX_GAP,
@@ -18,35 +18,14 @@ from lapclip.runs.history import (
     is_as_good,
 )
 
-INSPECTED = ONE_OF_EACH[2]
-STEPS_IN_EPOCH = 10
-
-
-def started(step: int, **changes) -> Started:
-    return replace(Started(step, 0.0, 1, 2, 80, 8, 8, "cpu", 2, None, 1000), **changes)
-
-
-def step(number: int, **changes) -> Step:
-    """Ten steps are an epoch, and a step takes a second."""
-    plain = Step(
-        step=number, epoch=number / STEPS_IN_EPOCH, num_pairs_seen=8 * number, loss=float(number), accuracy=0.5,
-        lr=1e-3, temperature=0.07, grad_norm=1.0, pairs_per_second=8.0, data_seconds=0.0, seconds=float(number),
-        progress=0.5, seconds_left=1.0, time=1000.0 + number,
-    )  # fmt: skip
-    return replace(plain, **changes)
-
 
 def steps(first: int, last: int, **changes) -> list[Step]:
-    return [step(number, **changes) for number in range(first, last + 1)]
-
-
-def evaluated(number: int, *, is_best: bool = False) -> Evaluated:
-    return Evaluated(number, RECALL, is_best, 0.1)
+    return [step(number, **{"loss": float(number)} | changes) for number in range(first, last + 1)]
 
 
 def inspected(number: int, seconds: float, watts: float | None):
     readings = {} if watts is None else {"power_watts": watts}
-    return replace(INSPECTED, step=number, time=1000.0 + seconds, readings=readings)
+    return replace(ONE_OF_EACH[2], step=number, time=1000.0 + seconds, readings=readings)
 
 
 @pytest.mark.parametrize("most", [1, 2, 10])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_events import step
+from made_events import step
 
 from lapclip.errors import UserError
 from lapclip.files import write_atomically

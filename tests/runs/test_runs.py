@@ -9,10 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import made_events
 import psutil
 import pytest
 from conftest import command, environment
-from test_events import RECALL, WAY
+from made_events import RECALL, WAY
 
 from lapclip.config import Config, load_config
 from lapclip.errors import UserError
@@ -38,14 +39,12 @@ def recall(at_1: float) -> dict:
     return RECALL | {"text_to_image": WAY | {"recall@1": at_1}}
 
 
-def begun(total: int | None = 100, *, step: int = 0, minutes: float | None = None) -> Started:
-    return Started(step, step / 10, 1, 1000, 200, 8, 8, "cpu", 1, minutes, total, time=NOW)
+def begun(total: int | None = 100, **changes) -> Started:
+    return made_events.started(total_steps=total, time=NOW, **changes)
 
 
 def step(number: int, of: int = 100) -> Step:
-    return Step(
-        number, number / 25, 8 * number, 2.0, 0.1, 1e-3, 0.07, 1.0, 100.0, 0.0, number / 10, number / of, 9.0, time=NOW
-    )  # fmt: skip
+    return made_events.step(number, progress=number / of, seconds=number / 10, seconds_left=9.0, time=NOW)
 
 
 def seen(number: int, at_1: float, *, best: bool = True) -> Evaluated:

@@ -4,6 +4,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -147,7 +148,7 @@ def test_a_damaged_index_is_said_with_a_way_out(name, harm):
 
 
 def numbers_in_all() -> None:
-    with find_index() as index:
+    with closing(find_index()) as index:
         numbers_in(index)
 
 

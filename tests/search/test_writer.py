@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -61,7 +62,7 @@ def start(folder: Path) -> subprocess.Popen:
 def num_indexed(folder: Path) -> int:
     """Images of the index, each with an embedding of unit length; 0 while there is no index."""
     for info in list_indexes():
-        with Index(info) as index:
+        with closing(Index(info)) as index:
             vectors_NE = index.vectors[index.live_rows()]
             assert np.allclose(np.linalg.norm(vectors_NE, axis=1), 1, atol=1e-4)
             return index.num_images

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 from conftest import command, environment, lapclip, wait_for
+from made_events import evaluated, finished, inspected, started, step
 
 from lapclip.cli.serve import require_web
 from lapclip.errors import UserError
-from lapclip.runs.events import Evaluated, Finished, Inspected, Started, Step, Warned, to_line
+from lapclip.runs.events import Evaluated, Warned, to_line
 from lapclip.runs.history import Summary
 from lapclip.runs.run import Run
 from lapclip.serve.http import FIRST_PORT, HEADERS, address_of, listen
@@ -25,50 +26,6 @@ from lapclip.serve.watch import MAX_STREAMS
 from lapclip.view.live import columns_of, now_of
 
 pytestmark = pytest.mark.slow
-
-FACTS = {
-    Started: {
-        "step": 0, "seconds": 0.0, "pid": 1, "num_parameters": 1_000_000, "num_train": 800, "batch_size": 8, "chunk": 8,
-        "device": "cpu", "threads": 1, "minutes": None, "total_steps": 1000, "time": 1.7e9,
-    },
-    Step: {
-        "loss": 2.0, "accuracy": 0.5, "lr": 0.001, "temperature": 0.07, "grad_norm": 1.0, "pairs_per_second": 100.0,
-        "data_seconds": 0.01, "seconds_left": 60.0,
-    },
-    Inspected: {
-        "parts": {"data": 0.01, "transfer": 0.01, "forward": 0.01, "backward": 0.01, "optimizer": 0.01, "other": 0.01},
-        "memory": {"parameters": 4_000_000, "gradients": 4_000_000, "optimizer": 4_000_000, "activations": None, "data": 9},
-        "memory_used": 10**9, "memory_peak": 2 * 10**9, "memory_limit": 4 * 10**9,
-        "grad_norms": {"image.0": 1.0, "text.0": 2.0}, "readings": {"cores": [0.5, 1.0]},
-    },
-}  # fmt: skip
-FOUND = {
-    "recall@1": 0.2, "recall@5": 0.4, "recall@10": 0.6, "median_rank": 7.0, "interval@10": [0.5, 0.7],
-    "chance@1": 0.01, "chance@5": 0.05, "chance@10": 0.1,
-}  # fmt: skip
-RECALL = {
-    "num_images": 100, "num_captions": 100, "text_to_image": FOUND, "image_to_text": FOUND,
-    "in_batch": {"accuracy": 0.5, "chance": 0.125, "batch_size": 8},
-    "negatives": {"easy": 0.9, "medium": 0.5, "hard": 0.2, "chance": 0.1, "num_choices": 10},
-}  # fmt: skip
-
-
-def started(**more):
-    return Started(**FACTS[Started] | more)
-
-
-def step(number, **more):
-    done = {"step": number, "epoch": number / 100, "num_pairs_seen": number * 8, "seconds": number / 10}
-    done |= {"progress": number / 1000, "time": 1.7e9 + number}
-    return Step(**FACTS[Step] | done | more)
-
-
-def inspected(number, **more):
-    return Inspected(step=number, **FACTS[Inspected] | more)
-
-
-def evaluated(number, snapshot=None):
-    return Evaluated(number, RECALL, True, 0.1, loss=2.1, snapshot=snapshot)
 
 
 def write_run(path: Path, *events) -> Run:
@@ -427,10 +384,7 @@ def test_the_page_is_told_what_was_measured_and_what_was_not():
     readings = dict(now(step(1), inspected(1, readings=read))["readings"])
     shown = [readings[name] for name in ("temperature", "power", "battery")]
     assert shown == ["71 °C", "14.2 W (package)", "80%, not plugged in"]
-    end = Finished("budget", 1000, 2.0, 90.0, 8000, 88.0, 10**9, 10**6, None, None, None)
-    told = now(step(999), end, state="finished")
-    assert told["progress_words"] == "100%" and told["sentence"].startswith(
-        "1,000 steps, 2.00 epochs in 1m30s"
-    )
+    told = now(step(999), finished(1000, epochs=2.0, seconds=90.0), state="finished")
+    assert told["progress_words"] == "100%" and "1,000 steps, 2.00 epochs in 1m30s" in told["sentence"]
     old = Evaluated(5, {"text_to_image": {}, "image_to_text": {}}, True, 0.1)
     assert columns_of([old])["evaluations"]["easy"] == [None] and not now(step(5), old)["is_over"]

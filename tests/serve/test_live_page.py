@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest import SMALL, as_flags, command, environment, wait_for
-from test_http import Server, append, evaluated, inspected, started, step, write_run
+from made_events import evaluated, finished, inspected, started, step
+from test_http import Server, append, write_run
 
-from lapclip.runs.events import Finished, Step, Warned
+from lapclip.runs.events import Step, Warned
 from lapclip.runs.run import Run
 
 HOSTILE = "<img src=x onerror=\"document.title='stolen'\"><b id=hostile>bold</b>"
@@ -49,7 +50,6 @@ def folder(tmp_path_factory):
     """Runs to show: one that is trained meanwhile, one that is over with captions to be afraid of, one of old."""
     folder = tmp_path_factory.mktemp("watched")
     steps = [step(number, loss=3 / number) for number in range(1, 60)]
-    end = Finished("budget", 60, 1.0, 60.0, 480, 88.0, 10**9, 10**6, None, None, None)
     over = write_run(
         folder / "runs" / "over",
         started(total_steps=60),
@@ -59,7 +59,7 @@ def folder(tmp_path_factory):
         evaluated(30, "snapshots/step-000005.json"),
         evaluated(59, "snapshots/step-000059.json"),
         Warned(9, HOSTILE, HOSTILE, "slower"),
-        end,
+        finished(60),
     )
     for number in (5, 59):
         write_thought(over, number, HOSTILE)

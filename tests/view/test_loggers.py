@@ -12,16 +12,12 @@ from pathlib import Path
 
 import pytest
 from conftest import environment, wait_for
+from made_events import evaluated, inspected, started, step
 
 from lapclip.errors import UserError
 from lapclip.runs.events import (
-    KINDS_OF_MEMORY,
     PARTS,
-    Evaluated,
     Failed,
-    Inspected,
-    Started,
-    Step,
     Warned,
     read_events,
     to_line,
@@ -38,30 +34,7 @@ FOLLOW = (
 )
 
 
-def step(number: int, **changes) -> Step:
-    values = {"loss": 2.0, "accuracy": 0.1, "temperature": 0.07, "progress": 0.5} | changes
-    return Step(
-        step=number, epoch=0.1, num_pairs_seen=8, lr=1e-3, grad_norm=1.0, pairs_per_second=100.0,
-        data_seconds=0.0, seconds=1.0, seconds_left=1.0, **values,
-    )  # fmt: skip
-
-
-def started(step: int) -> Started:
-    return Started(step, 0.0, 1, 2, 100, 8, 8, "cpu", 2, None, 10)
-
-
-WAY = (
-    {f"recall@{k}": k / 20 for k in (1, 5, 10)}
-    | {f"chance@{k}": k / 100 for k in (1, 5, 10)}
-    | {"median_rank": 3.0, "interval@10": [0.1, 0.9]}
-)
-RECALL = {"text_to_image": WAY, "image_to_text": WAY, "num_images": 9, "num_captions": 9,
-          "in_batch": {"accuracy": 0.5, "chance": 0.1, "batch_size": 8}}  # fmt: skip
-PARTS_OF_STEP, MEMORY = dict.fromkeys(PARTS, 0.1), dict.fromkeys(KINDS_OF_MEMORY, 1)
-LOOKED = Inspected(4, PARTS_OF_STEP, MEMORY, 1, 2, 3, {"image.0": 0.5}, {"cores": [0.25, 0.5]})
-NEGATIVES = {"easy": 0.9, "medium": 0.5, "hard": 0.2, "chance": 0.1, "num_choices": 10}
-EVALUATED = Evaluated(4, RECALL | {"negatives": NEGATIVES}, True, 1.0, loss=1.5)
-EVENTS = (started(0), *(step(n, loss=1 / n) for n in range(1, 5)), LOOKED, EVALUATED)
+EVENTS = (started(), *(step(n, loss=1 / n) for n in range(1, 5)), inspected(4), evaluated(4))
 
 
 def made_up(*events) -> Run:
@@ -205,7 +178,7 @@ def wandb_rows(run: Run) -> list[dict]:
 
 @pytest.mark.slow
 def test_wandb_without_an_account_keeps_every_number_and_asks_nothing(run):
-    last = EVALUATED.step
+    last = EVENTS[-1].step
     with (run.path / "events.jsonl").open("a") as file:
         file.writelines(to_line(Warned(last, word, "do", kind=word)) for word in ("one", "two"))
     for _ in range(2):  # the second time replaces the first

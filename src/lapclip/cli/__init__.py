@@ -31,16 +31,9 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,  # we answer it ourselves
 )
-app.command(train)
 app.command(evaluate, name="eval")
-app.command(index)
-app.command(search)
-app.command(serve)
-app.command(data)
-app.command(bench)
-app.command(report)
-app.command(runs)
-app.command(watch)
+for command in (train, index, search, serve, data, bench, report, runs, watch):
+    app.command(command)
 
 
 def run_command(arguments: list[str]) -> int:
@@ -52,8 +45,8 @@ def run_command(arguments: list[str]) -> int:
         complain(problem.message, problem.hint)
         return 1
     except CycloptsError as problem:
-        command = "".join(f"{word} " for word in command_in(arguments))
-        complain(in_our_style(problem), f"`lapclip {command}--help` lists all options")
+        meant = " ".join(["lapclip", *command_in(arguments), "--help"])
+        complain(in_our_style(problem), f"`{meant}` lists all options")
         return 2
     except Stopped as stop:
         complain(stop.message, stop.hint)
@@ -65,10 +58,8 @@ def run_command(arguments: list[str]) -> int:
         return 130
     except Exception as problem:
         traceback.print_exc()
-        complain(
-            f"this is a bug in lapclip: {type(problem).__name__}: {problem}",
-            "please report it with the lines above",
-        )
+        what = f"this is a bug in lapclip: {type(problem).__name__}: {problem}"
+        complain(what, "please report it with the lines above")
         return 1
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -187,7 +188,7 @@ def show_all(json: bool) -> int:
     for info in list_indexes():
         num_images: int | None = None
         try:
-            with Index(info) as opened:
+            with closing(Index(info)) as opened:
                 num_images = opened.num_images
         except UserError as problem:
             say(f"{problem.message}; {problem.hint}")

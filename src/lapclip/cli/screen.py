@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, TypeVar, cast
 
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -78,9 +78,8 @@ def print_json(result: dict[str, Any]) -> None:
 def on_screen(table: "Table") -> RichTable:
     shown = RichTable(title=Text(table.caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
     for name, is_number in zip(table.header, table.is_number, strict=True):
-        shown.add_column(
-            Text(name), justify="right" if is_number else "left", no_wrap=is_number, overflow="fold"
-        )
+        justify: Literal["left", "right"] = "right" if is_number else "left"
+        shown.add_column(Text(name), justify=justify, no_wrap=is_number, overflow="fold")
     for row in table.cells:
         shown.add_row(*map(Text, row))
     return shown
@@ -123,9 +122,8 @@ def stop_requests(answer: str) -> Iterator[list[int]]:
         if len(requests) == 1:
             # Straight to the terminal: a handler may interrupt rich while it holds its locks.
             with suppress(OSError, ValueError):
-                os.write(
-                    sys.stderr.fileno(), f"\n{answer}; press Ctrl-C again to stop immediately\n".encode()
-                )
+                text = f"\n{answer}; press Ctrl-C again to stop immediately\n"
+                os.write(sys.stderr.fileno(), text.encode())
 
     # Under `nohup` a closed terminal is to be ignored, and stays so.
     handled = [n for n in STOPS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
@@ -164,10 +162,8 @@ def follow(
     from rich.progress import Progress as Bar
 
     text = TextColumn("{task.description}")
-    spinner, counted = (
-        (SpinnerColumn(), text),
-        (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()),
-    )
+    spinner = (SpinnerColumn(), text)
+    counted = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     stage, started = ("", False), time.monotonic()
     with Bar(*spinner, console=people, transient=True, disable=not people.is_terminal) as bar:
         task = bar.add_task(what, total=None)

@@ -11,7 +11,6 @@ Nothing here needs torch.
 import json
 import os
 import re
-import shutil
 import sqlite3
 import threading
 import urllib.parse
@@ -102,12 +101,6 @@ class Index:
         with self.lock:
             self.db.close()
 
-    def __enter__(self) -> "Index":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def rows(self, query: str, *values: object) -> list[tuple]:
         with self.lock, index_errors(self.path):
             return self.db.execute(query, values).fetchall()
@@ -122,7 +115,7 @@ class Index:
         return int(self.rows("SELECT count(row) FROM file")[0][0])
 
     def has_under(self, folder: str) -> bool:
-        """Whether any image of the index lies under a folder."""
+        """Whether any image of the index is under a folder."""
         query = "SELECT 1 FROM file WHERE row IS NOT NULL AND path >= ? AND path < ? LIMIT 1"
         return bool(self.rows(query, *path_range(folder)))
 
@@ -262,13 +255,6 @@ def read_info(path: Path) -> IndexInfo | None:
         return None
     except (OSError, ValueError, TypeError, RecursionError, msgspec.ValidationError):
         return IndexInfo(path, path.name, str(path / MODEL), 0, (), 0.0, is_complete=False)
-
-
-def remove_files(path: Path) -> None:
-    """Removes an index; `about.json` first, so that a partly removed index is none."""
-    with index_errors(path):
-        (path / INFO).unlink(missing_ok=True)
-        shutil.rmtree(path)
 
 
 def find_index(model: str | None = None) -> Index:

@@ -116,7 +116,12 @@ class Searcher:
     def vector(self, terms: Sequence[Term]) -> np.ndarray:
         """The unit row that a query asks for."""
         words = [term.words for term in terms if term.words]
-        images = [decode_query_image(term.image, self.embedder.image_size) for term in terms if term.image]
+        try:
+            images = [
+                decode_as_trained(term.image, self.embedder.image_size).pixels for term in terms if term.image
+            ]
+        except Unreadable as problem:
+            raise UserError(f"the query image {problem}", hint="pass a JPEG or PNG image") from None
         text_rows = self.embedder.texts(words, progress=False) if words else ()
         image_rows = self.embedder.pixels(np.stack(images)) if images else ()
         return self.combine(terms, text_rows, image_rows)
@@ -125,8 +130,6 @@ class Searcher:
         self, terms: Sequence[Term], text_rows: Iterable[np.ndarray], image_rows: Iterable[np.ndarray]
     ) -> np.ndarray:
         """The unit row of a query whose words and images are embedded already: terms added and subtracted."""
-        if not terms:
-            raise UserError("the query is empty", hint="add what to search for, such as `red bicycle`")
         texts, images = iter(text_rows), iter(image_rows)
 
         def row_of(term: Term) -> np.ndarray:
@@ -165,7 +168,10 @@ class Searcher:
         unreachable = tuple(
             path for path in self.index.folders if why_unreachable(path, 1) and self.index.has_under(path)
         )
-        rows_N = self.searched_rows(folder, unreachable)
+        rows_N = self.rows_of(None, unreachable) if unreachable else self.rows_N
+        if folder is not None:
+            refuse_unknown(self.index, folder)
+            rows_N = self.rows_of(os.path.realpath(os.path.expanduser(folder)))
         omitted = [entry.row for entry in map(self.index.entry, without) if entry is not None]
         if omitted:
             rows_N = rows_N[~np.isin(rows_N, omitted)]
@@ -181,13 +187,6 @@ class Searcher:
             if len(matches) == top or is_complete or count > MAX_LOOKED_UP:
                 return Results(matches, num_gone, unreachable)
             count *= 4
-
-    def searched_rows(self, folder: str | None, unreachable: tuple[str, ...]) -> np.ndarray:
-        """The rows of a folder, or of all folders that can be opened now."""
-        if folder is not None:
-            refuse_unknown(self.index, folder)
-            return self.rows_of(os.path.realpath(os.path.expanduser(folder)))
-        return self.rows_of(None, unreachable) if unreachable else self.rows_N
 
     def nearest(self, vector_E: np.ndarray, rows_N: np.ndarray, top: int) -> Hits:
         if self.graph is not None and len(rows_N) > self.max_exact:
@@ -211,13 +210,6 @@ class Searcher:
             if len(matches) == top:
                 break
         return matches, num_gone
-
-
-def decode_query_image(data: bytes, image_size: int) -> np.ndarray:
-    try:
-        return decode_as_trained(data, image_size).pixels
-    except Unreadable as problem:
-        raise UserError(f"the query image {problem}", hint="pass a JPEG or PNG image") from None
 
 
 def refuse_unknown(index: Index, folder: str) -> None:

@@ -22,14 +22,7 @@ from lapclip.data.images import decode_as_trained
 from lapclip.data.workers import in_order
 from lapclip.errors import UserError
 from lapclip.files import atomic_path
-from lapclip.search.index import (
-    MODEL,
-    IndexInfo,
-    indexes_folder,
-    list_indexes,
-    read_info,
-    remove_files,
-)
+from lapclip.search.index import INFO, MODEL, IndexInfo, index_errors, indexes_folder, list_indexes, read_info
 from lapclip.search.scan import Stamp, Unopened, images_under, outermost, real_folders, why_unreachable
 from lapclip.search.writer import Writer, clear, owned
 from lapclip.units import Progress
@@ -39,6 +32,7 @@ if TYPE_CHECKING:
 
 FILES_PER_REPORT = 1000  # while scanning folders
 BATCH = 32  # files a thread takes at once: enough for the model, few enough to share the last ones evenly
+SECONDS_BETWEEN_COMMITS = 5.0
 SPARE_BYTES = 2**28  # of disk space, never used
 NUM_NAMED = 5  # unreadable files in a summary
 EMBEDDING = "embedding images"
@@ -94,7 +88,9 @@ def update(
         info = read_info(path)
         if fresh:
             clear(path)
-        store_model(embedder, path, again=fresh)
+        if fresh or not (path / MODEL).is_dir():
+            with atomic_path(path / MODEL, is_folder=True) as beside:
+                embedder.save(beside)
         with Writer(path, embedder.width) as writer:
             known = writer.folders() or [*(info.folders if info else ())]
             known = known or [folder for old in earlier for folder in old.folders]
@@ -123,13 +119,6 @@ def update(
                 summary.num_replaced += 1
     summary.seconds = time.perf_counter() - started
     return summary
-
-
-def store_model(embedder: "Embedder", path: Path, *, again: bool) -> None:
-    """Puts a copy of the model into the index, whole or not at all."""
-    if again or not (path / MODEL).is_dir():
-        with atomic_path(path / MODEL, is_folder=True) as beside:
-            embedder.save(beside)
 
 
 def update_folders(
@@ -165,7 +154,8 @@ def update_folders(
         for batch in batches:
             store_batch(writer, batch, summary)
             done += len(batch)
-            writer.commit_when_due()
+            if time.monotonic() - writer.last_commit > SECONDS_BETWEEN_COMMITS:
+                writer.commit()
             yield Progress(EMBEDDING, done, total, summary.num_unreadable)
 
 
@@ -200,9 +190,8 @@ def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile | None:
         size = (int(decoded.record["width"]), int(decoded.record["height"]))
         return ReadFile(stamp, content, decoded.pixels, size=size)
     except Unreadable as problem:
-        return ReadFile(
-            stamp if problem.extra is None else replace(stamp, mtime_ns=TRY_AGAIN), why=str(problem)
-        )
+        mtime_ns = stamp.mtime_ns if problem.extra is None else TRY_AGAIN
+        return ReadFile(replace(stamp, mtime_ns=mtime_ns), why=str(problem))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -219,19 +208,15 @@ def store_batch(writer: Writer, reads: Sequence[ReadFile], summary: Summary) -> 
         writer.add_images([*new], [read.size for read in new.values()], rows_NE)
         summary.num_embedded += len(new)
     for read in reads:
-        if read.why:
-            store_unreadable(writer, read, summary)
-        else:
+        if not read.why:
             store_file(writer, read, new.get(read.content) is read, summary)
-
-
-def store_unreadable(writer: Writer, read: ReadFile, summary: Summary) -> None:
-    summary.num_unreadable += 1
-    summary.unreadable.append((os.fsdecode(read.stamp.path), read.why))
-    del summary.unreadable[NUM_NAMED:]
-    # One that was read before stays, unless the fault lies in its bytes.
-    if read.stamp.mtime_ns != TRY_AGAIN or writer.known_row(read.stamp.path) in (None, (None,)):
-        writer.put(read.stamp, None, read.why)
+            continue
+        summary.num_unreadable += 1
+        summary.unreadable.append((os.fsdecode(read.stamp.path), read.why))
+        del summary.unreadable[NUM_NAMED:]
+        # One that was read before stays, unless the fault is in its bytes.
+        if read.stamp.mtime_ns != TRY_AGAIN or writer.known_row(read.stamp.path) in (None, (None,)):
+            writer.put(read.stamp, None, read.why)
 
 
 def store_file(writer: Writer, read: ReadFile, was_embedded: bool, summary: Summary) -> None:
@@ -275,5 +260,6 @@ def forget(info: IndexInfo, folder: str) -> int:
 
 def remove(info: IndexInfo) -> None:
     """Removes an index; UserError while another process is updating it."""
-    with owned(info.path):
-        remove_files(info.path)
+    with owned(info.path), index_errors(info.path):
+        (info.path / INFO).unlink(missing_ok=True)  # first, so that a partly removed index is none
+        shutil.rmtree(info.path)

@@ -31,7 +31,6 @@ from lapclip.search.index import (
 )
 from lapclip.search.scan import Stamp
 
-SECONDS_BETWEEN_COMMITS = 5.0
 MAX_DEAD = 1000  # rows without a file; with more, and more than a third of all, the vectors are compacted
 ROWS_PER_COPY = 4096
 # What is on the disk now, what of it is to be read, and which indexed files are gone.
@@ -137,10 +136,6 @@ class Writer:
                 self.db.execute("COMMIT")
         self.last_commit = time.monotonic()
 
-    def commit_when_due(self) -> None:
-        if time.monotonic() - self.last_commit > SECONDS_BETWEEN_COMMITS:
-            self.commit()
-
     def folders(self) -> list[str]:
         return [os.fsdecode(path) for (path,) in self.ask("SELECT path FROM folder ORDER BY path")]
 
@@ -191,10 +186,8 @@ class Writer:
                 *path_range(folder),
             )
         for folder in unopened:
-            self.write(
-                "DELETE FROM gone WHERE id IN (SELECT id FROM file WHERE path >= ? AND path < ?)",
-                *path_range(folder),
-            )
+            query = "DELETE FROM gone WHERE id IN (SELECT id FROM file WHERE path >= ? AND path < ?)"
+            self.write(query, *path_range(folder))
         num_same = self.ask(
             "SELECT count(*) FROM found JOIN file ON file.path = found.path WHERE file.row IS NOT NULL "
             "AND file.size = found.size AND file.mtime_ns = found.mtime_ns"
@@ -225,10 +218,8 @@ class Writer:
         """Gives a new path to a file that is gone and had the same content, if there is one."""
         found = self.ask("SELECT id FROM gone WHERE row = ? ORDER BY id LIMIT 1", row)
         for (id,) in found:
-            self.write(
-                "UPDATE file SET path = ?, size = ?, mtime_ns = ? WHERE id = ?",
-                *(stamp.path, stamp.size, stamp.mtime_ns, id),
-            )
+            place = (stamp.path, stamp.size, stamp.mtime_ns)
+            self.write("UPDATE file SET path = ?, size = ?, mtime_ns = ? WHERE id = ?", *place, id)
             self.write("DELETE FROM gone WHERE id = ?", id)
         return bool(found)
 
@@ -252,15 +243,12 @@ class Writer:
         if num_dead <= MAX_DEAD or 3 * num_dead <= self.num_rows:
             return False
         self.commit()
-        number = int(self.vectors_name.partition("-")[2] or 1) + 1
-        name = f"{VECTORS}-{number}"
+        name = f"{VECTORS}-{int(self.vectors_name.partition('-')[2] or 1) + 1}"
         with self.lock, index_errors(self.path):
             with self.db:  # rolled back if anything fails
                 self.db.execute("BEGIN IMMEDIATE")
                 self.run_all(NEW_PLACES)
-                live_rows = np.array(self.ask("SELECT old FROM place ORDER BY new"), dtype=np.int64).reshape(
-                    -1
-                )
+                live_rows = [row for (row,) in self.ask("SELECT old FROM place ORDER BY new")]
                 copy_rows(self.path / self.vectors_name, self.path / name, live_rows, self.width)
                 self.run_all(RENUMBER)
                 self.db.execute("UPDATE about SET value = ? WHERE key = 'vectors'", [name])
@@ -272,7 +260,7 @@ class Writer:
         return True
 
 
-def copy_rows(old: Path, new: Path, rows: np.ndarray, width: int) -> None:
+def copy_rows(old: Path, new: Path, rows: list[int], width: int) -> None:
     """Copies some rows of a file of vectors into a new one."""
     vectors = np.memmap(old, dtype="<f4", mode="r").reshape(-1, width)
     with new.open("wb") as file:
@@ -290,11 +278,9 @@ def owned(path: Path) -> Iterator[None]:
         try:
             handle = take_lock(path / LOCK)
         except Taken:
-            owner = read_lock(path / LOCK).owner
-            raise UserError(
-                f"process {owner or '?'} is updating this index",
-                hint="wait until it is done; images that are already embedded can be searched",
-            ) from None
+            owner = read_lock(path / LOCK).owner or "?"
+            hint = "wait until it is done; images that are already embedded can be searched"
+            raise UserError(f"process {owner} is updating this index", hint=hint) from None
         write_lock_owner(handle, os.getpid())
     try:
         yield

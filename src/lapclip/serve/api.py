@@ -33,7 +33,6 @@ MAX_FIELDS = 1200
 FRESH_SECONDS = 300  # of a thumbnail in the browser's cache
 IMAGE_TYPES = ("image/*", "application/octet-stream")
 REFUSALS = (400, 401, 403, 404, 405, 408, 413, 414, 415, 421, 429, 431, 503)  # every status of a refusal
-RETRY = (429, 503)
 
 Text = Annotated[str, Meta(max_length=10_000)]
 Id = Annotated[int, Meta(ge=1, le=10**18 - 1, description="id of an indexed image, as returned by `/search`")]
@@ -141,10 +140,8 @@ async def search(service: Service, asked: Search, image: bytes = b"") -> Results
     likes = [(1, id) for id in asked.like] + [(-1, id) for id in asked.unlike]
     vector_E = await service.vector(searcher, asked.q, likes, image)
     min_score = None if asked.min_score is UNSET else asked.min_score
-    without = [id for _, id in likes]
-    found = await service.search(
-        searcher, vector_E, top=asked.top, min_score=min_score, folder=folder, without=without
-    )
+    limits: dict[str, Any] = {"top": asked.top, "min_score": min_score, "folder": folder}
+    found = await service.search(searcher, vector_E, **limits, without=[id for _, id in likes])
     results = [Found(**match.record() | {"score": round(match.score, 6)}) for match in found]
     milliseconds = round((time.perf_counter() - started) * 1000, 2)
     return Results(asked.q, milliseconds, results, searcher.index.num_images)
@@ -156,10 +153,7 @@ async def embed(service: Service, asked: Nothing, body: bytes | list[str]) -> Em
 
 
 async def classify(service: Service, asked: Classify, image: bytes = b"") -> Probabilities:
-    if isinstance(asked, ClassifyIndexed):
-        row = await service.row_of(asked.id)
-    else:
-        row = await service.image_row(image)
+    row = await (service.row_of(asked.id) if isinstance(asked, ClassifyIndexed) else service.image_row(image))
     found = await service.classify(row, asked.label, asked.template)
     return Probabilities([Probability(label, probability) for label, probability in found])
 
@@ -341,7 +335,7 @@ def describe_operation(operation: Operation, schemas: dict[Any, Any]) -> dict[st
     for status in REFUSALS:
         problem = {"application/json": {"schema": schemas[Problem]}}
         refusal = {"description": HTTPStatus(status).phrase, "content": problem}
-        responses[str(status)] = refusal | (retry if status in RETRY else {})
+        responses[str(status)] = refusal | (retry if status in (429, 503) else {})
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,

@@ -213,17 +213,15 @@ class Guard:
             hint = "omit `content-length`"
             raise Refused(400, "two headers give the length of the body", hint, connection="close")
         if headers.get("host", "").lower() not in self.hosts:
-            message = "this page is served to this machine only"
-            raise Refused(421, message, f"open {self.address}")
+            raise Refused(421, "this page is served to this machine only", f"open {self.address}")
         # Another port of this machine is the same site, and another page.
         is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         if is_foreign and headers.get("sec-fetch-mode") != "navigate":
             raise Refused(403, "pages of other sites may not read this page", "open it in its own tab")
         is_reading = request.method in ("GET", "HEAD")
         if not is_reading and headers.get("origin", self.address.rstrip("/")) not in self.origins:
-            raise Refused(
-                403, "pages of other sites may not send requests to this server", "open it in its own tab"
-            )
+            message = "pages of other sites may not send requests to this server"
+            raise Refused(403, message, "open it in its own tab")
         self.rates.count(request.client.host if request.client else "")
         if self.token is None:
             return None
@@ -240,9 +238,10 @@ class Guard:
     def let_in(self, token: str, scheme: str) -> Response:
         """A redirect, so that the token does not stay in the browser's history."""
         response = Response(status_code=303, headers={"location": "/"})
-        is_secure = scheme == "https"  # as a proxy with TLS says
-        options: Any = {"secure": is_secure, "httponly": True, "samesite": "strict"}
-        response.set_cookie(self.cookie, token, max_age=COOKIE_SECONDS, **options)
+        options: Any = {"max_age": COOKIE_SECONDS, "httponly": True, "samesite": "strict"}
+        response.set_cookie(
+            self.cookie, token, secure=scheme == "https", **options
+        )  # as a proxy with TLS says
         return response
 
     def is_token(self, given: str) -> bool:
@@ -297,15 +296,9 @@ def serve(app: ASGIApp, listening: socket.socket, limits: Limits) -> None:
             idle.sweep(self.server_state.connections)
             return await super().on_tick(counter)
 
+    quiet: Any = {"log_level": "error", "access_log": False, "server_header": False}
     config = uvicorn.Config(
-        app,
-        http=Connection,
-        log_level="error",
-        access_log=False,
-        lifespan="off",
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=1,
+        app, http=Connection, lifespan="off", ws="none", timeout_graceful_shutdown=1, **quiet
     )
     with suppress(KeyboardInterrupt):  # the usual end, not a failure
         Server(config).run(sockets=[listening])

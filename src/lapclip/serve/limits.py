@@ -113,11 +113,11 @@ class Rates:
             self.counts.clear()
         self.counts[client] += 1
         if self.counts[client] > max(1, self.rate * SECONDS_COUNTED):
-            message, hint = (
+            message, seconds = (
                 f"more than {self.rate:g} requests per second",
-                "wait for the time in `Retry-After`",
+                self.began + SECONDS_COUNTED - now,
             )
-            raise Refused(429, message, hint, retry_seconds=self.began + SECONDS_COUNTED - now)
+            raise Refused(429, message, "wait for the time in `Retry-After`", retry_seconds=seconds)
 
 
 def network_of(client: str) -> str:

@@ -99,9 +99,8 @@ class Service:
         if len(terms) > MAX_TEXTS:
             raise Refused(400, f"{len(terms):,} terms; the maximum is {MAX_TEXTS}", "use fewer terms")
         text_rows = await self.text_rows([term.words for term in terms]) if terms else ()
-        terms += [Term(sign, entry=id) for sign, id in likes]
+        terms += [Term(sign, entry=id) for sign, id in likes] + [Term(1, image=image)] * bool(image)
         image_rows = [await self.image_row(image)] if image else ()
-        terms += [Term(1, image=image)] if image else []
         if not terms:
             raise Refused(400, "the query is empty", "pass text as `q`, or the id of an image as `like`")
         try:

@@ -103,7 +103,9 @@ class Watching:
         told.num_streams += 1
         try:
             await told.look()
-            yield b"retry: %d\n\n" % RETRY_MILLISECONDS + told.since(place)
+            is_current = place == told.follower.place  # else the page gets everything again
+            first = told.tell("more", columns_of([])) if is_current else told.tell_all()
+            yield b"retry: %d\n\n" % RETRY_MILLISECONDS + first
             version, last_sent = told.version, time.monotonic()
             while True:
                 # All streams wake at the same moments, so that one of them reads for all.
@@ -156,10 +158,6 @@ class Told(Summary):
         if is_reset or events or (self.state, self.is_preparing) != before or not self.version:
             self.version += 1
             self.news = self.tell_all() if is_reset else self.tell("more", columns_of(events))
-
-    def since(self, place: str) -> bytes:
-        """The message for a page that knows everything up to that place: all of it again, unless nothing is new."""
-        return self.tell("more", columns_of([])) if place == self.follower.place else self.tell_all()
 
     def tell_all(self) -> bytes:
         history = self.history
