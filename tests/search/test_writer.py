@@ -23,8 +23,8 @@ COUNT = 400
 SLOW = """
 import os, sys, time
 from lapclip.cli import run_command
-from lapclip.search import update, writer
-writer.SECONDS_BETWEEN_COMMITS, update.BATCH, fsync = 0, 8, os.fsync
+from lapclip.search import update
+update.SECONDS_BETWEEN_COMMITS, update.BATCH, fsync = 0, 8, os.fsync
 os.fsync = lambda file: (fsync(file), time.sleep(0.04))
 sys.exit(run_command(sys.argv[1:]))
 """

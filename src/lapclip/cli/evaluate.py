@@ -84,9 +84,8 @@ def evaluate(
         if num_validation is None and source is None and pool_size is None and config is not None:
             num_validation = config.data.num_validation
         available = measured.source.num_different
-        divide(
-            min(num_validation or available, available), pool_size
-        )  # refuses before embedding, which takes minutes
+        # Refuses before embedding, which takes minutes.
+        divide(min(num_validation or available, available), pool_size)
         work = evaluate_model(
             embedder,
             measured,

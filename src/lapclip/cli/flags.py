@@ -27,9 +27,8 @@ def with_settings(*names: str) -> Callable[[Callable[..., int]], Callable[..., i
         def parse(*arguments: Any, **keywords: Any) -> int:
             passed = signature.bind(*arguments, **keywords).arguments
             flags = {name: passed.pop(name) for name in names if name in passed}
-            return command(
-                **passed, flags={name: value for name, value in flags.items() if value is not None}
-            )
+            given = {name: value for name, value in flags.items() if value is not None}
+            return command(**passed, flags=given)
 
         parse.__signature__ = signature  # type: ignore[attr-defined]  # what cyclopts reads
         parse.__name__, parse.__doc__ = command.__name__, command.__doc__
@@ -45,25 +44,18 @@ def whole_number(kind: Any, tokens: Sequence[Any]) -> int:
 
 def flag_of(setting: Setting) -> inspect.Parameter:
     default = setting.field.default
-    is_budget = setting.name in BUDGETS
-    converter = whole_number if setting.type is int else None
     shown = "automatic" if default is None else str(default)
     others = [f"--{alias.replace('_', '-')}" for alias, name in ALIASES.items() if name == setting.name]
     help = Parameter(
         name=[setting.flag, *others] if others else None,
         help=setting.help,
-        converter=converter,
-        show_default=False if is_budget else shown,
+        converter=whole_number if setting.type is int else None,
+        show_default=False if setting.name in BUDGETS else shown,
         group=setting.section.capitalize(),
     )
-    kind = (
-        inspect.Parameter.POSITIONAL_OR_KEYWORD
-        if setting.name == "source"
-        else inspect.Parameter.KEYWORD_ONLY
-    )
-    return inspect.Parameter(
-        setting.name, kind, default=None, annotation=Annotated[setting.type | None, help]
-    )
+    flag = inspect.Parameter
+    kind = flag.POSITIONAL_OR_KEYWORD if setting.name == "source" else flag.KEYWORD_ONLY
+    return flag(setting.name, kind, default=None, annotation=Annotated[setting.type | None, help])
 
 
 def refuse_together(**flags: bool) -> None:

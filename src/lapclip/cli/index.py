@@ -50,10 +50,8 @@ def index(
     """
     if list or remove is not None:
         if folders or model or forget or fresh or (list and remove):
-            flag = "--list" if list else "--remove"
-            raise UserError(
-                f"`{flag}` cannot be combined with folders or other flags", hint="omit the others"
-            )
+            what = f"`{'--list' if list else '--remove'}` cannot be combined with folders or other flags"
+            raise UserError(what, hint="omit the others")
         return show_all(json) if list else remove_index(str(remove), json)
     if forget is not None:
         forgotten = forget_folder(forget, model)
@@ -141,9 +139,8 @@ def say_summary(summary: "Summary") -> None:
     for path, why in summary.unreadable:
         say(f"  {shortened(path)} {shortened(why)}")
     if summary.num_unreadable:
-        say(
-            f"{plural(summary.num_unreadable, 'file')} could not be read; lapclip tries again when they change"
-        )
+        count = plural(summary.num_unreadable, "file")
+        say(f"{count} could not be read; lapclip tries again when they change")
     for folder, why in summary.unreachable.items():
         say(
             f"`{shortened(folder)}` cannot be opened: {why}; its images stay in the index "
@@ -216,10 +213,8 @@ def remove_index(model: str, json: bool) -> int:
 
     chosen = indexes_of(model)
     if not chosen:
-        like = suggest(model, [info.name for info in list_indexes()])
-        raise UserError(
-            f"there is no index of a model `{model}`{like}", hint="`lapclip index --list` shows them"
-        )
+        what = f"there is no index of a model `{model}`{suggest(model, [one.name for one in list_indexes()])}"
+        raise UserError(what, hint="`lapclip index --list` shows them")
     num_bytes = sum(folder_bytes(info.path) for info in chosen)
     for info in chosen:
         remove(info)

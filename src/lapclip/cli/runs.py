@@ -99,9 +99,8 @@ def stop(name: Name, /, *, json: AsJson = False) -> int:
         hint = f"`{own_name()} runs resume {run.reference}` resumes from its last checkpoint"
         complain(f"run `{run.name}` ended without saving its last steps{why}", hint)
     else:
-        say(
-            f"run `{run.name}` {state} {f'and saved at step {num_steps:,}' if num_steps else 'before its first step'}"
-        )
+        when = f"and saved at step {num_steps:,}" if num_steps else "before its first step"
+        say(f"run `{run.name}` {state} {when}")
         if (run.path / "config.toml").exists():
             say(f"next:\n  {own_name()} runs resume {run.reference}")
     return 1 if has_failed else 0
@@ -197,8 +196,7 @@ def remove(*names: Name, yes: Switch = False, json: AsJson = False) -> int:
 def agrees(what: str) -> bool:
     """Asks whether something is to be removed; an answer needs a person."""
     if not sys.stdin.isatty():
-        raise UserError(
-            f"cannot ask for confirmation to remove {what}: stdin is not a terminal", hint="pass `--yes`"
-        )
+        message = f"cannot ask for confirmation to remove {what}: stdin is not a terminal"
+        raise UserError(message, hint="pass `--yes`")
     say(f"remove {what}? [y/N] ", end="")
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -71,15 +71,15 @@ def search(
     show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
         if query or like or unlike or sheet:
-            raise UserError(
-                "`--duplicates` does not take a query",
-                hint="omit the query: all images are compared with each other",
-            )
+            hint = "omit the query: all images are compared with each other"
+            raise UserError("`--duplicates` does not take a query", hint=hint)
         score = NEARLY_EQUAL if min_score is None else min_score
         record, groups = find_duplicates(model, score, folder, top)
         show(record, groups, [row for group in groups for row in group_rows(group)])
         if not (json or as_paths):
-            say_duplicates(groups, score)
+            spare = sum(len(group) - 1 for group in groups)
+            found = f"{plural(len(groups), 'group')} of duplicates or near-duplicates, {spare:,} redundant"
+            say(f"{found if groups else 'no duplicates or near-duplicates'}; `--min-score` is {score:g}")
         return 0
     likes, unlikes = like or [], unlike or []
     terms = read_terms(query, likes, unlikes)
@@ -135,9 +135,8 @@ def read_terms(words: str, likes: Sequence[str], unlikes: Sequence[str]) -> "lis
     terms += [Term(1, image=image_bytes(name)) for name in likes]
     terms += [Term(-1, image=image_bytes(name)) for name in unlikes]
     if not terms:
-        raise UserError(
-            "the query is empty", hint=f"add what to search for: `{own_name()} search red bicycle`"
-        )
+        hint = f"add what to search for: `{own_name()} search red bicycle`"
+        raise UserError("the query is empty", hint=hint)
     return terms
 
 
@@ -282,9 +281,8 @@ def say_notes(query: str, results: "Results", min_score: float | None, index: "I
     for folder in results.unreachable:
         say(f"`{folder}` cannot be opened now; its images are omitted")
     if was_trained_since(index):
-        say(
-            f"`{index.name}` was trained further: `{own_name()} index` embeds the images with the new weights"
-        )
+        again = f"`{own_name()} index` embeds the images with the new weights"
+        say(f"`{index.name}` was trained further: {again}")
 
 
 def was_trained_since(index: "Index") -> bool:
@@ -326,9 +324,3 @@ def group_rows(group: "Sequence[Match]") -> Iterator[tuple[str, ...]]:
         is_copy = number > 0 and match.entry.row == group[0].entry.row
         yield row_of(match, "" if number == 0 else "equal" if is_copy else f"{match.score:.3f}")
     yield ("",) * 4
-
-
-def say_duplicates(groups: "Sequence[Sequence[Match]]", min_score: float) -> None:
-    spare = sum(len(group) - 1 for group in groups)
-    found = f"{plural(len(groups), 'group')} of duplicates or near-duplicates, {spare:,} redundant"
-    say(f"{found if groups else 'no duplicates or near-duplicates'}; `--min-score` is {min_score:g}")

@@ -81,9 +81,8 @@ def serve(
         app = build_server(service, address=address, hosts=hosts, token=token, limits=limits)
         entrance = f"{address}?token={quote(token)}" if token else address
         say(f"serving at {entrance if is_own_token else address} (Ctrl-C stops it)")
-        images = (
-            f"{index.num_images:,} images of `{'`, `'.join(index.folders)}`" if index else "no images yet"
-        )
+        folders = "`, `".join(index.folders) if index else ""
+        images = f"{index.num_images:,} images of `{folders}`" if index else "no images yet"
         say(f"model `{embedder.name}`, {images}; `lapclip index ~/Pictures` adds more")
         if token is not None and not is_own_token:
             say("clients need the token: `Authorization: Bearer TOKEN`, or once `/?token=TOKEN` in a browser")

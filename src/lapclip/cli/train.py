@@ -52,9 +52,8 @@ def train(
         background: train in the background: returns immediately and continues when the terminal is closed
     """
     if resume is not None and (run is not None or config is not None):
-        raise UserError(
-            "`--resume` uses the name and the settings of the run", hint="omit `--run` and `--config`"
-        )
+        what = "`--resume` uses the name and the settings of the run"
+        raise UserError(what, hint="omit `--run` and `--config`")
     if background:
         return start(config, run, resume, flags, as_json=json)
     with stop_requests("stopping after saving") as requests, ExitStack() as held:
@@ -70,9 +69,8 @@ def train(
             else go_on(resume, flags, requests, reserved)
         )
         if requests:
-            complain(
-                "stopped before training started", f"`lapclip train --resume {folder.reference}` starts it"
-            )
+            hint = f"`lapclip train --resume {folder.reference}` starts it"
+            complain("stopped before training started", hint)
             return 130
         return show_training(settings, folder, data, requests, as_json=json)
 
@@ -153,9 +151,8 @@ def go_on(
         from lapclip.train.prepare import open_here, refuse_if_other, revising
     where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}
     config = run.load_config()
-    data = follow(
-        open_here(replace(config, data=replace(config.data, **where))), requests, OPENING, is_kept=True
-    )
+    config = replace(config, data=replace(config.data, **where))
+    data = follow(open_here(config), requests, OPENING, is_kept=True)
     if "source" in flags:
         refuse_if_other(run, data)
     settings = follow(revising(run, flags, data), requests, "setting up")

@@ -177,12 +177,7 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     if not os.access(path, os.W_OK) and not (path / f"{FILES}-wal").exists():
         name += "&immutable=1"  # SQLite cannot create its shared-memory file there, and nobody can write
     db = sqlite3.connect(name, uri=True, check_same_thread=False, isolation_level=None, timeout=10)
-    try:
-        db.execute("BEGIN")
-        db.execute("SELECT count(*) FROM about").fetchone()
-    except BaseException:
-        db.close()
-        raise
+    db.execute("BEGIN")
     return db
 
 
@@ -277,9 +272,8 @@ def indexes_of(model: str | None) -> list[IndexInfo]:
     if model is None:
         return [info for info in known if info.model == known[0].model]
     path = path_of_model(model)
-    return [info for info in known if info.model == path or info.path.name == model] or [
-        info for info in known if path is None and info.name == model
-    ]
+    found = [info for info in known if info.model == path or info.path.name == model]
+    return found or [info for info in known if path is None and info.name == model]
 
 
 def path_of_model(model: str) -> str | None:

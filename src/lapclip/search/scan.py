@@ -68,9 +68,8 @@ def real_folders(folders: Iterable[str], known: Sequence[str] = ()) -> list[str]
         path = os.path.realpath(os.path.expanduser(folder))
         if not os.path.isdir(path) and path not in known:
             what = "is a file, not a folder" if os.path.exists(path) else "does not exist"
-            raise UserError(
-                f"`{folder}` {what}", hint="name a folder with images: `lapclip index ~/Pictures`"
-            )
+            hint = "name a folder with images: `lapclip index ~/Pictures`"
+            raise UserError(f"`{folder}` {what}", hint=hint)
         real.append(path)
     return real
 

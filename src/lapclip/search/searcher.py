@@ -117,9 +117,8 @@ class Searcher:
         """The unit row that a query asks for."""
         words = [term.words for term in terms if term.words]
         try:
-            images = [
-                decode_as_trained(term.image, self.embedder.image_size).pixels for term in terms if term.image
-            ]
+            size = self.embedder.image_size
+            images = [decode_as_trained(term.image, size).pixels for term in terms if term.image]
         except Unreadable as problem:
             raise UserError(f"the query image {problem}", hint="pass a JPEG or PNG image") from None
         text_rows = self.embedder.texts(words, progress=False) if words else ()
@@ -165,9 +164,8 @@ class Searcher:
         without: Sequence[int] = (),
     ) -> Results:
         """The images nearest to a unit vector whose files exist, best first; never those of the ids `without`."""
-        unreachable = tuple(
-            path for path in self.index.folders if why_unreachable(path, 1) and self.index.has_under(path)
-        )
+        lost = filter(lambda path: why_unreachable(path, 1), self.index.folders)
+        unreachable = tuple(filter(self.index.has_under, lost))
         rows_N = self.rows_of(None, unreachable) if unreachable else self.rows_N
         if folder is not None:
             refuse_unknown(self.index, folder)

@@ -131,10 +131,8 @@ def update_folders(
     reached = [folder for folder in folders if folder not in summary.unreachable]
     if not reached:
         folder, why = next(iter(summary.unreachable.items()))
-        raise UserError(
-            f"`{folder}` cannot be opened: {why}; its images stay in the index",
-            hint=f"connect its disk, or remove it from the index: `lapclip index --forget '{folder}'`",
-        )
+        hint = f"connect its disk, or remove it from the index: `lapclip index --forget '{folder}'`"
+        raise UserError(f"`{folder}` cannot be opened: {why}; its images stay in the index", hint=hint)
     inside, unopened, num_found = Folders(*summary.folders), Unopened(), 0
     for folder in reached:
         stamps, num_before = images_under(folder, inside, unopened), num_found

@@ -141,8 +141,9 @@ async def search(service: Service, asked: Search, image: bytes = b"") -> Results
     vector_E = await service.vector(searcher, asked.q, likes, image)
     min_score = None if asked.min_score is UNSET else asked.min_score
     limits: dict[str, Any] = {"top": asked.top, "min_score": min_score, "folder": folder}
-    found = await service.search(searcher, vector_E, **limits, without=[id for _, id in likes])
-    results = [Found(**match.record() | {"score": round(match.score, 6)}) for match in found]
+    work = partial(searcher.search, vector_E, **limits, without=[id for _, id in likes])
+    found = await service.in_thread(service.searchers, work)
+    results = [Found(**match.record() | {"score": round(match.score, 6)}) for match in found.matches]
     milliseconds = round((time.perf_counter() - started) * 1000, 2)
     return Results(asked.q, milliseconds, results, searcher.index.num_images)
 

@@ -239,9 +239,8 @@ class Guard:
         """A redirect, so that the token does not stay in the browser's history."""
         response = Response(status_code=303, headers={"location": "/"})
         options: Any = {"max_age": COOKIE_SECONDS, "httponly": True, "samesite": "strict"}
-        response.set_cookie(
-            self.cookie, token, secure=scheme == "https", **options
-        )  # as a proxy with TLS says
+        is_secure = scheme == "https"  # as a proxy with TLS says
+        response.set_cookie(self.cookie, token, secure=is_secure, **options)
         return response
 
     def is_token(self, given: str) -> bool:
@@ -297,8 +296,7 @@ def serve(app: ASGIApp, listening: socket.socket, limits: Limits) -> None:
             return await super().on_tick(counter)
 
     quiet: Any = {"log_level": "error", "access_log": False, "server_header": False}
-    config = uvicorn.Config(
-        app, http=Connection, lifespan="off", ws="none", timeout_graceful_shutdown=1, **quiet
-    )
+    parts: Any = {"http": Connection, "lifespan": "off", "ws": "none"}
+    config = uvicorn.Config(app, timeout_graceful_shutdown=1, **parts, **quiet)
     with suppress(KeyboardInterrupt):  # the usual end, not a failure
         Server(config).run(sockets=[listening])

@@ -15,7 +15,7 @@ from lapclip.data.images import decode_as_trained
 from lapclip.embedder import TEMPLATES, Embedder, label_prompts, mean_of_prompts
 from lapclip.errors import UserError
 from lapclip.search.index import Index, list_indexes
-from lapclip.search.searcher import Match, NotIndexed, Searcher, Term, parse_query
+from lapclip.search.searcher import NotIndexed, Searcher, Term, parse_query
 from lapclip.serve.batching import NUM_KNOWN, Batcher
 from lapclip.serve.images import Missing, image_of, thumbnail_of
 from lapclip.serve.limits import Refused
@@ -109,9 +109,6 @@ class Service:
             raise
         except UserError as problem:
             raise Refused(400, problem.message, problem.hint) from None
-
-    async def search(self, searcher: Searcher, vector_E: np.ndarray, **limits: Any) -> list[Match]:
-        return await self.in_thread(self.searchers, lambda: searcher.search(vector_E, **limits).matches)
 
     async def show(self, id: int, is_large: bool) -> bytes:
         """A JPEG of an image of the index."""

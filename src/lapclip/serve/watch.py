@@ -48,7 +48,7 @@ def page_app(shown: Run | None, address: str) -> ASGIApp:
         run = watching.find(request.query_params.get("run", ""))
         if request.method == "HEAD":
             return Response(media_type=EVENT_STREAM)
-        if watching.num_streams >= MAX_STREAMS:
+        if sum(told.num_streams for told in watching.watched.values()) >= MAX_STREAMS:
             raise Refused(503, f"{MAX_STREAMS} pages are already open", "close one of them", retry_seconds=1)
         place = request.headers.get("last-event-id") or request.query_params.get("after", "")
         return StreamingResponse(watching.follow(run, place), media_type=EVENT_STREAM)
@@ -71,10 +71,6 @@ class Watching:
     def __init__(self, shown: Run | None):
         self.shown = shown
         self.watched: dict[str, Told] = {}
-
-    @property
-    def num_streams(self) -> int:
-        return sum(watched.num_streams for watched in self.watched.values())
 
     def known(self) -> dict[str, Run]:
         """Runs by name: those in `runs/` here, newest first, and the one that was asked for."""
