@@ -176,9 +176,7 @@ def guess_caption(cells: dict[str, list[Any]]) -> str | None:
 
 def first(wanted: Sequence[str], names: Iterable[str], fits: Callable[[str], bool] = bool) -> str | None:
     """The column with the earliest of some names."""
-    by_name: dict[str, str] = {}
-    for name in names:
-        by_name.setdefault(plain(name), name)
+    by_name = {plain(name): name for name in reversed(list(names))}
     return next((by_name[word] for word in wanted if word in by_name and fits(by_name[word])), None)
 
 

@@ -109,8 +109,7 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
     if may_be("hf") and is_saved_dataset(path, names):
         return open_hugging_face(f"hf:{path}", options)
     shards = own_files(path, names, ".tar") if may_be("tar") else []
-    known = known_tables(path, names) if may_be(*TABLE_FORMATS) else []
-    others = other_tables(path, names) if may_be(*TABLE_FORMATS) and not known else []
+    known, others = find_tables(path, names) if may_be(*TABLE_FORMATS) else ([], [])
     listing = None
     if options.format is None and 0 < len(shards) + len(others) < sum(map(is_image_name, names)):
         listing = look_through(path, options, entries)
@@ -123,8 +122,13 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
         files = own_files(path, names, ".json") + files_below(path, names, "annotations", ".json")
         if annotations := [file for file in sorted(files) if looks_like_annotations(file)]:
             return open_annotations(annotations, name, options)
+    if len(others) > 1 and any(table.suffix.lower() != ".parquet" for table in others):
+        raise UserError(
+            f"`{path}` holds {len(others)} tables: {', '.join(f'`{file.name}`' for file in others[:5])}",
+            hint=f"pass the one you mean: `{others[0]}`",
+        )
     if known or others:
-        return open_table(known or only_one(others, path), name, options)
+        return open_table(known or others, name, options)
     if options.format is not None:
         what = f"`{name}` has no data in format `{options.format}`"
         raise UserError(what, hint="omit `--format`: lapclip detects it")
@@ -154,34 +158,17 @@ def is_saved_dataset(path: Path, names: set[str]) -> bool:
     return bool(own_files(path, {"state.json"} & names) and own_files(path, beside))
 
 
-def known_tables(path: Path, names: set[str]) -> list[Path]:
-    """The table of a folder that is known by its name."""
-    from lapclip.data.formats.tables import looks_like_table
+def find_tables(path: Path, names: set[str]) -> tuple[list[Path], list[Path]]:
+    """The table of a folder that is known by its name; if there is none, all Parquet files, or all other tables."""
+    from lapclip.data.formats.tables import SUFFIXES, looks_like_table
 
     for name in FIRST_TABLES:
         found = own_files(path, {name} & names)
         if found and (name != "captions.txt" or looks_like_table(found[0])):
-            return found
-    return []
-
-
-def other_tables(path: Path, names: set[str]) -> list[Path]:
-    """All Parquet files, or all other tables."""
-    from lapclip.data.formats.tables import SUFFIXES, looks_like_table
-
+            return found, []
     if parquet := own_files(path, names, ".parquet") or files_below(path, names, "data", ".parquet"):
-        return parquet
+        return [], parquet
     # Captions beside images are many small text files, and a table is none of them.
     stems = {os.path.splitext(name)[0] for name in names if is_image_name(name)}
     texts = own_files(path, (name for name in names if os.path.splitext(name)[0] not in stems), ".txt")
-    return sorted({*own_files(path, names, SUFFIXES), *filter(looks_like_table, texts)})
-
-
-def only_one(tables: list[Path], path: Path) -> list[Path]:
-    """The tables of a folder, provided that they are parts of one."""
-    if len(tables) > 1 and any(table.suffix.lower() != ".parquet" for table in tables):
-        raise UserError(
-            f"`{path}` holds {len(tables)} tables: {', '.join(f'`{file.name}`' for file in tables[:5])}",
-            hint=f"pass the one you mean: `{tables[0]}`",
-        )
-    return tables
+    return [], sorted({*own_files(path, names, SUFFIXES), *filter(looks_like_table, texts)})

@@ -110,9 +110,15 @@ class FontReader:
     texts: list[str]
 
     def read(self, index: int) -> bytes:
+        """In the middle of a white square, as a PNG."""
         font = load_font(self.path, self.size)
+        sheet, side = on_a_sheet(font, self.texts[index]), usual_side(font)
+        image = Image.new("RGB", (side, side), "white")
+        if ink := sheet.getbbox():
+            drawn = sheet.convert("RGB").crop(ink)
+            image.paste(drawn, ((side - drawn.width) // 2, (side - drawn.height) // 2))
         data = io.BytesIO()
-        draw(font, self.texts[index], side=usual_side(font)).save(data, "PNG", compress_level=1)
+        image.save(data, "PNG", compress_level=1)
         return data.getvalue()
 
     def stamp(self, index: int) -> str:
@@ -132,7 +138,7 @@ def fitting_size(path: str) -> int | None:
             font = load_font(path, size)
             if not 0 < font.getlength(FACE, mode="RGBA") < 4 * size:
                 continue
-            image = draw(font, FACE, side=size)
+            image = on_a_sheet(font, FACE).convert("RGB")
         except (OSError, ValueError, ImportError):  # no font, or not at this size, or a Pillow without text
             continue
         if np.asarray(image.convert("HSV"))[..., 1].max() > 50:  # saturation
@@ -145,16 +151,6 @@ def usual_side(font: ImageFont.FreeTypeFont) -> int:
     """Of the square that holds the font's usual emoji with a little room."""
     left, top, right, bottom = on_a_sheet(font, FACE).getbbox() or (0, 0, round(font.size), round(font.size))
     return round(1.1 * max(right - left, bottom - top))
-
-
-def draw(font: ImageFont.FreeTypeFont, text: str, side: int) -> Image.Image:
-    """The text in the middle of a white square."""
-    sheet = on_a_sheet(font, text)
-    image = Image.new("RGB", (side, side), "white")
-    if ink := sheet.getbbox():
-        drawn = sheet.convert("RGB").crop(ink)
-        image.paste(drawn, ((side - drawn.width) // 2, (side - drawn.height) // 2))
-    return image
 
 
 def on_a_sheet(font: ImageFont.FreeTypeFont, text: str) -> Image.Image:

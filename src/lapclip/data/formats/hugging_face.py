@@ -69,8 +69,7 @@ class ArrowTable(Table):
         feature, cells = self.dataset.features[name], batch.column(name).to_pylist()
         if type_of(feature) != "ClassLabel" or not feature.names:
             return cells
-        is_known = [isinstance(cell, int) and 0 <= cell < len(feature.names) for cell in cells]
-        return [feature.names[cell] if known else None for cell, known in zip(cells, is_known, strict=True)]
+        return list(map(dict(enumerate(feature.names)).get, cells))
 
     def sample(self) -> list[list[Any]]:
         rows: list[list[Any]] = []

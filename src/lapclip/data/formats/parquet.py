@@ -7,6 +7,7 @@ that even if each cell were as large as its whole row group claims to be, the ba
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -73,13 +74,10 @@ def cells_of(column: Any, max_bytes: int = MAX_CELL) -> list[Any]:
     if column.nbytes > max_bytes:
         cells = (column.slice(row, 1) for row in range(len(column)))
         return [TOO_LARGE if cell.nbytes > max_bytes else cells_of(cell, max_bytes)[0] for cell in cells]
-    try:
-        return column.to_pylist()
-    except (ValueError, OverflowError):  # text that is not UTF-8
-        try:
-            return column.cast("binary").to_pylist()
-        except (ValueError, NotImplementedError):  # pyarrow's own are of these two
-            return [None] * len(column)
+    for read in (column.to_pylist, lambda: column.cast("binary").to_pylist()):  # text may not be UTF-8
+        with suppress(ValueError, OverflowError, NotImplementedError):  # pyarrow's own errors are of these
+            return read()
+    return [None] * len(column)
 
 
 def open_groups(path: str, column: str) -> tuple[Any, list[int], list[int]]:

@@ -206,17 +206,11 @@ def set_sides(gathering: Gathering, folder: str) -> None:
     own, beside = Folders(folder), {file.lower(): file for file in os.listdir(folder)}
     for list_name, side in LISTS.items():
         found = own.find(beside.get(list_name, list_name))
-        names = [] if isinstance(found, Problem) else listed_names(found)
-        if sum(name in known for name in names) > len(names) / 2:
-            sides = dict.fromkeys(names, side) | sides
+        if isinstance(found, str):
+            with suppress(OSError), open_regular(found) as file:
+                text = file.read(MAX_LIST_BYTES).decode("utf-8-sig", "replace").replace("\\", "/")
+                names = [os.path.basename(line) for line in map(str.strip, text.splitlines()) if line]
+                if sum(name in known for name in names) > len(names) / 2:
+                    sides = dict.fromkeys(names, side) | sides
     for number, name in enumerate(images):
         gathering.sides[number] = gathering.sides[number] or sides.get(name)
-
-
-def listed_names(path: str) -> list[str]:
-    """The base names in a file, one a line; none if it cannot be read."""
-    with suppress(OSError), open_regular(path) as file:
-        text = file.read(MAX_LIST_BYTES).decode("utf-8-sig", "replace")
-        lines = (line.strip().replace("\\", "/") for line in text.splitlines())
-        return [os.path.basename(line) for line in lines if line]
-    return []
