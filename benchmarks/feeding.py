@@ -139,7 +139,7 @@ class Stepper:
             waiting += time.perf_counter() - asked
             keep = choose_patches(
                 self.num_steps, seed=0, batch_size=train.batch_size,
-                num_patches=self.model.image.num_patches, share=train.keep_patches,
+                num_patches=self.model.size.num_patches, share=train.keep_patches,
             )  # fmt: skip
             inputs = move(batch, device_named(plan.device), keep)
             update.run(inputs)

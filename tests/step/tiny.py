@@ -57,7 +57,7 @@ def attempt(plan: Plan, device: Device | None = None, *, loss="softmax", loss_fn
         device = device_named(plan.device)
         model, now = device.place(model or new_model(loss)), now or Progress()
         optimizer = build_optimizer(model, CONFIG.train)
-        num_patches = model.image.num_patches
+        num_patches = model.size.num_patches
         keep = choose_patches(0, seed=0, batch_size=len(batch.ends), num_patches=num_patches, share=share)
         inputs = move(batch, device, keep, fixed_length=32 if device.is_accelerator else None)
         update = Update(model, optimizer, loss_fn or LOSSES[loss], clip_norm=1e9, plan=plan)

@@ -315,9 +315,8 @@ def test_a_report_finds_no_problems_of_its_own():
 
 def test_an_epoch_is_the_mean_of_its_steps_and_ends_with_its_last():
     events = [step(n, loss=float(n)) for n in range(1, 51)]
-    rows = stretches_of(
-        summarize(told([started(), *events[:40], evaluated(40, 0.3), *events[40:]])).history
-    ).rows
+    run = told([started(), *events[:40], evaluated(40, 0.3), *events[40:]])
+    _, rows = stretches_of(summarize(run).history)
     assert [row.label for row in rows] == ["1", "2", "3, 50% of it"]
     assert [(row.step, row.loss, row.seconds) for row in rows] == [
         (20, 10.5, 20),
@@ -333,7 +332,7 @@ def test_energy_is_power_times_time_in_its_epoch():
     for n in range(1, 61):
         events += [step(n, total=60), inspected(n, power_watts=10.0, power_of="processor package")]
     record = summarize(told([*events, finished(60)]))
-    assert [row.joules for row in stretches_of(record.history).rows] == [190.0, 200.0, 200.0]
+    assert [row.joules for row in stretches_of(record.history)[1]] == [190.0, 200.0, 200.0]
     text = as_markdown_of([record])
     assert "590 J" in text and "processor package" in text and "per watt-hour" in text
 
@@ -341,7 +340,7 @@ def test_energy_is_power_times_time_in_its_epoch():
 def test_fewer_than_two_epochs_are_shown_in_tenths_and_said_so():
     events = [e for n in range(1, 31) for e in (step(n, total=30), inspected(n, power_watts=10.0))]
     record = summarize(told([started(), *events], "short"))
-    assert sum(row.joules for row in stretches_of(record.history).rows) == pytest.approx(290.0)
+    assert sum(row.joules for row in stretches_of(record.history)[1]) == pytest.approx(290.0)
     short = as_markdown_of([record])
     assert "fewer than two epochs" in short and "| 10/10 |" in short
     long = as_markdown_of([summarize(told([started(), *(step(n) for n in range(1, 101))], "long"))])
@@ -351,7 +350,7 @@ def test_fewer_than_two_epochs_are_shown_in_tenths_and_said_so():
 def test_many_epochs_are_shown_in_few_rows_that_cover_all_of_them():
     """Each of 2,200 epochs took 20 s for its 200 pairs; not every step is kept."""
     record = summarize(told([started(), *(step(n, total=44_000) for n in range(10, 44_001, 10))]))
-    rows = stretches_of(record.history).rows
+    rows = stretches_of(record.history)[1]
     assert len(rows) == 40 and (rows[0].label, rows[-1].label) == ("1 to 55", "2,146 to 2,200")
     assert {row.pairs_per_second for row in rows} == {10.0} and sum(row.seconds for row in rows) == 44_000
 

@@ -81,7 +81,7 @@ def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) -> Gradien
     loss_scale = MAX_LOSS_SCALE if plan.precision == "fp16" else 1.0
     while True:
         model.zero_grad()
-        outcome = contrastive_step(model, inputs, loss_fn, plan, loss_scale=loss_scale)
+        loss, _ = contrastive_step(model, inputs, loss_fn, plan, loss_scale=loss_scale)
         found = {
             name: parameter.grad.detach().float().cpu() / loss_scale
             for name, parameter in model.named_parameters()
@@ -89,7 +89,7 @@ def gradients(model: CLIP, inputs: Inputs, loss_fn: Loss, plan: Plan) -> Gradien
         }
         model.zero_grad()
         if loss_scale <= 1 or all(gradient.isfinite().all() for gradient in found.values()):
-            return Gradients(outcome.loss.item(), found)
+            return Gradients(loss.item(), found)
         loss_scale /= 4
 
 

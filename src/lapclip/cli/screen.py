@@ -77,7 +77,7 @@ def print_json(result: dict[str, Any]) -> None:
 
 def on_screen(table: "Table") -> RichTable:
     shown = RichTable(title=Text(table.caption), title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for name, is_number in zip(table.header, table.is_number, strict=True):
+    for name, is_number in zip(table.columns, table.is_number, strict=True):
         justify: Literal["left", "right"] = "right" if is_number else "left"
         shown.add_column(Text(name), justify=justify, no_wrap=is_number, overflow="fold")
     for row in table.cells:

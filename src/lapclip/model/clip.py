@@ -5,7 +5,7 @@ Shapes: B pairs, T tokens, K patches kept, D width, E embedding.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,27 +13,7 @@ from torch.nn import functional as F
 
 from lapclip.config import MAX_SCALE, ModelConfig
 from lapclip.errors import UserError
-from lapclip.model.towers import ImageTower, Shape, TextTower
-
-
-@dataclass(frozen=True)
-class Size:
-    """Everything that decides the shape of a model but its vocabulary."""
-
-    image: Shape
-    text: Shape
-    image_size: int
-    patch_size: int
-    text_length: int
-    embedding: int
-    activation: str = "gelu"
-    pre_norm: bool = False  # a norm before the image tower's first block, as OpenAI's towers have
-    patch_bias: bool = True
-    projection_bias: bool = True
-
-    @property
-    def num_patches(self) -> int:
-        return (self.image_size // self.patch_size) ** 2
+from lapclip.model.towers import ImageTower, Shape, Size, TextTower
 
 
 def openai(image: Shape, text: Shape, patch_size: int, embedding: int) -> Size:
@@ -63,17 +43,7 @@ class CLIP(nn.Module):
     def __init__(self, size: Size, *, vocab_size: int, has_bias: bool = False, scale: float = 1 / 0.07):
         super().__init__()
         self.size = size
-        self.image = ImageTower(
-            size.image,
-            image_size=size.image_size,
-            patch_size=size.patch_size,
-            activation=size.activation,
-            patch_bias=size.patch_bias,
-            pre_norm=size.pre_norm,
-        )
-        self.text = TextTower(
-            size.text, vocab_size=vocab_size, text_length=size.text_length, activation=size.activation
-        )
+        self.image, self.text = ImageTower(size), TextTower(size, vocab_size=vocab_size)
         self.project_image = nn.Linear(size.image.width, size.embedding, bias=size.projection_bias)
         self.project_text = nn.Linear(size.text.width, size.embedding, bias=size.projection_bias)
         # Of shape [1]: FSDP2 refuses scalars.

@@ -26,6 +26,26 @@ class Shape:
     heads: int
 
 
+@dataclass(frozen=True)
+class Size:
+    """Everything that decides the shape of a model but its vocabulary."""
+
+    image: Shape
+    text: Shape
+    image_size: int
+    patch_size: int
+    text_length: int
+    embedding: int
+    activation: str = "gelu"
+    pre_norm: bool = False  # a norm before the image tower's first block, as OpenAI's towers have
+    patch_bias: bool = True
+    projection_bias: bool = True
+
+    @property
+    def num_patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+
 class Transformer(nn.Module):
     """A stack of blocks, read out at one place of each row: there alone the last block does its work."""
 
@@ -58,30 +78,16 @@ class ImageTower(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(
-        self,
-        shape: Shape,
-        *,
-        image_size: int,
-        patch_size: int,
-        activation: str,
-        patch_bias: bool,
-        pre_norm: bool,
-    ):
+    def __init__(self, size: Size):
         super().__init__()
-        self.patch_size = patch_size
-        self.num_patches = (image_size // patch_size) ** 2
-        self.embed = nn.Linear(3 * patch_size**2, shape.width, bias=patch_bias)
-        self.class_token = nn.Parameter(torch.empty(shape.width))
-        self.positions = nn.Parameter(torch.empty(1 + self.num_patches, shape.width))
-        self.pre_norm = nn.LayerNorm(shape.width) if pre_norm else nn.Identity()
-        self.transformer = Transformer(shape, activation)
-        self.register_buffer(
-            "mean", torch.tensor(PIXEL_MEAN).repeat_interleave(patch_size**2), persistent=False
-        )
-        self.register_buffer(
-            "std", torch.tensor(PIXEL_STD).repeat_interleave(patch_size**2), persistent=False
-        )
+        self.patch_size, width, num_pixels = size.patch_size, size.image.width, size.patch_size**2
+        self.embed = nn.Linear(3 * num_pixels, width, bias=size.patch_bias)
+        self.class_token = nn.Parameter(torch.empty(width))
+        self.positions = nn.Parameter(torch.empty(1 + size.num_patches, width))
+        self.pre_norm = nn.LayerNorm(width) if size.pre_norm else nn.Identity()
+        self.transformer = Transformer(size.image, size.activation)
+        for name, values in (("mean", PIXEL_MEAN), ("std", PIXEL_STD)):
+            self.register_buffer(name, torch.tensor(values).repeat_interleave(num_pixels), persistent=False)
 
     def forward(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
         """From pixels [B, 3, H, W], bytes or floats already normalised; `keep_BK` names the patches to look at."""
@@ -108,11 +114,11 @@ class ImageTower(nn.Module):
 class TextTower(nn.Module):
     """A causal transformer read out at the end token, which alone has seen the whole caption and no padding."""
 
-    def __init__(self, shape: Shape, *, vocab_size: int, text_length: int, activation: str):
+    def __init__(self, size: Size, *, vocab_size: int):
         super().__init__()
-        self.embed = nn.Embedding(vocab_size, shape.width)
-        self.positions = nn.Parameter(torch.empty(text_length, shape.width))
-        self.transformer = Transformer(shape, activation)
+        self.embed = nn.Embedding(vocab_size, size.text.width)
+        self.positions = nn.Parameter(torch.empty(size.text_length, size.text.width))
+        self.transformer = Transformer(size.text, size.activation)
 
     def forward(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
         """From token ids and the place of each caption's end token."""

@@ -18,7 +18,7 @@ from lapclip.config import DataConfig
 from lapclip.data.batches import Batch, load_batches
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
-from lapclip.model.clip import Size
+from lapclip.model.towers import Size
 
 
 def feed(

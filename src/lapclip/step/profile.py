@@ -8,6 +8,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +64,7 @@ class StepProfiler(Profiler):
         if self.saved is None:
             return nullcontext()
         self.saved.others = {tensor.untyped_storage().data_ptr() for tensor in others}
-        return saved_tensors_hooks(self.saved.pack, self.saved.unpack)
+        return saved_tensors_hooks(partial(SavedTensor, saved=self.saved), attrgetter("tensor"))
 
     def record_gradients(self, model: nn.Module) -> None:
         self.lap("optimizer")
@@ -94,13 +96,6 @@ class SavedTensors:
         self.holders: Counter[int] = Counter()
         self.held = self.peak = 0
 
-    def pack(self, tensor: Tensor) -> "SavedTensor":
-        return SavedTensor(tensor, self)
-
-    @staticmethod
-    def unpack(saved: "SavedTensor") -> Tensor:
-        return saved.tensor
-
 
 class SavedTensor:
     """One tensor saved for the backward pass; deleted when autograd no longer needs it."""
@@ -131,7 +126,8 @@ def gradient_norms(model: nn.Module) -> dict[str, float]:
     sums: defaultdict[str, float] = defaultdict(float)
     for (name, _), square in zip(with_gradient, squares, strict=True):
         sums[layer_of(name)] += square
-    return {layer: float(f"{sums[layer] ** 0.5:.4g}") for layer in sorted(sums, key=place_of)}
+    layers = sorted(sums, key="scale".__eq__)  # the model's own order, in which the scale would be first
+    return {layer: float(f"{sums[layer] ** 0.5:.4g}") for layer in layers}
 
 
 def layer_of(parameter: str) -> str:
@@ -144,12 +140,6 @@ def layer_of(parameter: str) -> str:
     if parameter.startswith("project_") or ".transformer.norm." in parameter:
         return f"{tower}.out"
     return f"{tower}.patches" if tower == "image" else f"{tower}.tokens"
-
-
-def place_of(layer: str) -> tuple[int, int]:
-    tower, _, part = layer.partition(".")
-    block = int(part) if part.isdecimal() else 10**6 if part == "out" else -1
-    return ["image", "text", "scale"].index(tower), block
 
 
 class Inspector:

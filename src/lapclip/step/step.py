@@ -44,8 +44,7 @@ class Inputs:
 
     @property
     def tensors(self) -> list[Tensor]:
-        found = (self.images, self.tokens_BT, self.ends_B, self.same_BB, self.keep_BK)
-        return [tensor for tensor in found if tensor is not None]
+        return [tensor for tensor in vars(self).values() if tensor is not None]
 
 
 def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: int | None = None) -> Inputs:
@@ -87,14 +86,6 @@ def choose_patches(step: int, *, seed: int, batch_size: int, num_patches: int, s
     return torch.from_numpy(np.sort(noise.argpartition(num_kept, axis=1)[:, :num_kept], axis=1))
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What one step computed before the update; still on the device."""
-
-    loss: Tensor
-    accuracy: Tensor  # in the batch, both directions
-
-
 def contrastive_step(
     model: CLIP,
     inputs: Inputs,
@@ -103,8 +94,11 @@ def contrastive_step(
     *,
     loss_scale: float = 1.0,
     profiler: Profiler = NO_PROFILER,
-) -> Outcome:
-    """Adds the gradient of the batch's loss, times `loss_scale`, to the parameters; holds one chunk's activations."""
+) -> tuple[Tensor, Tensor]:
+    """Adds the gradient of the batch's loss, times `loss_scale`, to the parameters; holds one chunk's activations.
+
+    Loss and in-batch accuracy, still on the device.
+    """
     autocast = partial(device_named(plan.device).autocast, plan.precision)
     batch_size, chunk = len(inputs.images), plan.chunk
     is_chunked = chunk < batch_size
@@ -134,7 +128,7 @@ def contrastive_step(
             profiler.lap("forward")
             chunk_CE.backward(whole_BE.grad[start : start + chunk])
             profiler.lap("backward")
-    return Outcome(loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB))
+    return loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB)
 
 
 def in_batch_accuracy(image_BE: Tensor, text_BE: Tensor, same_BB: Tensor) -> Tensor:
@@ -182,7 +176,7 @@ class Update:
         optimizer.zero_grad(set_to_none=self.plan.chunk >= len(inputs.images))
         profiler.lap("optimizer")
         with profiler.counting([*model.parameters(), *inputs.tensors]):
-            outcome = contrastive_step(
+            loss, accuracy = contrastive_step(
                 model, inputs, self.loss_fn, self.plan, loss_scale=loss_scale, profiler=profiler
             )
         if loss_scale != 1.0:
@@ -191,7 +185,7 @@ class Update:
                     parameter.grad /= loss_scale
         profiler.record_gradients(model)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), self.clip_norm)
-        logged = torch.stack([outcome.loss, outcome.accuracy, norm, model.scale().detach()[0]])
+        logged = torch.stack([loss, accuracy, norm, model.scale().detach()[0]])
         numbers = Numbers(*logged.tolist())
         if numbers.are_finite:
             optimizer.step()

@@ -111,7 +111,7 @@ class Loop:
             if len(self.faults) <= messages.MAX_FAULTS_NAMED:
                 yield from self.tell(*(messages.replaced(now.step, fault) for fault in new_faults))
             kept = cfg.keep_patches if share < cfg.whole_from else 1.0
-            keep_BK = choose_patches(now.step, num_patches=model.image.num_patches, share=kept, **draw)
+            keep_BK = choose_patches(now.step, num_patches=model.size.num_patches, share=kept, **draw)
             lr = cfg.lr * schedule(self.budget.middle(share, now.step), cfg.warmup)
             set_lr(self.update.optimizer, lr)
             profiler.lap("other")

@@ -19,7 +19,6 @@ MAX_DOTS = 60  # more of them would hide the line
 DASHES = ((), (10, 4), (3, 3), (12, 3, 3, 3), (5, 7), (12, 3, 3, 3, 3, 3))
 LEVELS = ((1, 4), (5, 3, 1, 3))  # of reference lines
 NUM_COLOURS = 6
-NUM_SHADES = 9
 Points = list[tuple[float, float]]
 
 
@@ -31,10 +30,6 @@ class Table:
     columns: Mapping[str, Kind]
     rows: Sequence[Sequence[Any]]
     note: str = ""
-
-    @property
-    def header(self) -> list[str]:
-        return list(self.columns)
 
     @property
     def is_number(self) -> list[bool]:
@@ -144,13 +139,6 @@ class HeatMap:
     hints: list[list[str]] = field(default_factory=list)
     has_diagonal: bool = False  # which is framed
 
-    @property
-    def shades(self) -> list[list[int | None]]:
-        return [
-            [None if s is None else min(NUM_SHADES - 1, int(s * NUM_SHADES)) for s in row]
-            for row in self.strengths
-        ]
-
 
 @dataclass(frozen=True)
 class Range:
@@ -207,7 +195,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Section:
-    """Sentences, tables, charts and images; the renderers decide how they look."""
+    """Sentences, tables, charts and images; the renderers decide how they look. Tables without rows are omitted."""
 
     title: str
     words: list[str] = field(default_factory=list)
@@ -220,9 +208,8 @@ class Section:
     images: list[bytes] = field(default_factory=list)  # charts of its tables, as PNG
     text: str = ""  # shown as it is
 
-    @property
-    def has_content(self) -> bool:
-        return any(bool(value) for name, value in vars(self).items() if name != "title")
+    def __post_init__(self) -> None:
+        self.tables[:] = [table for table in self.tables if table.rows]
 
 
 @dataclass(frozen=True)
@@ -237,7 +224,7 @@ class Document:
     footer: str = ""
 
     def __post_init__(self) -> None:
-        self.sections[:] = [section for section in self.sections if section.has_content]
+        self.sections[:] = [s for s in self.sections if s != Section(s.title)]  # those with content
 
 
 def find(tree: Any, *names: str) -> float | None:

@@ -1,11 +1,9 @@
 """What `lapclip eval` measured, in words and as a document, with paired tests against another model."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lapclip.errors import code, shortened
-from lapclip.files import write_atomically
 from lapclip.units import count, listed, percent, plural
 from lapclip.view.document import (
     Document,
@@ -38,12 +36,8 @@ MAX_NAMES = 40  # of classes beside the confusion matrix; more would not fit
 MAX_UNREADABLE = 20  # images that are named
 
 
-def write_evaluation(path: Path, result: Mapping[str, Any], images: Mapping[int, bytes]) -> None:
-    """Writes the page; `images` are small square JPEGs by their index in the source."""
-    write_atomically(path, evaluation_page(result, images))
-
-
 def evaluation_page(result: Mapping[str, Any], images: Mapping[int, bytes]) -> str:
+    """The page; `images` are small square JPEGs by their index in the source."""
     facts = [shortened(str(result["source"]), 80)] if result.get("source") else []
     facts += [plural(result["num_images"], "image"), plural(result["num_captions"], "caption")]
     sections = sections_of(result, images)
@@ -68,6 +62,8 @@ def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[
     """In the order they are read."""
     compared = comparison_section(result)
     words = [recall_words(result, pool_size(result)), *zero_shot_words(result)[:1], *compared.words[:1]]
+    names = [shortened(str(name)) for name in result.get("unreadable") or []]
+    more = [f"and {len(names) - MAX_UNREADABLE:,} more"] * (len(names) > MAX_UNREADABLE)
     return [
         Section("Summary", words),
         recall_section(result),
@@ -77,7 +73,7 @@ def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[
         compared,
         difficulty_section({str(result["model"]): result["negatives"]} if result.get("negatives") else {}),
         mistakes_section(result, images),
-        Section("Omitted images", points=unreadable_names(result)),
+        Section("Omitted images", points=names[:MAX_UNREADABLE] + more),
     ]
 
 
@@ -166,12 +162,6 @@ def confusion(result: Mapping[str, Any]) -> list[HeatMap]:
     return [HeatMap("Confusion matrix", about, names, [], shares, hints, has_diagonal=True)]
 
 
-def is_told(test: Mapping[str, Any]) -> bool:
-    """Whether a difference is significant: p-value and interval both say so."""
-    low, high = test["interval"]
-    return bool(test["p_value"] < SIGNIFICANT and (low > 0 or high < 0))
-
-
 def comparison_section(result: Mapping[str, Any]) -> Section:
     """Every difference from another model that was measured; those that matter most also as a sentence."""
     against = result.get("against") or {}
@@ -184,9 +174,11 @@ def comparison_section(result: Mapping[str, Any]) -> Section:
     words, rows = [], []
     for name, test in tests.items():
         points, ends = 100 * test["difference"], " to ".join(f"{100 * end:+.1f}" for end in test["interval"])
-        rows.append((name, f"{points:+.1f}", ends, f"{test['p_value']:.2g}", is_told(test)))
+        low, high = test["interval"]
+        is_significant = test["p_value"] < SIGNIFICANT and (low > 0 or high < 0)
+        rows.append((name, f"{points:+.1f}", ends, f"{test['p_value']:.2g}", is_significant))
         p_value = "p < 0.001" if test["p_value"] < 0.001 else f"p = {test['p_value']:.2g}"
-        if (what := IN_WORDS.get(name)) and is_told(test):
+        if (what := IN_WORDS.get(name)) and is_significant:
             often = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} often"
             words.append(f"{model} finds {what} {often} than {other} (95% interval {ends}; {p_value}).")
         elif what:
@@ -217,9 +209,3 @@ def mistakes_section(result: Mapping[str, Any], images: Mapping[int, bytes]) -> 
         queries.append(Query(shortened(str(mistake["caption"])), mistake["rank"], found))
     words = f"The worst {len(queries):,}: the correct image, then those ranked before it, with their scores."
     return Section("Mistakes", [words] if queries else [], queries=queries)
-
-
-def unreadable_names(result: Mapping[str, Any]) -> list[str]:
-    names = [shortened(str(name)) for name in result.get("unreadable") or []]
-    more = [f"and {len(names) - MAX_UNREADABLE:,} more"] * (len(names) > MAX_UNREADABLE)
-    return names[:MAX_UNREADABLE] + more

@@ -80,15 +80,7 @@ class Stretch:
     joules: float | None
 
 
-@dataclass(frozen=True)
-class Stretches:
-    """What the table of a run is made of."""
-
-    kind: str  # epoch, or tenth
-    rows: list[Stretch]
-
-
-def stretches_of(history: History, most: int = MAX_ROWS) -> Stretches:
+def stretches_of(history: History, most: int = MAX_ROWS) -> tuple[str, list[Stretch]]:
     """Epochs, several to a row when there are more than so many; tenths when less than two epochs were trained."""
     kind = "epoch" if history.num_epochs >= 2 else "tenth"
     each = math.ceil(history.num_epochs / most) if kind == "epoch" else 1  # epochs to a row
@@ -119,7 +111,7 @@ def stretches_of(history: History, most: int = MAX_ROWS) -> Stretches:
         )
         rows.append(row)
         step_before, seconds_before, pairs_before = last.step, last.seconds, last.num_pairs_seen
-    return Stretches(kind, rows)
+    return kind, rows
 
 
 def epochs_words(part: int, each: int, num_epochs: float) -> str:
@@ -130,24 +122,24 @@ def epochs_words(part: int, each: int, num_epochs: float) -> str:
     return str(first) if done >= 0.995 else f"{first}, {done:.0%} of it"
 
 
-def stretches_section(history: History, stretches: Stretches) -> Section:
-    if not stretches.rows:
+def stretches_section(history: History, kind: str, stretches: Sequence[Stretch]) -> Section:
+    if not stretches:
         return Section("By epoch")
     words = ["The run has fewer than two epochs, so these are tenths of it; loss and accuracy are means."]
     columns = columns_of(
-        f"{stretches.kind}, loss: number, accuracy: share, temperature: number, recall@1: share, time: seconds, "
+        f"{kind}, loss: number, accuracy: share, temperature: number, recall@1: share, time: seconds, "
         "pairs/s: rate, energy: joules"
     )
     rows = [
         (r.label, r.loss, r.accuracy, number(r.temperature, 4), r.recall, r.seconds, r.pairs_per_second, r.joules)
-        for r in stretches.rows
+        for r in stretches
     ]  # fmt: skip
-    title = "By epoch" if stretches.kind == "epoch" else "By tenth of the run"
+    title = "By epoch" if kind == "epoch" else "By tenth of the run"
     note = f"chance: accuracy {percent(history.chance)}" if history.chance else ""
     if note and history.recall:
         note += f", recall@1 {percent(history.recall['text_to_image']['chance@1'])}"
     tables = [Table(title, columns, rows, note)]
-    return Section(title, words if stretches.kind == "tenth" else [], tables=tables)
+    return Section(title, words if kind == "tenth" else [], tables=tables)
 
 
 @dataclass(frozen=True)
@@ -168,7 +160,10 @@ class Phase:
 
 def phases_of(history: History, kind: str) -> list[Phase]:
     """At most three lines that follow the loss best, named by how fast it falls compared with the run's mean."""
-    points = loss_points(list(history.steps), kind)
+    steps = list(history.steps)
+    unit = (steps[-1].epoch if kind == "epoch" else 10) / max(1, steps[-1].step) if steps else 0.0
+    parts = split(steps, min(NUM_POINTS, len(steps) // 2))  # each is one point: its mean loss
+    points = [(fmean(s.step for s in own) * unit, fmean(s.loss for s in own)) for own in parts]
     last = len(points) - 1
     if len(points) < 2 * MIN_POINTS or any(b[0] <= a[0] for a, b in pairwise(points)):
         return []  # too few, or steps that do not advance: there is no slope
@@ -202,13 +197,6 @@ def named(line: Phase, fall: float) -> str:
     return "plateau" if is_flat else "gradual"
 
 
-def loss_points(steps: Sequence[Step], kind: str) -> list[tuple[float, float]]:
-    """The mean loss of up to forty equal parts of the run, over epochs or tenths."""
-    unit = (steps[-1].epoch if kind == "epoch" else 10) / max(1, steps[-1].step) if steps else 0.0
-    parts = split(steps, min(NUM_POINTS, len(steps) // 2))
-    return [(fmean(s.step for s in own) * unit, fmean(s.loss for s in own)) for own in parts]
-
-
 def split(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
     """In parts of about equal length."""
     ends = [part * len(items) // num_parts for part in range(num_parts + 1)] if num_parts else []
@@ -234,8 +222,7 @@ def phases_section(history: History, kind: str) -> Section:
         f"{STEEP} times as fast as the run's mean, a plateau less than {FLAT} times"
     )
     columns = columns_of(f"phase, {kind}s, loss before: number, after: number, per {kind}: number")
-    tables = [Table("Phases of the loss", columns, rows, note)] if rows else []
-    return Section("Phases of the loss", tables=tables)
+    return Section("Phases of the loss", tables=[Table("Phases of the loss", columns, rows, note)])
 
 
 def gradients_section(history: History) -> Section:

@@ -38,7 +38,7 @@ def inline(text: str) -> str:
 
 def table_lines(table: Table) -> str:
     marks = ["---:" if is_number else "---" for is_number in table.is_number]
-    lines = [row_line(table.header), f"| {' | '.join(marks)} |", *map(row_line, table.cells)]
+    lines = [row_line(list(table.columns)), f"| {' | '.join(marks)} |", *map(row_line, table.cells)]
     note = f"\n\n{inline(table.note)}" if table.note else ""
     return f"**{inline(table.caption)}**\n\n" + "\n".join(lines) + note
 

@@ -47,14 +47,14 @@ def document_of(summaries: Sequence[Summary]) -> Document:
 
 def sections_of(summary: Summary) -> list[Section]:
     """Everything there is to say about one run, in the order it is read."""
-    history, stretches = summary.history, learning.stretches_of(summary.history)
+    history, (kind, stretches) = summary.history, learning.stretches_of(summary.history)
     return [
         Section("Summary", sentences(summary)),
         Section("Next steps", points=suggestions(summary)),
         learning.found_section(summary),
         Section("Curves", phases_in_words(summary), charts=charts_of(summary)),
-        learning.stretches_section(history, stretches),
-        learning.phases_section(history, stretches.kind),
+        learning.stretches_section(history, kind, stretches),
+        learning.phases_section(history, kind),
         learning.gradients_section(history),
         learning.negatives_section(history),
         resources.time_section(summary),
@@ -209,24 +209,20 @@ def suggestions(summary: Summary) -> list[str]:
 
 
 def compared(summaries: Sequence[Summary]) -> list[Section]:
-    """Several runs side by side."""
-    differing = differing_table(summaries)
-    nothing = [] if differing.rows else ["Nothing: settings and machine are the same."]
-    return [
-        Section("Summary", comparison_words(summaries), tables=[results_table(summaries)]),
-        Section("Differences", nothing, tables=[differing] if differing.rows else []),
-        Section("Curves", charts=overlaid(summaries)),
-        *(Section(name_of(summary), sentences(summary)) for summary in summaries),
-    ]
-
-
-def differing_table(summaries: Sequence[Summary]) -> Table:
-    """Settings and facts that are not the same in all runs."""
+    """Several runs side by side, with the settings and facts that are not the same in all of them."""
     names = dict.fromkeys(name for summary in summaries for name in summary.settings)
     rows = [(name, *(shown(summary.settings.get(name)) for summary in summaries)) for name in names]
     rows += [(name, *(shown(summary.machine.get(name)) for summary in summaries)) for name in MACHINE]
     header = ["setting", *(f"{n} {name_of(s)}" for n, s in enumerate(summaries, 1))]
-    return Table("Differences", dict.fromkeys(header, KINDS[""]), [r for r in rows if len(set(r[1:])) > 1])
+    differing = [row for row in rows if len(set(row[1:])) > 1]
+    table = Table("Differences", dict.fromkeys(header, KINDS[""]), differing)
+    nothing = [] if differing else ["Nothing: settings and machine are the same."]
+    return [
+        Section("Summary", comparison_words(summaries), tables=[results_table(summaries)]),
+        Section("Differences", nothing, tables=[table]),
+        Section("Curves", charts=overlaid(summaries)),
+        *(Section(name_of(summary), sentences(summary)) for summary in summaries),
+    ]
 
 
 COSTS = ("seconds", "pairs_per_second", "peak_memory_bytes", "joules")
@@ -277,14 +273,13 @@ def as_numbers(summaries: Sequence[Summary]) -> dict[str, Any]:
 
 
 def numbers_of(summary: Summary) -> dict[str, Any]:
-    history, found, joules, recall = (
+    history, found, recall, joules = (
         summary.history,
         summary.results(),
-        summary.history.joules,
         summary.recall_1,
+        summary.history.joules,
     )
-    stretches = learning.stretches_of(history, MAX_EPOCHS)
-    phases = learning.phases_of(history, stretches.kind)
+    kind, stretches = learning.stretches_of(history, MAX_EPOCHS)
     return {
         "name": one_line(summary.run.name),
         "path": str(summary.run.path),
@@ -300,9 +295,11 @@ def numbers_of(summary: Summary) -> dict[str, Any]:
         "data_share": history.data_share,
         "power_of": history.power_source,
         "recall@1_per_watt_hour": recall / (joules / 3600) if joules and recall is not None else None,
-        "stretch": stretches.kind,
-        "stretches": [dataclasses.asdict(row) for row in stretches.rows],
-        "phases": [dataclasses.asdict(phase) | {"slope": phase.slope} for phase in phases],
+        "stretch": kind,
+        "stretches": [dataclasses.asdict(row) for row in stretches],
+        "phases": [
+            dataclasses.asdict(phase) | {"slope": phase.slope} for phase in learning.phases_of(history, kind)
+        ],
         "step_parts": {name: {"share": part, "seconds": s} for name, (part, s) in history.mean_parts.items()},
         "memory": history.memory_by_kind,
         "cores": history.core_shares,

@@ -33,8 +33,7 @@ def memory_section(summary: Summary) -> Section:
     if last is not None:
         rows.append(("limit", last.memory_limit))
     words = ["Maximum of each kind; the process also includes the program and its libraries."] * bool(kinds)
-    tables = [Table("Memory", columns_of("kind, maximum: bytes"), rows)] if rows else []
-    return Section("Memory", words, tables=tables)
+    return Section("Memory", words, tables=[Table("Memory", columns_of("kind, maximum: bytes"), rows)])
 
 
 def cores_section(summary: Summary) -> Section:
@@ -50,8 +49,7 @@ def cores_section(summary: Summary) -> Section:
     if len(swapped := readings("swapped_bytes")) > 1 and swapped[-1] - swapped[0] > 1e6:
         words.append(f"The machine swapped {size(swapped[-1] - swapped[0])}.")
     rows = [(f"core {n}", value) for n, value in enumerate(shares, 1)]
-    tables = [Table("Cores", columns_of("core, busy: share"), rows)] if rows else []
-    return Section("Cores", words, tables=tables)
+    return Section("Cores", words, tables=[Table("Cores", columns_of("core, busy: share"), rows)])
 
 
 def energy_section(summary: Summary) -> Section:
@@ -73,8 +71,7 @@ def energy_section(summary: Summary) -> Section:
 
 def settings_section(summary: Summary) -> Section:
     rows = [(name, shown(value), reason_of(summary, name, value)) for name, value in summary.settings.items()]
-    columns = columns_of("setting, value, why")
-    return Section("Settings", tables=[Table("Settings", columns, rows)] if rows else [])
+    return Section("Settings", tables=[Table("Settings", columns_of("setting, value, why"), rows)])
 
 
 def reason_of(summary: Summary, name: str, value: Any) -> str:
@@ -102,8 +99,8 @@ def machine_section(summary: Summary) -> Section:
         *(sorted(versions.items()) if isinstance(versions, dict) else [("torch", facts.get("torch"))]),
     ]
     known = [row for row in rows if row[1] not in (None, "")]
-    tables = [Table("Machine and versions", columns_of("property, value"), known)] if known else []
-    return Section("Machine and versions", tables=tables)
+    table = Table("Machine and versions", columns_of("property, value"), known)
+    return Section("Machine and versions", tables=[table])
 
 
 def repeat_section(summary: Summary) -> Section:
@@ -127,7 +124,6 @@ def warnings_section(summary: Summary) -> Section:
         (steps[0], len(steps), shortened(message, 300), shortened(hint, 300))
         for (message, hint), steps in list(seen.items())[:50]
     ]
-    if not rows:
-        return Section("Warnings", ["None."] if summary.history.num_steps else [])
+    words = ["None."] if summary.history.num_steps and not rows else []
     columns = columns_of("step: count, times: count, warning, what to do")
-    return Section("Warnings", tables=[Table("Warnings", columns, rows)])
+    return Section("Warnings", words, tables=[Table("Warnings", columns, rows)])
