@@ -12,7 +12,7 @@ import torch
 
 from lapclip.autotune import measure as race
 from lapclip.autotune.cache import MAX_DAYS, folder_for, recall, remember
-from lapclip.autotune.measure import Rigs, measure
+from lapclip.autotune.measure import measure
 from lapclip.autotune.plans import (
     Budget,
     Candidate,
@@ -205,15 +205,6 @@ def test_one_that_fails_later_or_is_slow_without_hardware_is_rejected_too(work, 
     assert here.pairs_per_second > 0
     assert late.rejected == "out of memory" and late.ran_out_of_memory and late.pairs_per_second is None
     assert slow.rejected.startswith("a step of 2 pairs takes") and "as long as in fp32" in slow.rejected
-
-
-def test_timing_changes_nothing_that_the_check_looks_at(work, monkeypatch):
-    plan = accelerator(monkeypatch, fakes.Elsewhere())
-    untouched, stepped = Rigs(work), Rigs(work)
-    for _ in range(5):
-        stepped.rig(HERE).step(HERE)
-        stepped.rig(plan).step(plan)
-    assert untouched.problem(plan) is None and stepped.problem(plan) is None
 
 
 # What is remembered.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import random
 import time
@@ -58,9 +59,8 @@ def test_every_kind_of_event_reads_back_as_it_was():
 def test_a_step_is_written_with_seven_digits():
     exact = step(1, loss=1 / 3, seconds=12345.678912, lr=1e-7 / 3)
     read = from_line(to_line(exact))
-    assert [read.loss, read.lr] == pytest.approx(
-        [exact.loss, exact.lr], rel=1e-7
-    ) and read.seconds == 12345.679
+    assert (read.loss, read.lr) == pytest.approx((exact.loss, exact.lr), rel=1e-7)
+    assert read.seconds == 12345.679
     assert len(to_line(exact)) < len(json.dumps(dataclasses.asdict(exact))) + 60
 
 
@@ -265,10 +265,8 @@ def is_sound(event) -> bool:
         assert type(getattr(event, name, 0)) is int and 0 <= getattr(event, name, 0) < 2**63
     match event:
         case Step():
-            assert (
-                f"{event.loss:.3f} {event.grad_norm:.2g} {1 / event.temperature:.1f}"
-                and 0 <= event.progress <= 1
-            )
+            assert math.isfinite(event.loss + event.grad_norm + 1 / event.temperature)
+            assert 0 <= event.progress <= 1
         case Started():
             assert 1 / event.batch_size and 1 / event.num_train and event.device.upper()
         case Inspected():
@@ -276,12 +274,10 @@ def is_sound(event) -> bool:
             assert tuple(event.memory) == KINDS_OF_MEMORY
             assert all(norm >= 0 for norm in event.grad_norms.values())
             assert all(0 <= share <= 1 for share in event.readings.get("cores", []))
-            assert len(
-                f"{event.readings.get('power_watts', 0):.1f} {event.readings.get('temperature', 0):.0f}"
-            )
-            assert event.readings.get("power_of", "").upper() is not None
+            assert all(math.isfinite(event.readings.get(name, 0)) for name in ("power_watts", "temperature"))
+            assert type(event.readings.get("power_of", "")) is str
         case Evaluated():
-            check_recall(event.recall)
+            assert check_recall(event.recall)
             assert event.snapshot is None or event.snapshot.startswith("snapshots/")
         case Finished():
             assert event.recall is None or check_recall(event.recall)
@@ -293,14 +289,11 @@ def is_sound(event) -> bool:
 def check_recall(recall: dict) -> bool:
     for way in ("text_to_image", "image_to_text"):
         low, high = recall[way]["interval@10"]
-        assert len(f"{low:.0%} {high:.0%} {recall[way]['median_rank']:g}")
+        assert 0 <= low <= 1 and 0 <= high <= 1 and math.isfinite(recall[way]["median_rank"])
         assert all(0 <= recall[way][f"{what}@{k}"] <= 1 for what in ("recall", "chance") for k in (1, 5, 10))
     assert len(f"{recall['num_images']:,} {recall['num_captions']:,} {recall['in_batch']['accuracy']:.1%}")
-    if negatives := recall.get("negatives"):
-        assert len(
-            f"{negatives['easy']:.1%} {negatives['medium']:.1%} {negatives['hard']:.1%} {negatives['chance']:.1%}"
-        )
-    return True
+    negatives = recall.get("negatives")
+    return not negatives or all(0 <= negatives[n] <= 1 for n in ("easy", "medium", "hard", "chance"))
 
 
 def test_a_finished_run_is_finished_even_with_a_broken_recall():

@@ -121,31 +121,18 @@ def test_what_is_asked_for_and_right_is_honoured_however_slow(there, asked):
 # Small.
 
 
-def test_a_run_that_runs_out_of_memory_has_the_losses_of_one_that_does_not(there):
-    fits, chunk = 5, 4
-    flags = {"device": "mps", "keep_patches": 0.5, "text_length": 32, "steps": 3}
+def test_a_run_that_runs_out_of_memory_goes_on_in_smaller_chunks_to_the_same_losses_also_when_resumed(there):
+    flags = {"device": "mps", "keep_patches": 0.5, "text_length": 32}
     there(Elsewhere())
     _, straight = trained("straight", **flags)
     assert {w.kind for w in of(Warned, straight)} == {"small-pool"}
-    device = there(Small(limit_bytes=fits * ONE_PAIR))
-    run, events = trained("small", **flags)
-    np.testing.assert_allclose(losses(events), losses(straight), atol=1e-5)
-    assert len(losses(events)) == 3 and device.num_refusals > 0
+    device = there(Small(limit_bytes=5 * ONE_PAIR))
+    run, events = trained("small", stop=3, **flags)
     (warned,) = [w for w in of(Warned, events) if w.kind == "memory-ran-out"]
-    assert f"the chunk is now {chunk} pairs" in warned.message
-    assert f"--chunk {chunk}" in warned.hint
-    assert events[0].chunk == 8 and run.load_config().train.chunk == chunk
-
-
-def test_a_resumed_run_begins_with_the_smaller_chunk_and_goes_on_to_the_same_losses(there):
-    there(Elsewhere())
-    _, straight = trained("straight", device="mps", text_length=32)
-    device = there(Small(limit_bytes=2 * ONE_PAIR))
-    run, events = trained("small", device="mps", text_length=32, stop=3)
-    config = revise(run, {})
-    assert config.train.chunk == 2
-    before = device.num_refusals
+    assert "the chunk is now 4 pairs" in warned.message and "--chunk 4" in warned.hint
+    config, before = revise(run, {}), device.num_refusals
     resumed = list(train(config, run))
-    assert resumed[0].chunk == 2 and {w.kind for w in of(Warned, resumed)} <= {"small-pool"}
-    assert device.num_refusals == before, "neither a step nor the check before the first one"
+    assert events[0].chunk == 8 and resumed[0].chunk == config.train.chunk == 4
+    assert {w.kind for w in of(Warned, resumed)} <= {"small-pool"}
+    assert device.num_refusals == before > 0, "neither a step nor the check before the first one"
     np.testing.assert_allclose(losses(events) + losses(resumed), losses(straight), atol=1e-5)

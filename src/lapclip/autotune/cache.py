@@ -48,15 +48,12 @@ def recall(
     """The newest measurement of all these plans, with what it found of others that are allowed; None if too old."""
     expected = set(plans)
     found = [m for path in folder.glob("*.json") if (m := load(path, Measured)) and expected <= m.plans]
-    newest = max((m for m in found if all(map(is_sound, m.plans))), key=lambda m: m.when, default=None)
-    if newest is None:
+    sound = [m for m in found if all(p.device in DEVICES and min(p.threads, p.chunk) >= 1 for p in m.plans)]
+    if not sound:
         return None
+    newest = max(sound, key=lambda m: m.when)
     allowed = (c for c in newest.candidates if c.plan in expected or (is_allowed and is_allowed(c.plan)))
     return replace(newest, candidates=tuple(allowed))
-
-
-def is_sound(plan: Plan) -> bool:
-    return plan.device in DEVICES and min(plan.threads, plan.chunk) >= 1
 
 
 def remember(folder: Path, measured: Measured) -> None:

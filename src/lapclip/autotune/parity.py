@@ -190,15 +190,11 @@ def difference(found: Gradients, expected: Gradients, tolerance: float) -> str |
 
 def permuted(inputs: Inputs) -> Inputs:
     """The same numbers in another order of memory."""
-
-    def turned(rows: Tensor) -> Tensor:
-        return rows.T.contiguous().T
-
     return replace(
         inputs,
         images=inputs.images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
-        tokens_BT=turned(inputs.tokens_BT),
+        tokens_BT=inputs.tokens_BT.T.contiguous().T,
         ends_B=inputs.ends_B.repeat_interleave(2)[::2],
-        same_BB=turned(inputs.same_BB),
-        keep_BK=None if inputs.keep_BK is None else turned(inputs.keep_BK),
+        same_BB=inputs.same_BB.T.contiguous().T,
+        keep_BK=None if inputs.keep_BK is None else inputs.keep_BK.T.contiguous().T,
     )

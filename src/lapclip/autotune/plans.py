@@ -136,14 +136,9 @@ def choose(
         return None
     rates = {c: rate_over(c, budget or Budget(), batch_size) for c in rated}
     best = max(rated, key=lambda c: rates[c])
-    equal = (c for c in rated if rates[c] >= rates[best] * (1 - tie_between(c, best)))
+    noise = {c: ((c.spread or 0.0) + (best.spread or 0.0)) / 2 for c in rated}  # of their rounds
+    equal = (c for c in rated if rates[c] >= rates[best] * (1 - min(max(TIE, noise[c]), MAX_NOISE)))
     return min(equal, key=order_among_equals)
-
-
-def tie_between(one: Candidate, other: Candidate) -> float:
-    """Up to which difference both count as equally fast: 5%, or the noise of their rounds."""
-    noise = ((one.spread or 0.0) + (other.spread or 0.0)) / 2
-    return min(max(TIE, noise), MAX_NOISE)
 
 
 def rate_over(candidate: Candidate, budget: Budget, batch_size: int) -> float:

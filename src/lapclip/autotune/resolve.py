@@ -138,9 +138,8 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
     size = shape_of(config.model)
     shape = {name: getattr(size, name) for name in ("image_size", "patch_size", "text_length")}
     hidden = LOOKS if data.is_drawn else ()
-    return with_values(config, shape), {
-        n: c for n, c in choices.items() if n not in hidden or c.origin == "asked"
-    }
+    shown = {n: c for n, c in choices.items() if n not in hidden or c.origin == "asked"}
+    return with_values(config, shape), shown
 
 
 def asked_or(config: Config, name: str, choice: Choice) -> Choice:
@@ -242,12 +241,10 @@ def resolve_workers(data: DataSummary, machine: Machine, batch_size: int, step_s
 
 def resolve_looks(data: DataSummary) -> Choices:
     """How images are stored and augmented; what is drawn again each time needs none of it."""
-    says_sides = data.says_sides > 0.02
+    says_sides, no = data.says_sides > 0.02, "not " if data.is_streamed else ""
     sides = f"{data.says_sides:.0%} of the captions mention left or right"
     return {
-        "pack": Choice(
-            not data.is_streamed, f"there is {'not ' if data.is_streamed else ''}enough disk space"
-        ),
+        "pack": Choice(not data.is_streamed, f"there is {no}enough disk space"),
         "crop": Choice(1.0 if data.is_drawn else 0.6, "crops vary images that are used many times"),
         "flip": Choice(not says_sides, sides if says_sides else "few captions mention left or right"),
         "colour": Choice(0.0, "captions may mention colours"),

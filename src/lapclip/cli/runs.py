@@ -168,8 +168,9 @@ def remove(*names: Name, yes: Switch = False, json: AsJson = False) -> int:
     Args:
         yes: do not ask for confirmation
     """
+    from lapclip.data.pack import folder_bytes
     from lapclip.runs.run import find_run
-    from lapclip.runs.status import num_bytes, remove, status_of
+    from lapclip.runs.status import remove, status_of
 
     if not names:
         raise UserError("name a run to remove", hint="`lapclip runs` lists them")
@@ -179,7 +180,7 @@ def remove(*names: Name, yes: Switch = False, json: AsJson = False) -> int:
             raise run.is_taken()
     removed = []
     for run in chosen:
-        status, held = status_of(run), num_bytes(run)
+        status, held = status_of(run), folder_bytes(run.path)
         recall = "" if status.recall_1 is None else f", recall@1 {status.recall_1:.1%}"
         what = f"{run.path}: {status.state}, step {status.history.num_steps:,}{recall}, {size(held)}"
         if not yes and not agrees(what):

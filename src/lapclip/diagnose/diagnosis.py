@@ -8,22 +8,16 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from lapclip.config import Config
-from lapclip.diagnose.learning import (
-    Collapsed,
-    Duplicates,
-    Evaluations,
-    Exploding,
-    Pinned,
-    Vanishing,
-    rate_still_high,
-)
-from lapclip.diagnose.machine import RAN_OUT, DataBound, MemoryNearLimit, Slower
+from lapclip.diagnose import learning, machine
 from lapclip.runs.events import Event, Started, Step, Warned
 
 MAX_TIMES = 3  # that one kind of warning is given in a run
 SECONDS_AWAY = 600.0  # of training without it, before it is news again
 RECURRING = {"slower", "data-bound", "memory-near-limit"}  # of the machine; of learning, once is enough
-OF_ONE_PROCESS = (Collapsed, Pinned, Duplicates, Exploding, Vanishing, DataBound, MemoryNearLimit, Slower)
+OF_ONE_PROCESS = (
+    learning.Collapsed, learning.Pinned, learning.Duplicates, learning.Exploding, learning.Vanishing,
+    machine.DataBound, machine.MemoryNearLimit, machine.Slower,
+)  # fmt: skip
 
 
 class Sign(Protocol):
@@ -37,7 +31,7 @@ class Diagnosis:
 
     def __init__(self, config: Config, name: str = "NAME"):
         self.config, self.name = config, name
-        self.evaluations = Evaluations(config)
+        self.evaluations = learning.Evaluations(config)
         self.signs: list[Sign] = self.new_signs()
         self.num_given: Counter[str] = Counter()
         self.num_heard: Counter[str] = Counter()  # in the events of an earlier process
@@ -55,7 +49,7 @@ class Diagnosis:
                 self.seconds, self.last, self.signs = event.seconds, None, self.new_signs()
             case Step():
                 self.seconds, self.last = event.seconds, event
-            case Warned() if event.kind != RAN_OUT:
+            case Warned() if event.kind != machine.RAN_OUT:
                 self.num_heard[event.kind] += 1
                 self.held_at[event.kind] = self.seconds
         found = (warned for sign in self.signs for warned in sign.look(event))
@@ -63,7 +57,7 @@ class Diagnosis:
 
     def at_end(self, step: int) -> list[Warned]:
         """What is wrong with ending here; repeated at most MAX_TIMES."""
-        warned = rate_still_high(self.config, self.last, step, self.name) if self.last else None
+        warned = learning.rate_still_high(self.config, self.last, step, self.name) if self.last else None
         return [self.given(warned)] if warned and self.times(warned.kind) < MAX_TIMES else []
 
     def is_news(self, kind: str) -> bool:

@@ -318,9 +318,8 @@ def judge(points: list[Point]) -> Warned | None:
 
 def small_pool(step: int, num_images: int, config: Config, started: Started | None) -> Warned:
     points = 100 * SIGMAS * math.sqrt(0.25 / num_images)
-    message = (
-        f"recall is measured over {num_images} images only: its 95% interval is up to ±{points:.0f} points"
-    )
+    what = f"recall is measured over {num_images} images only"
+    message = f"{what}: its 95% interval is up to ±{points:.0f} points"
     share, num_train = config.data.validation_share, started.num_train if started else 0
     is_part = not started or num_images < 0.9 * share / (1 - share) * num_train
     if config.data.source.startswith("synthetic") or is_part:

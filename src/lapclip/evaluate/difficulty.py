@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from lapclip.evaluate.pool import Links, Pool
+from lapclip.evaluate.statistics import chance_of_none
 
 LEVELS = ("easy", "medium", "hard")
 NUM_CHOICES = 10  # the correct image and nine others
@@ -31,16 +32,12 @@ def accuracy_by_difficulty(pool: Pool) -> dict[str, Any] | None:
     cosine_QN, is_pair_QN = pool.text_ME[query_Q] @ pool.image_NE.T, Links.of_captions(pool).rows(query_Q)
     if (~is_pair_QN).sum(axis=1).min() // len(LEVELS) < NUM_CHOICES - 1:
         return None
-    order_QN = easy_to_hard(
-        tuple(pool.captions[m] for m in query_Q),
-        tuple(pool.captions),
-        pool.image_of_caption.tobytes(),
-        is_pair_QN.tobytes(),
-    )
+    queries, images = tuple(pool.captions[m] for m in query_Q), pool.image_of_caption.tobytes()
+    order_QN = easy_to_hard(queries, tuple(pool.captions), images, is_pair_QN.tobytes())
     correct_Q = np.where(is_pair_QN, cosine_QN, -np.inf).max(axis=1)
     is_missed_QN = ~(np.take_along_axis(cosine_QN, order_QN, axis=1) < correct_Q[:, None])
     found = {
-        level: float(np.mean(chance_of_none(third.sum(axis=1), third.shape[1], NUM_CHOICES - 1)))
+        level: chance_of_none(third.sum(axis=1), third.shape[1], NUM_CHOICES - 1)
         for level, third in zip(LEVELS, np.array_split(is_missed_QN, len(LEVELS), axis=1), strict=True)
     }
     return found | {"chance": 1 / NUM_CHOICES, "num_choices": NUM_CHOICES}
@@ -49,14 +46,6 @@ def accuracy_by_difficulty(pool: Pool) -> dict[str, Any] | None:
 def spread(count: int, limit: int) -> np.ndarray:
     """At most `limit` numbers below `count`, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(int))
-
-
-def chance_of_none(num_bad: np.ndarray, total: int, drawn: int) -> np.ndarray:
-    """The probability that none of `drawn` items, drawn without replacement, is bad."""
-    chance = np.ones(len(num_bad))
-    for k in range(drawn):
-        chance *= np.clip(total - num_bad - k, 0, None) / (total - k)
-    return chance
 
 
 @lru_cache(maxsize=1)  # a run evaluates the same pool again and again

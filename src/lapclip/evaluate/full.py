@@ -47,7 +47,11 @@ def evaluate(
     embedders = [embedder] if against is None else [embedder, against]
     pools = yield from embed_pools(embedders, source, num_images or source.num_different)
     for model, pool in zip(embedders, pools, strict=True):
-        refuse_broken(model.name, pool)
+        if not (np.isfinite(pool.image_NE).any() and np.isfinite(pool.text_ME).any()):
+            raise UserError(  # its recall would be no measurement
+                f"the weights of `{printable(model.name)}` are damaged: its embeddings are not finite",
+                hint="name an earlier checkpoint of the run, or another model",
+            )
     whole, folds = pools[0], divide(len(pools[0].indices), pool_size)
     retrieved = yield from retrieve(whole, folds, published)
     used = whole.part(np.sort(np.concatenate(folds)))
@@ -75,15 +79,6 @@ def evaluate(
             (top1,) = differences(own_N1, other_N1, np.ones_like(own_N1))
             result["against"]["zero_shot"] = {"top1": top1}
     return result
-
-
-def refuse_broken(name: str, pool: Pool) -> None:
-    """Refuses a model whose training diverged: its recall would be no measurement."""
-    if not (np.isfinite(pool.image_NE).any() and np.isfinite(pool.text_ME).any()):
-        raise UserError(
-            f"the weights of `{printable(name)}` are damaged: its embeddings are not finite",
-            hint="name an earlier checkpoint of the run, or another model",
-        )
 
 
 def divide(num_images: int, pool_size: int | None) -> list[np.ndarray]:
@@ -136,9 +131,7 @@ class Retrieved:
         for direction in DIRECTIONS:
             interval_K2 = intervals(*self.by_unit(direction)).tolist()
             table[direction] = recall_summary([ranks[direction] for ranks in self.ranks])
-            table[direction] |= {
-                f"interval@{k}": interval for k, interval in zip(KS, interval_K2, strict=True)
-            }
+            table[direction] |= {f"interval@{k}": own for k, own in zip(KS, interval_K2, strict=True)}
         return table
 
     def by_unit(self, direction: str) -> tuple[np.ndarray, np.ndarray]:

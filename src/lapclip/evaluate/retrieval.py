@@ -4,7 +4,6 @@ One blocked implementation, used while training and by `lapclip eval`.
 Shapes: N images, M captions, E numbers of an embedding; Q queries and A answers, captions and images or the reverse.
 """
 
-import math
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
 from lapclip.evaluate.pool import Links, Pool
-from lapclip.evaluate.statistics import wilson_interval
+from lapclip.evaluate.statistics import chance_of_none, wilson_interval
 from lapclip.step.loss import Loss
 from lapclip.units import Progress, finished
 
@@ -84,20 +83,10 @@ def recall_summary(pools: Sequence[Ranks]) -> dict[str, Any]:
     each = [
         {f"recall@{k}": np.mean(pool.rank_Q <= k) for k in KS}
         | {"median_rank": np.median(pool.rank_Q)}
-        | {f"chance@{k}": chance(pool.num_correct_Q, pool.num_answers, k) for k in KS}
+        | {f"chance@{k}": 1 - chance_of_none(pool.num_correct_Q, pool.num_answers, k) for k in KS}
         for pool in pools
     ]
     return {name: float(np.mean([pool[name] for pool in each])) for name in each[0]}
-
-
-def chance(num_correct_Q: np.ndarray, num_answers: int, k: int) -> float:
-    """The recall@k of a random ranking: one minus the probability that the first k are all wrong."""
-    kinds, counts = np.unique(num_correct_Q, return_counts=True)
-    missed = [
-        math.comb(num_answers - int(n), k) / math.comb(num_answers, k) if k <= num_answers else 0.0
-        for n in kinds
-    ]
-    return float(1 - np.average(missed, weights=counts))
 
 
 def batch_accuracy(pool: Pool, batch_size: int) -> dict[str, Any]:
@@ -108,7 +97,7 @@ def batch_accuracy(pool: Pool, batch_size: int) -> dict[str, Any]:
         size = len(cosine)
         for cosine_QA, is_pair_QA in ((cosine, is_pair), (cosine.T, is_pair.T)):
             correct.append(np.mean(rank_block(cosine_QA, is_pair_QA)[0] == 1))
-            chances.append(chance(is_pair_QA.sum(axis=1), size, 1))
+            chances.append(1 - chance_of_none(is_pair_QA.sum(axis=1), size, 1))
     return {"accuracy": float(np.mean(correct)), "chance": float(np.mean(chances)), "batch_size": size}
 
 

@@ -75,6 +75,13 @@ def sign_flip_p_values(difference_NK: np.ndarray, *, num_flips: int = NUM_FLIPS,
     return (1 + reached_K) / (1 + num_flips)
 
 
+def chance_of_none(num_bad_Q: np.ndarray, total: int, num_drawn: int) -> float:
+    """The mean probability that none of `num_drawn` of `total` items, drawn without replacement, is bad."""
+    kinds, counts = np.unique(num_bad_Q, return_counts=True)
+    whole = math.comb(total, num_drawn) or 1  # fewer items than are drawn: one of them is bad
+    return float(np.average([math.comb(total - int(n), num_drawn) / whole for n in kinds], weights=counts))
+
+
 def wilson_interval(num_found: int, num_queries: int, confidence: float = CONFIDENCE) -> list[float]:
     """An interval of a share that holds even when nothing or everything was found."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)

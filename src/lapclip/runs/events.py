@@ -206,14 +206,13 @@ class Head(msgspec.Struct):
 
 def to_line(event: Event) -> str:
     record = {"version": VERSION, "event": type(event).__name__} | dataclasses.asdict(event)
-    if isinstance(event, Step):  # by far the most lines: seven digits are enough for every view
-        record |= {name: short(value) for name, value in record.items() if isinstance(value, float)}
+    if isinstance(
+        event, Step
+    ):  # by far the most lines: seven digits, and thousandths, are enough for every view
+        for name, value in record.items():
+            if isinstance(value, float):
+                record[name] = round(value, 3) if abs(value) >= 1e4 else float(f"{value:.7g}")
     return json.dumps(record, separators=(",", ":")) + "\n"
-
-
-def short(value: float) -> float:
-    """With seven digits, and at least thousandths: a time keeps them too."""
-    return round(value, 3) if abs(value) >= 1e4 else float(f"{value:.7g}")
 
 
 HEAD = msgspec.json.Decoder(Head)

@@ -41,11 +41,11 @@ MAX_INSPECTIONS = 500
 MAX_EVALUATIONS = 500
 MAX_WARNINGS = 200
 MAX_MARKS = 200  # starts and pauses
-MAX_ENERGY = 2000
 MAX_CONFIG_BYTES = 1 << 20
 MAX_NEW = 2000  # events returned by one `read`; the history has seen them all
 NUM_RECENT = 10  # steps whose mean a person can read
 NUM_RECENT_INSPECTIONS = 5
+SMOOTHED = ("loss", "accuracy", "grad_norm", "pairs_per_second")
 SETUP_SECONDS = 10  # granted to a folder without a lock and without events
 MAX_GAP = 300  # seconds between two readings of the power that are still taken together
 
@@ -116,7 +116,7 @@ class History:
     num_steps: int = 0  # done, by the last event that has a step
     joules: float | None = None  # in all, where the power could be read
     power_seconds: float = 0.0  # over which the power is known
-    energy: Thinned[tuple[int, float]] = field(default_factory=lambda: Thinned(MAX_ENERGY))  # step, joules
+    energy: Thinned[tuple[int, float]] = field(default_factory=lambda: Thinned(MAX_STEPS))  # step, joules
     last_power: tuple[float, float] | None = None  # when it was last read, and the watts
 
     def add(self, event: Event) -> None:
@@ -372,8 +372,11 @@ class Summary:
         if is_reset or not self.machine:
             self.machine = self.run.load_machine()
         self.update(lock, self.history)
-        if self.history.last is None and self.state == "stopped" and self.is_new():
-            self.state, self.is_preparing = "running", True
+        if self.history.last is None and self.state == "stopped":
+            made = self.run.path.stat().st_mtime if self.run.path.exists() else 0.0
+            age_seconds = time.time() - max(self.run.last_change(), made)
+            self.is_preparing = age_seconds < SETUP_SECONDS  # it may not have its lock yet
+            self.state = "running" if self.is_preparing else "stopped"
         return list(new), is_reset
 
     def update(self, lock: Held, history: History) -> None:
@@ -393,11 +396,6 @@ class Summary:
         else:
             self.state = "failed" if isinstance(last, Failed) else "crashed"
         self.is_preparing = self.state == "running" and not has_begun
-
-    def is_new(self) -> bool:
-        """Whether the folder was only just made, and may not have its lock yet."""
-        made = self.run.path.stat().st_mtime if self.run.path.exists() else 0.0
-        return time.time() - max(self.run.last_change(), made) < SETUP_SECONDS
 
     @property
     def state_words(self) -> str:
@@ -484,9 +482,7 @@ class Summary:
             "progress": history.progress,
             "seconds": history.seconds,
             "seconds_left": 0.0 if self.state == "finished" else self.seconds_left,
-            **{
-                name: history.recently(name) for name in ("loss", "accuracy", "grad_norm", "pairs_per_second")
-            },
+            **{name: history.recently(name) for name in SMOOTHED},
             "chance": history.chance,
             "temperature": step.temperature if step else None,
             "lr": step.lr if step else None,

@@ -13,20 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lapclip import files
 from lapclip.config import Config, load_config, to_toml
 from lapclip.errors import UserError, suggest
-from lapclip.files import (
-    Held,
-    Taken,
-    adopt_lock,
-    cannot_write,
-    read_lock,
-    release_lock,
-    take_lock,
-    write_atomically,
-    write_lock,
-    write_lock_owner,
-)
 from lapclip.runs.events import Event, Failed, Step, read_events, to_line
 
 RUNS = Path("runs")
@@ -77,7 +66,7 @@ class Run:
         return load_config(self.path / "config.toml")
 
     def write_config(self, config: Config) -> None:
-        write_atomically(self.path / "config.toml", to_toml(config))
+        files.write_atomically(self.path / "config.toml", to_toml(config))
 
     def load_machine(self) -> dict[str, Any]:
         """What the run was prepared on, and under `reasons` why each automatic choice was made."""
@@ -88,7 +77,7 @@ class Run:
         return facts if isinstance(facts, dict) else {}
 
     def write_machine(self, facts: dict[str, Any]) -> None:
-        write_atomically(self.path / "machine.json", json.dumps(facts, indent=2))
+        files.write_atomically(self.path / "machine.json", json.dumps(facts, indent=2))
 
     def events(self) -> Iterator[Event]:
         return read_events(self.path / "events.jsonl")
@@ -113,7 +102,7 @@ class Run:
                         text = f"\n{text}"
                 file.write(text.encode())
         except OSError as error:
-            raise cannot_write(self.path, error) from None
+            raise files.cannot_write(self.path, error) from None
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
@@ -147,13 +136,13 @@ class Run:
         """Takes the lock, or takes over one that was taken for this process, and writes down whose it is."""
         path = self.path / "lock"
         try:
-            self.handle = take_lock(path) if handle is None else adopt_lock(handle, path)
-            write_lock_owner(self.handle, os.getpid())
-        except Taken:
+            self.handle = files.take_lock(path) if handle is None else files.adopt_lock(handle, path)
+            files.write_lock_owner(self.handle, os.getpid())
+        except files.Taken:
             raise self.is_taken() from None
         except OSError as error:
             self.release()
-            raise cannot_write(path, error) from None
+            raise files.cannot_write(path, error) from None
 
     def is_taken(self) -> UserError:
         return UserError(
@@ -164,26 +153,26 @@ class Run:
     def hand_over(self, pid: int) -> None:
         """Leaves the lock to a process that was started with it open."""
         assert self.handle is not None
-        write_lock_owner(self.handle, pid)
+        files.write_lock_owner(self.handle, pid)
         os.close(self.handle)
         self.handle = None
 
     def release(self) -> None:
         """Lets go of the lock; a failure that could be written nowhere else stays in it."""
         if self.handle is not None:
-            release_lock(self.handle, keep=self.read_lock().said is not None)
+            files.release_lock(self.handle, keep=self.read_lock().said is not None)
             self.handle = None
 
-    def read_lock(self) -> Held:
-        return read_lock(self.path / "lock")
+    def read_lock(self) -> files.Held:
+        return files.read_lock(self.path / "lock")
 
     def owner(self) -> int | None:
         """The process that is training the run now; what a killed one left in the file does not count."""
         return self.read_lock().owner
 
     def write_failure(self, problem: BaseException) -> None:
-        fault = "this is a bug in lapclip; please report it"
-        hint = problem.hint if isinstance(problem, UserError) else fault
+        bug = "this is a bug in lapclip; please report it"
+        hint = problem.hint if isinstance(problem, UserError) else bug
         event = Failed(message=str(problem) or type(problem).__name__, hint=hint)
         try:
             self.write(event)
@@ -191,7 +180,7 @@ class Run:
             with contextlib.suppress(OSError):
                 short = replace(event, message=event.message[:MAX_SAID], hint=event.hint[:MAX_SAID])
                 assert self.handle is not None, "owned"
-                write_lock(self.handle, {"said": asdict(short)})
+                files.write_lock(self.handle, {"said": asdict(short)})
 
 
 def read_own(path: Path, folder: Path, max_bytes: int) -> bytes:
@@ -263,7 +252,7 @@ def new_run(name: str | None, *, prefix: str) -> Run:
             if name is not None:
                 raise name_taken(name) from None
         except OSError as error:
-            raise cannot_write(path, error) from None
+            raise files.cannot_write(path, error) from None
 
 
 def open_run(name: str) -> Run:

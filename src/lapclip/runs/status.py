@@ -22,7 +22,6 @@ from lapclip.runs.run import RUNS, Run, find_run, is_leftover, is_run
 
 TAIL = 1 << 16  # bytes of the events that are read to know how a run stands
 RARE = re.compile(rb'\{"version":1,"event":"(?:Started|Evaluated)".*')
-Pair = list[Any]  # of the first run and of the second
 MACHINE = (
     "chip", "num_cores", "memory_bytes", "system", "python", "torch", "lapclip", "commit", "data",
 )  # fmt: skip
@@ -74,7 +73,8 @@ def read_end(path: Path) -> History:
             lines = file.read(TAIL).split(b"\n")[1 if start else 0 :]
             events = list(filter(None, map(from_line, lines)))
             history = History().extend(events)
-            if not start or is_enough(history):
+            recall = history.best or (history.finished and history.finished.recall)
+            if not start or history.has_had_its_budget or (recall and (history.step or history.started)):
                 return history
             if not history.step and not history.started:
                 return History().extend(read_events(path))
@@ -93,11 +93,6 @@ def rare_events(file: BinaryIO, end: int) -> Iterator[Event]:
         for found in RARE.finditer(lines):
             if event := from_line(found[0]):
                 yield event
-
-
-def is_enough(history: History) -> bool:
-    recall = history.best or (history.finished and history.finished.recall)
-    return history.has_had_its_budget or bool(recall and (history.step or history.started))
 
 
 def refuse_if_finished(run: Run, config: Config) -> None:
@@ -154,7 +149,7 @@ def compare(first: Run, second: Run) -> dict[str, Any]:
     }
 
 
-def differing(first: dict[str, Any], second: dict[str, Any], names: Iterable[str]) -> dict[str, Pair]:
+def differing(first: dict[str, Any], second: dict[str, Any], names: Iterable[str]) -> dict[str, list[Any]]:
     pairs = {name: [first.get(name), second.get(name)] for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -177,8 +172,3 @@ def remove(run: Run) -> None:
         raise cannot_write(run.path, error) from None
     finally:
         run.release()
-
-
-def num_bytes(run: Run) -> int:
-    """What its folder holds on the disk."""
-    return sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file())

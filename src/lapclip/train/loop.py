@@ -20,6 +20,7 @@ from lapclip.config import Config
 from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable
 from lapclip.data.open import Data
+from lapclip.data.pack import folder_bytes
 from lapclip.data.tokenizer import load_tokenizer
 from lapclip.diagnose.diagnosis import Diagnosis
 from lapclip.embedder import Embedder
@@ -29,7 +30,7 @@ from lapclip.evaluate.retrieval import pool_loss, retrieval
 from lapclip.machine.device import device_named, release_memory, set_up_process
 from lapclip.machine.hardware import peak_memory_bytes
 from lapclip.machine.power import BATTERY_CHECK_SECONDS, reason_to_pause
-from lapclip.runs.events import Continued, Evaluated, Event, Finished, Paused, Saved, Started, Step
+from lapclip.runs.events import Continued, Evaluated, Event, Finished, Paused, Saved, Started, Step, Warned
 from lapclip.runs.history import is_as_good, mean_recall
 from lapclip.runs.run import Run
 from lapclip.step.feed import feed
@@ -109,7 +110,8 @@ class Loop:
             data_seconds = time.perf_counter() - started
             profiler.lap("data")
             if len(self.faults) <= messages.MAX_FAULTS_NAMED:
-                yield from self.tell(*(messages.replaced(now.step, fault) for fault in new_faults))
+                told = [f"{fault}; another pair is used instead" for fault in new_faults]
+                yield from self.tell(*(Warned(now.step, message, "repair or remove it") for message in told))
             kept = cfg.keep_patches if share < cfg.whole_from else 1.0
             keep_BK = choose_patches(now.step, num_patches=model.size.num_patches, share=kept, **draw)
             lr = cfg.lr * schedule(self.budget.middle(share, now.step), cfg.warmup)
@@ -156,9 +158,8 @@ class Loop:
                 self.keep_plan(chunk="memory ran out with more")
                 yield from self.tell(messages.out_of_memory(now.step, self.update.plan))
 
-            is_eval = is_due(
-                cfg.eval_every, now.step - now.last_eval_step, now.seconds - now.last_eval_seconds
-            )
+            since_eval = now.step - now.last_eval_step, now.seconds - now.last_eval_seconds
+            is_eval = is_due(cfg.eval_every, *since_eval)
             is_save = is_due(cfg.save_every, now.step - self.saved_step, now.seconds - self.saved_seconds)
             if (is_eval or is_save or share >= 1) and not messages.is_finite(model):
                 raise messages.diverged(now.step, "the weights are no longer finite", cfg.lr, self.run)
@@ -188,7 +189,8 @@ class Loop:
         )
         if self.distrust is not None:
             self.keep_plan(device=self.distrust, precision="as the device", compile="as the device")
-            yield from self.tell(messages.distrusted(now.step, self.distrust))
+            hint = "include the output of `lapclip bench --json` in a bug report"
+            yield from self.tell(Warned(now.step, f"{self.distrust}; training on the CPU instead", hint))
         has_changed = run.load_machine().get("data") not in (None, data.fingerprint)
         yield from self.tell(*messages.before_training(data, self.embedder, now.step, cfg, has_changed))
         if has_changed:
@@ -219,7 +221,7 @@ class Loop:
 
     def stop(self) -> None:
         """Saves when the generator is left early."""
-        if self.now.step > 0 and not checkpoint.is_saved(self.run.checkpoints, self.now.step):
+        if self.now.step > self.saved_step:
             self.save()
         if not self.is_over:
             list(self.finish("stopped", peak_memory_bytes()))
@@ -264,7 +266,9 @@ class Loop:
             snapshot = take_snapshot(self.run.path, validation, pool, now.step)
         except (OSError, UserError, Unreadable) as problem:  # images are no reason to fail
             if not self.diagnosis.times("no-snapshot"):
-                yield from self.tell(messages.no_snapshot(now.step, problem))
+                hint = getattr(problem, "hint", "training continues without snapshots")
+                message = f"could not write a snapshot: {problem}"
+                yield from self.tell(Warned(now.step, message, hint, "no-snapshot"))
         elapsed_seconds = time.perf_counter() - started
         yield from self.tell(Evaluated(now.step, recall, is_best, elapsed_seconds, loss, snapshot))
 
@@ -273,7 +277,7 @@ class Loop:
         path = checkpoint.save(self.run.checkpoints, self.update.model, self.update.optimizer, self.now)
         self.saved_step, self.saved_seconds = self.now.step, self.now.seconds
         elapsed_seconds = time.perf_counter() - started
-        saved = Saved(self.now.step, str(path), checkpoint.num_bytes(path), elapsed_seconds)
+        saved = Saved(self.now.step, str(path), folder_bytes(path), elapsed_seconds)
         self.run.write(saved)
         return saved
 

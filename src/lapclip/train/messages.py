@@ -27,9 +27,8 @@ def before_training(
 ) -> Iterator[Warned]:
     """What should be known before training starts, mostly about the data."""
     if cfg.pause_below is not None and read_battery() is None:
-        message = (
-            f"the battery cannot be read on this machine, so training does not pause below {cfg.pause_below}"
-        )
+        what = "the battery cannot be read on this machine"
+        message = f"{what}, so training does not pause below {cfg.pause_below}"
         yield Warned(step, message, "omit `--pause-below`", kind="no-battery")
     if step and has_changed:
         hint = "training continues with the current source; to train from scratch, start a new run"
@@ -77,15 +76,6 @@ def refuse_if_too_many(faults: Collection[str], data: Data, tolerated: float) ->
         )
 
 
-def replaced(step: int, fault: str) -> Warned:
-    return Warned(step, f"{fault}; another pair is used instead", "repair or remove it")
-
-
-def distrusted(step: int, problem: str) -> Warned:
-    hint = "include the output of `lapclip bench --json` in a bug report"
-    return Warned(step, f"{problem}; training on the CPU instead", hint)
-
-
 def out_of_memory(step: int, plan: Plan) -> Warned:
     message = f"memory ran out: the chunk is now {plan.chunk} pairs, with the same gradients"
     hint = f"close other programs, or start with `--chunk {plan.chunk}`"
@@ -93,16 +83,10 @@ def out_of_memory(step: int, plan: Plan) -> Warned:
 
 
 def slept(step: int, seconds: float) -> Warned:
-    message = (
-        f"training stopped for {seconds:.0f} s: the machine or the process was suspended; this is not counted"
-    )
+    what = "the machine or the process was suspended"
+    message = f"training stopped for {seconds:.0f} s: {what}; this is not counted"
     hint = "nothing is lost; to train without interruption, keep the lid open and the power connected"
     return Warned(step, message, hint, kind="slept")
-
-
-def no_snapshot(step: int, problem: Exception) -> Warned:
-    hint = problem.hint if isinstance(problem, UserError) else "training continues without snapshots"
-    return Warned(step, f"could not write a snapshot: {problem}", hint, kind="no-snapshot")
 
 
 class Clock:

@@ -131,7 +131,9 @@ def draft_of(
     config = with_values(config, {"source": data.source, "images": data.images})
     config, choices = resolve_settings(config, summary, kind)
     assert config.train.batch_size and config.model.text_length
-    num_tokens = typical_tokens(lengths, config.train.batch_size, config.model.text_length)
+    random = np.random.default_rng(0)
+    longest = [random.choice(lengths, config.train.batch_size).max() for _ in range(32)]  # of a batch
+    num_tokens = min(config.model.text_length, -(-int(np.median(longest)) // 8) * 8)
     work = Work(config.model, config.train, tokenizer.vocab_size, num_tokens)
     return tokenizer, Draft(config, choices, summary, read_machine(), work)
 
@@ -152,19 +154,13 @@ def resolve_here(draft: Draft) -> Generator[str, None, tuple[Config, Choices, di
     return resolved, choices, {"pairs_per_second": rate} if rate else {}
 
 
-def typical_tokens(lengths: np.ndarray, batch_size: int, text_length: int) -> int:
-    """The median length to which captions of a batch are padded."""
-    random = np.random.default_rng(0)
-    longest = np.median([random.choice(lengths, batch_size).max() for _ in range(32)])
-    return min(text_length, -(-int(longest) // 8) * 8)
-
-
 def summarise(
     config: Config, data: Data, tokenizer: Tokenizer, captions: list[str], lengths: np.ndarray
 ) -> DataSummary:
     """The facts that choices depend on, from a sample of the captions and their lengths in tokens."""
     is_drawn = all(part.files is None for part in data.parts)
     is_remote, size = any("://" in part.name for part in data.parts), shape_of(config.model)
+    files, known = data.parts[0].files, {name: name for name in typing.get_args(FormatName)}
     facts = facts_of_captions(
         captions,
         lengths,
@@ -184,7 +180,7 @@ def summarise(
         is_streamed=any(part.files is not None and part.files.is_streamed for part in data.parts),
         is_remote=is_remote,
         fetch_seconds=0.0 if is_remote else seconds_to_fetch(data.training, size.image_size),
-        format=format_of(data),
+        format=known.get(files.catalogue.format) if files is not None and len(data.parts) == 1 else None,
     )
 
 
@@ -200,13 +196,6 @@ def seconds_to_fetch(source: Source, image_size: int) -> float:
         fetch(source, indices, epochs, size, seed=0)
         seconds.append(time.perf_counter() - started)
     return min(seconds) / len(indices)
-
-
-def format_of(data: Data) -> FormatName | None:
-    """What `--format` would call it, for one source alone."""
-    files = data.parts[0].files
-    known = {name: name for name in typing.get_args(FormatName)}
-    return known.get(files.catalogue.format) if files is not None and len(data.parts) == 1 else None
 
 
 def sample_captions(source: Source, most: int) -> list[str]:

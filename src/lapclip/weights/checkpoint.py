@@ -59,10 +59,6 @@ def name_of(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def is_saved(folder: Path, step: int) -> bool:
-    return (folder / name_of(step)).is_dir()
-
-
 def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
     """OSError when there is no room; nothing is copied."""
     try:
@@ -86,10 +82,8 @@ def prune(folder: Path) -> None:
     checkpoints = all_checkpoints(folder)
     kept = {*checkpoints[-NUM_KEPT:], pointed_at(folder, "best")}
     for path in checkpoints:
-        if path not in kept:
-            path.rename(
-                path.with_name(f".{path.name}.writing")
-            )  # what is called a checkpoint is always complete
+        if path not in kept:  # renamed first: what is called a checkpoint is always complete
+            path.rename(path.with_name(f".{path.name}.writing"))
     for path in folder.glob(".*writing*"):
         remove(path)
 
@@ -109,8 +103,7 @@ def pointed_at(folder: Path, pointer: str) -> Path | None:
 
 def latest(folder: Path) -> Path | None:
     """The newest checkpoint, by its number: a process may be killed before it writes the pointer."""
-    checkpoints = all_checkpoints(folder)
-    return checkpoints[-1] if checkpoints else None
+    return next(reversed(all_checkpoints(folder)), None)
 
 
 def best(folder: Path) -> Path | None:
@@ -169,10 +162,6 @@ def unreadable(checkpoint: Path, file: str, error: Exception) -> UserError:
         f"cannot read `{checkpoint / file}`: {error}",
         hint=f"remove `{checkpoint}` to use the checkpoint before it",
     )
-
-
-def num_bytes(checkpoint: Path) -> int:
-    return sum(file.stat().st_size for file in checkpoint.rglob("*") if file.is_file())
 
 
 def check_space(folder: Path, num_parameters: int) -> None:

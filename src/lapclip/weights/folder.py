@@ -15,18 +15,9 @@ from lapclip.errors import UserError, shortened
 from lapclip.files import atomic_path, writing
 from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size
+from lapclip.weights import reading
 from lapclip.weights.checkpoint import write_tensors
-from lapclip.weights.reading import (
-    TOKENIZER,
-    WEIGHTS,
-    Pretrained,
-    check_ids,
-    check_numbers,
-    read_json,
-    read_model,
-    read_tokenizer,
-    refused,
-)
+from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json, refused
 
 DESCRIPTION = "model.json"
 
@@ -56,13 +47,13 @@ def load_model_folder(folder: Path) -> Pretrained:
         about = msgspec.convert(read_json(folder / DESCRIPTION), Description)
     except msgspec.ValidationError as error:
         raise refused(folder, f"its `{DESCRIPTION}` is not valid: {shortened(str(error))}") from None
-    check_numbers(folder, about.size, about.vocab_size)
+    reading.check_numbers(folder, about.size, about.vocab_size)
     if about.size.activation not in ACTIVATIONS:
         raise refused(folder, f"its activation is `{shortened(about.size.activation)}`, which is not known")
-    tokenizer = read_tokenizer(folder)
-    check_ids(folder, tokenizer, vars(about.tokens).values(), about.vocab_size)
+    tokenizer = reading.read_tokenizer(folder)
+    reading.check_ids(folder, tokenizer, vars(about.tokens).values(), about.vocab_size)
     own = Tokenizer(tokenizer.pipeline, **vars(about.tokens))
-    model = read_model(folder, about.size, about.vocab_size, about.has_bias)
+    model = reading.read_model(folder, about.size, about.vocab_size, about.has_bias)
     return Pretrained(shortened(about.name), model, own, weights=folder / WEIGHTS)
 
 
@@ -74,8 +65,12 @@ def write_model_folder(
         raise UserError(f"`{folder}` is not a valid name for a folder", hint="choose another name")
     with writing(folder):
         is_used = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    if is_used and not (folder / DESCRIPTION).is_file():
+        raise UserError(f"`{folder}` already exists and is not a model folder", hint="choose another folder")
+    if is_used and read_json(folder / DESCRIPTION).get("fingerprint") != fingerprint:
+        hint = "choose another folder, or remove that one"
+        raise UserError(f"`{folder}` already holds another model", hint=hint)
     if is_used:
-        refuse_other_content(folder, fingerprint)
         return
     tokens = Tokens(tokenizer.start, tokenizer.end, tokenizer.pad)
     vocab_size, has_bias = model.text.embed.num_embeddings, model.bias is not None
@@ -84,14 +79,6 @@ def write_model_folder(
         write_weights(beside / WEIGHTS, model, weights)
         (beside / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
         (beside / DESCRIPTION).write_text(json.dumps(asdict(about), indent=2), "utf-8")
-
-
-def refuse_other_content(folder: Path, fingerprint: str) -> None:
-    if not (folder / DESCRIPTION).is_file():
-        raise UserError(f"`{folder}` already exists and is not a model folder", hint="choose another folder")
-    if read_json(folder / DESCRIPTION).get("fingerprint") != fingerprint:
-        hint = "choose another folder, or remove that one"
-        raise UserError(f"`{folder}` already holds another model", hint=hint)
 
 
 def write_weights(file: Path, model: CLIP, source: Path | None) -> None:

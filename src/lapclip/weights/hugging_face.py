@@ -16,17 +16,8 @@ from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
-from lapclip.weights.reading import (
-    TOKENIZER,
-    WEIGHTS,
-    Pretrained,
-    check_ids,
-    check_numbers,
-    read_json,
-    read_model,
-    read_tokenizer,
-    refused,
-)
+from lapclip.weights import reading
+from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json, refused
 
 DESCRIPTION = "config.json"
 # The defaults of transformers for numbers that a config omits.
@@ -62,12 +53,12 @@ def load_hugging_face_folder(folder: Path) -> Pretrained:
         projection_bias=False,
     )
     vocab_size = text["vocab_size"]
-    check_numbers(folder, size, vocab_size)
+    reading.check_numbers(folder, size, vocab_size)
     check_parts(folder, text, vision)
     pixels = their_pixels(folder)
-    tokenizer = framed(folder, read_tokenizer(folder), text["eos_token_id"])
-    check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end], vocab_size)
-    model = read_model(folder, size, vocab_size, has_bias=False, recipe=their_names(size))
+    tokenizer = framed(folder, reading.read_tokenizer(folder), text["eos_token_id"])
+    reading.check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end], vocab_size)
+    model = reading.read_model(folder, size, vocab_size, has_bias=False, recipe=their_names(size))
     return Pretrained(folder.absolute().name, fold_pixels(model, pixels), tokenizer, weights=None)
 
 
@@ -155,9 +146,8 @@ def their_pixels(folder: Path) -> np.ndarray:
     try:
         factor = float(about.get("rescale_factor") or 1 / 255) if about.get("do_rescale", True) else 1.0
         used = about.get("image_mean") or PIXEL_MEAN, about.get("image_std") or PIXEL_STD
-        pixels = (
-            np.array(used if about.get("do_normalize", True) else ([0] * 3, [1] * 3), dtype=float) / factor
-        )
+        used = used if about.get("do_normalize", True) else ([0] * 3, [1] * 3)
+        pixels = np.array(used, dtype=float) / factor
         if pixels.shape == (2, 3) and np.isfinite(pixels).all() and pixels[1].min() > 0:
             return pixels
     except (AttributeError, TypeError, ValueError, ArithmeticError):

@@ -85,11 +85,10 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
     for shape in (size.image, size.text):
         if shape.width % shape.heads:
             raise refused(folder, f"a width of {shape.width} is not a multiple of {shape.heads} heads")
-    if size.image_size % size.patch_size:
-        raise refused(
-            folder, f"image size {size.image_size} is not a multiple of patch size {size.patch_size}"
-        )
-    if (num_patches := (size.image_size // size.patch_size) ** 2) > MAX_PATCHES:
+    side, patch = size.image_size, size.patch_size
+    if side % patch:
+        raise refused(folder, f"image size {side} is not a multiple of patch size {patch}")
+    if (num_patches := (side // patch) ** 2) > MAX_PATCHES:
         raise refused(folder, f"{num_patches:,} patches per image are more than {MAX_PATCHES:,}")
     if size.text_length < 3:
         raise refused(folder, f"a text length of {size.text_length} tokens is too short")
