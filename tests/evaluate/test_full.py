@@ -82,7 +82,7 @@ def unit(rows, width: int) -> np.ndarray:
 
 def numbered(**options) -> EvaluationSet:
     source = Numbered(**options)
-    return EvaluationSet(source, [None] * source.num_pairs, (), ())
+    return EvaluationSet(source, [None] * source.num_pairs, (), (), ())
 
 
 def measure(embedder, measured=None, **options) -> dict:
@@ -185,7 +185,7 @@ class OneCaptionForTen(Numbered):
 @pytest.mark.parametrize("pool_size", [None, 30])
 def test_images_that_share_a_caption_are_one_witness(pool_size):
     """Ten images called the same ask the same question: six questions are asked, not sixty."""
-    shared = EvaluationSet(OneCaptionForTen(), [None] * 60, (), ())
+    shared = EvaluationSet(OneCaptionForTen(), [None] * 60, (), (), ())
     result = measure(Known(0.1, 1), shared, against=Known(3.0, 2), pool_size=pool_size)
     told = result["against"]["text_to_image"]["recall@1"]
     assert told["p_value"] >= 2 / 2**6 - 0.01, "what flips of six signs can tell"
