@@ -31,8 +31,9 @@ app = App(
     help_format="plaintext",
     suppress_keyboard_interrupt=False,  # we answer it ourselves
 )
+app.command(train)
 app.command(evaluate, name="eval")
-for command in (train, index, search, serve, data, bench, report, runs, watch):
+for command in (index, search, serve, data, bench, report, runs, watch):
     app.command(command)
 
 

@@ -48,7 +48,7 @@ def evaluate(
 ) -> int:
     """Measure how often the correct image is found by its caption, and the correct caption by its image.
 
-    A source with classes, such as a folder of folders, is also classified without training for it (zero-shot).
+    A source with classes, such as one folder per class, is also classified zero-shot.
 
     Args:
         run: a run, by name or path (its best checkpoint), or a folder with a model
