@@ -30,14 +30,7 @@ def coco(images: dict[int, str], *captions: tuple[int, str]) -> dict:
     return {
         "info": {"description": "COCO 2017 Dataset", "version": "1.0", "year": 2017},
         "images": [
-            {
-                "license": 4,
-                "file_name": name,
-                "coco_url": address + name,
-                "height": 427,
-                "width": 640,
-                "id": number,
-            }
+            {"license": 4, "file_name": name, "coco_url": address + name, "height": 427, "id": number}
             for number, name in images.items()
         ],
         "annotations": [
@@ -83,16 +76,11 @@ def test_coco_as_it_is_unpacked():
 
 def test_karpathys_flickr_with_its_splits():
     draw(*(f"Flicker8k_Dataset/{name}.jpg" for name in "abcd"))
-    file = write_json(
-        "dataset_flickr8k.json",
-        karpathy(
-            ("a.jpg", "train", ["A black dog .", "Two dogs ."]),
-            ("b.jpg", "restval", ["A cat ."]),
-            ("c.jpg", "val", ["A bird ."]),
-            ("d.jpg", "test", ["A fox ."]),
-        ),
-    )
-    catalogue = opened(file)
+    content = karpathy(
+        ("a.jpg", "train", ["A black dog .", "Two dogs ."]), ("b.jpg", "restval", ["A cat ."]),
+        ("c.jpg", "val", ["A bird ."]), ("d.jpg", "test", ["A fox ."]),
+    )  # fmt: skip
+    catalogue = opened(write_json("dataset_flickr8k.json", content))
     assert catalogue.format == "karpathy"
     assert captions(catalogue)["Flicker8k_Dataset/a.jpg"] == ["A black dog .", "Two dogs ."]
     assert catalogue.sides == ["train", "train", "validation", "test"]
@@ -101,11 +89,8 @@ def test_karpathys_flickr_with_its_splits():
 @pytest.mark.parametrize("images", [None, ".", "val2014"])
 def test_karpathys_coco_names_a_folder_for_each_image(images):
     draw("val2014/COCO_val2014_000000391895.jpg")
-    file = write_json(
-        "dataset_coco.json",
-        karpathy(("COCO_val2014_000000391895.jpg", "test", ["A man ."]), filepath="val2014"),
-    )
-    catalogue = opened(file, images=images)
+    content = karpathy(("COCO_val2014_000000391895.jpg", "test", ["A man ."]), filepath="val2014")
+    catalogue = opened(write_json("dataset_coco.json", content), images=images)
     assert [name.rpartition("/")[2] for name in catalogue.names] == ["COCO_val2014_000000391895.jpg"]
 
 
@@ -114,7 +99,6 @@ def test_karpathys_coco_names_a_folder_for_each_image(images):
     [
         ("d/captions.json", "d/a.jpg"),
         ("d/captions.json", "d/images/train2017/a.jpg"),
-        ("d/captions.json", "d/val2014/a.jpg"),
         ("d/captions.json", "d/my photos/a.jpg"),
         ("d/annotations/captions.json", "d/images/a.jpg"),
         ("d/annotations/captions_val2017.json", "d/train2017/a.jpg"),
@@ -155,15 +139,8 @@ def test_nothing_outside_the_folders_is_read():
     draw("secret/a.jpg", "d/images/b.jpg")
     Path("d/images/link.jpg").symlink_to(Path("secret/a.jpg").resolve())
     Path("d/val2017").symlink_to(Path("secret").resolve())
-    names = [
-        "../secret/a.jpg",
-        str(Path("secret/a.jpg").resolve()),
-        "link.jpg",
-        "a.jpg",
-        "a\0.jpg",
-        "\ud800.jpg",
-    ]
-    names += ["b.jpg", "images"]
+    names = ["../secret/a.jpg", str(Path("secret/a.jpg").resolve()), "link.jpg"]
+    names += ["a.jpg", "a\0.jpg", "\ud800.jpg", "b.jpg", "images"]
     content = coco(dict(enumerate(names)), *((i, "a thing") for i in range(len(names))))
     file = write_json("d/captions.json", content)
     catalogue = opened(file)

@@ -64,9 +64,8 @@ def parquet_bytes(path):
 
 
 def image_folder(path):
-    pandas.DataFrame({"file_name": pictures(path / "set"), "text": WORDS}).to_csv(
-        path / "set" / "metadata.csv", index=False
-    )
+    table = pandas.DataFrame({"file_name": pictures(path / "set"), "text": WORDS})
+    table.to_csv(path / "set" / "metadata.csv", index=False)
     return "set"
 
 
@@ -153,6 +152,9 @@ def test_a_format_can_be_forced(tmp_path):
     assert open_catalogue("photos", Options(format="names"))[0].format == "names"
     with pytest.raises(UserError, match="has no data in format `parquet`"):
         open_catalogue("photos", Options(format="parquet"))
+    Path(csv(tmp_path)).rename("pairs.dat")
+    for format in ("csv", "flickr"):
+        assert open_catalogue("pairs.dat", Options(format=format))[0].format == format
 
 
 @pytest.mark.parametrize(
@@ -255,15 +257,11 @@ def test_a_saved_dataset_is_known_as_a_folder(tmp_path):
 @pytest.mark.parametrize(
     ("make", "folder", "name"),
     [
-        (image_folder, "set", "metadata.csv"),
-        (csv, ".", "pairs.csv"),
-        (parquet_bytes, ".", "pairs.parquet"),
-        (flickr_kaggle, "f8k", "captions.txt"),
-        (coco, "coco", "annotations/captions_train2017.json"),
+        (image_folder, "set", "metadata.csv"), (csv, ".", "pairs.csv"), (parquet_bytes, ".", "pairs.parquet"),
+        (flickr_kaggle, "f8k", "captions.txt"), (coco, "coco", "annotations/captions_train2017.json"),
         (shards_folder, "shards", "set-00000.tar"),
     ],
-    ids=lambda value: getattr(value, "__name__", None),
-)
+)  # fmt: skip
 def test_a_link_out_of_a_folder_is_taken_only_if_it_is_named(tmp_path, monkeypatch, make, folder, name):
     inside = tmp_path / "inside"
     inside.mkdir()

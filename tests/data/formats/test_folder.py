@@ -29,9 +29,7 @@ def draw(name: str, **options) -> Path:
 def touch(*names: str) -> None:
     """Files that are only called images: these kinds never open them."""
     for name in names:
-        path = FOLDER / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
+        write(name, b"")
 
 
 def write(name: str, text: str | bytes) -> None:
@@ -209,39 +207,26 @@ def png_text(**chunks: str) -> PngImagePlugin.PngInfo:
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
-        (lambda: encoded("JPEG", exif=exif(description="ein Bär".encode())), ["ein Bär"]),
-        (lambda: encoded("PNG", exif=exif(description="a fox")), ["a fox"]),
+        (encoded("JPEG", exif=exif(description="ein Bär".encode())), ["ein Bär"]),
+        (encoded("PNG", exif=exif(description="a fox")), ["a fox"]),
+        (encoded("JPEG", exif=exif(title="Füchse", comment="im Schnee 🦊")), ["im Schnee 🦊", "Füchse"]),
+        (encoded("JPEG", exif=exif(user_comment=b"UNICODE\0" + "狐 fox".encode("utf-16-le"))), ["狐 fox"]),
+        (encoded("JPEG", exif=exif(user_comment=b"\0" * 8 + "füchse".encode())), ["füchse"]),
+        (encoded("JPEG", xmp=xmp("<dc:description>plain</dc:description>")), ["plain"]),
+        (encoded("JPEG", xmp=XMP, exif=exif(description="another")), ["a fox & snow", "another", "Fuchs"]),
         (
-            lambda: encoded("JPEG", exif=exif(title="Füchse", comment="im Schnee 🦊")),
-            ["im Schnee 🦊", "Füchse"],
+            with_iptc(encoded("JPEG"), (2, 5, b"Fuchs"), (2, 120, "Füchslein".encode())),
+            ["Füchslein", "Fuchs"],
         ),
-        (
-            lambda: encoded("JPEG", exif=exif(user_comment=b"UNICODE\0" + "狐 a fox".encode("utf-16-le"))),
-            ["狐 a fox"],
-        ),
-        (lambda: encoded("JPEG", exif=exif(user_comment=b"\0" * 8 + "füchse".encode())), ["füchse"]),
-        (lambda: encoded("JPEG", xmp=xmp("<dc:description>plain</dc:description>")), ["plain"]),
-        (
-            lambda: encoded("JPEG", xmp=XMP, exif=exif(description="another")),
-            ["a fox & snow", "another", "Fuchs"],
-        ),
-        (
-            lambda: with_iptc(
-                encoded("JPEG"), (1, 90, b"\x1b%G"), (2, 5, b"Fuchs"), (2, 120, "ein Füchslein".encode())
-            ),
-            ["ein Füchslein", "Fuchs"],
-        ),
-        (lambda: with_iptc(encoded("JPEG"), (2, 120, b"ein F\xfcchslein")), ["ein Füchslein"]),
-        (lambda: encoded("PNG", pnginfo=png_text(Title="Fox", Description="a fox")), ["a fox", "Fox"]),
-        (lambda: encoded("PNG", pnginfo=png_text(Comment="ein Füchslein 🦊")), ["ein Füchslein 🦊"]),
-        (
-            lambda: encoded("PNG", pnginfo=png_text(**{"XML:com.adobe.xmp": XMP.decode()})),
-            ["a fox & snow", "Fuchs"],
-        ),
+        (with_iptc(encoded("JPEG"), (2, 120, b"ein F\xfcchslein")), ["ein Füchslein"]),
+        (encoded("PNG", pnginfo=png_text(Title="Fox", Description="a fox")), ["a fox", "Fox"]),
+        (encoded("PNG", pnginfo=png_text(Comment="ein Füchslein 🦊")), ["ein Füchslein 🦊"]),
+        (encoded("PNG", pnginfo=png_text(**{"XML:com.adobe.xmp": XMP.decode()})), ["a fox & snow", "Fuchs"]),
     ],
+    ids=lambda value: value[0] if isinstance(value, list) else "image",
 )
 def test_what_people_wrote_into_an_image_is_its_captions(image, expected):
-    assert description(image()) == expected
+    assert description(image) == expected
 
 
 def test_phone_images_are_images_and_describe_themselves():
@@ -262,14 +247,10 @@ def test_what_cameras_and_programs_write_is_no_caption(junk):
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"not a picture",
-        encoded("JPEG", exif=exif(description="a fox"))[:60],
-        encoded("JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"),
-        encoded("JPEG", xmp=b"<x:xmpmeta"),
-        encoded("PNG")[:20],
+        b"", b"not a picture", encoded("JPEG", exif=exif(description="a fox"))[:60], encoded("PNG")[:20],
+        encoded("JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), encoded("JPEG", xmp=b"<x:xmpmeta"),
     ],
-)
+)  # fmt: skip
 def test_a_broken_image_just_says_nothing(data):
     assert description(data) == []
 
@@ -316,13 +297,8 @@ def test_folders_are_classes_and_splits_are_sides():
 
 
 def test_a_train_among_cars_is_a_class_and_folders_around_the_classes_do_not_matter():
-    touch(
-        *(
-            f"archive/images/{kind}/{kind}_{i:04}.jpg"
-            for kind in ("bus", "train", "big_car/old")
-            for i in (1, 2)
-        )
-    )
+    for kind in ("bus", "train", "big_car/old"):
+        touch(*(f"archive/images/{kind}/{kind}_{i:04}.jpg" for i in (1, 2)))
     catalogue = opened()
     assert catalogue.labels == ["big car"] * 2 + ["bus"] * 2 + ["train"] * 2
     assert catalogue.sides == [None] * 6 and catalogue.names == sorted(catalogue.names)
@@ -337,16 +313,10 @@ def test_a_train_among_cars_is_a_class_and_folders_around_the_classes_do_not_mat
 @pytest.mark.parametrize(
     ("folder", "name"),
     [
-        ("golden_retriever", "golden retriever"),
-        ("n02099267-flat-coated_retriever", "flat-coated retriever"),
-        ("001.Black_footed_Albatross", "Black footed Albatross"),
-        ("AnnualCrop", "Annual Crop"),
-        ("hot-dog", "hot dog"),
-        ("2 apples", "2 apples"),
-        ("7", "7"),
-        ("Äpfel", "Äpfel"),
+        ("n02099267-flat-coated_retriever", "flat-coated retriever"), ("hot-dog", "hot dog"), ("2 apples", "2 apples"),
+        ("001.Black_footed_Albatross", "Black footed Albatross"), ("AnnualCrop", "Annual Crop"), ("Äpfel", "Äpfel"),
     ],
-)
+)  # fmt: skip
 def test_a_class_is_called_by_its_words(folder, name):
     assert class_name(folder) == name
 
@@ -418,16 +388,14 @@ def test_a_person_can_force_the_kind():
     for name in ("red fox/the red fox.jpg", "arctic fox/an arctic fox.jpg"):
         draw(name, exif=exif(description=f"description of {name[:5]}"))
         write(name.replace(".jpg", ".txt"), "text")
-    found = {
-        kind: captions(opened(kind))["red fox/the red fox.jpg"]
-        for kind in ("txt", "metadata", "classes", "names")
+    expected = {
+        "txt": "text",
+        "metadata": "description of red f",
+        "classes": "red fox",
+        "names": "the red fox",
     }
-    assert found == {
-        "txt": ["text"],
-        "metadata": ["description of red f"],
-        "classes": ["red fox"],
-        "names": ["the red fox"],
-    }
+    for kind, caption in expected.items():
+        assert captions(opened(kind))["red fox/the red fox.jpg"] == [caption]
     assert opened().format == "txt"
 
 
