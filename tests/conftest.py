@@ -4,7 +4,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from lapclip.cli import run_command
 from lapclip.config import Config, DataConfig, load_config
 from lapclip.data.open import Data, open_source
 from lapclip.machine.hardware import limit_openmp_spinning
+from lapclip.runs.events import Evaluated, Inspected, read_events
 from lapclip.units import finished
 
 limit_openmp_spinning()  # before torch is imported, as the command line does
@@ -143,6 +145,32 @@ def quick(monkeypatch):
     )
     monkeypatch.setattr(show, "time_ops", partial(time_ops, sizes=(8,)))
     monkeypatch.setattr(show, "study_sizes", partial(study_sizes, names=("nano",)))
+
+
+def begin(folder: Path, *program: str, **options) -> subprocess.Popen:
+    """A program in a process of its own, in a folder that has a cache of its own."""
+    own = environment(LAPCLIP_CACHE=str(folder / "cache"))
+    return subprocess.Popen(program, cwd=folder, env=own, text=True, **options)
+
+
+@contextmanager
+def being_trained(folder: Path, **settings) -> Iterator[subprocess.Popen]:
+    """A run `live` that is trained for as long as its tests take."""
+    flags = as_flags(SMALL | {"run": "live", "steps": 1_000_000} | settings)
+    events, log = folder / "runs" / "live" / "events.jsonl", folder / "train.log"
+    with log.open("w") as said:
+        process = begin(folder, *command("train", *flags), stdout=said, stderr=said)
+
+    def is_under_way() -> bool:
+        assert process.poll() is None, log.read_text()
+        return {Evaluated, Inspected} <= {type(event) for event in read_events(events)}
+
+    try:
+        wait_for(is_under_way, seconds=150)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:

@@ -70,9 +70,8 @@ def test_train_then_eval_agree_and_speak_json(call):
         "num_parameters", "settled", "recall", "checkpoint",
     }  # fmt: skip
     assert result["steps"] == 6 and result["run"] == "runs/r" and result["peak_memory_bytes"] > 1e8
-    assert all(
-        choice.keys() == {"value", "reason"} and choice["reason"] for choice in result["settled"].values()
-    )
+    for choice in result["settled"].values():
+        assert choice.keys() == {"value", "reason"} and choice["reason"]
     assert result["recall"]["text_to_image"].keys() >= RECALL_KEYS and result["recall"]["num_images"] == 16
     evaluated = json.loads(call("eval", "r", "--json").stdout)
     for way in ("text_to_image", "image_to_text"):  # intervals are resampled by `eval`, computed by training
@@ -80,8 +79,13 @@ def test_train_then_eval_agree_and_speak_json(call):
             low, high = found.pop("interval@10")
             assert low <= found["recall@10"] <= high
         assert evaluated[way].items() >= result["recall"][way].items()
+        for k in (1, 5, 10):
+            low, high = evaluated[way].get(f"interval@{k}", (0, 1))
+            assert 0 <= low <= evaluated[way][f"recall@{k}"] <= high <= 1
     for key in ("num_images", "num_captions", "in_batch", "negatives"):
         assert evaluated[key] == result["recall"][key]
+    assert evaluated["held_out"] and evaluated["model"] == "r" and evaluated["protocol"] == "shared"
+    assert evaluated["pool"] == {"size": 16, "num_pools": 1}
     by_path = call("eval", result["run"])
     assert "text → image" in by_path.stdout and "chance" in by_path.stdout
     assert call(*TRAIN, "--run", "r").returncode == 1, "the name is taken"
@@ -91,17 +95,8 @@ def test_train_then_eval_agree_and_speak_json(call):
 def test_piped_output_is_plain_lines_and_what_cannot_change_on_resume_is_refused(capsys):
     done = lapclip(*TRAIN, "--run", "r")
     assert done.stdout == "" and "\x1b" not in done.stderr and "\r" not in done.stderr
-    for text in (
-        "loss",
-        "pairs/s",
-        "tau",
-        "left",
-        "text → image",
-        "learned.png",
-        "lapclip eval r",
-        "--resume r",
-    ):
-        assert text in done.stderr, done.stderr
+    expected = ("loss", "pairs/s", "tau", "left", "text → image", "learned.png", "eval r", "--resume r")
+    assert all(text in done.stderr for text in expected), done.stderr
     table = done.stderr[done.stderr.index("validation images, ") :].splitlines()[:8]
     assert max(map(len, table)) <= 80 and "\u2026" not in done.stderr, "nothing is cut at 80 columns"
     # What cannot change on resume is refused.

@@ -8,16 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, as_flags, command, environment
+from conftest import being_trained, command, environment, wait_for
 from glass import Terminal
+from made_events import finished
 from test_terminal import inspected, started, step, written
 
-from lapclip.runs.events import Finished, read_events
 from lapclip.runs.history import Summary
 from lapclip.runs.run import Run
 from lapclip.runs.status import run_to_watch
@@ -46,23 +44,8 @@ def terminal():
 def training(tmp_path_factory):
     """A folder with a run that trains as long as these tests take."""
     folder = tmp_path_factory.mktemp("training")
-    settings = SMALL | {"steps": 1_000_000, "eval_every": "2s"}
-    with (folder / "said").open("w") as said, ExitStack() as at_the_end:
-        process = subprocess.Popen(
-            command("train", *as_flags(settings), "--run", "live"), cwd=folder, stdout=said, stderr=said,
-            env=environment(LAPCLIP_CACHE=str(folder / "cache")),
-        )  # fmt: skip
-        at_the_end.callback(process.wait)
-        at_the_end.callback(process.kill)
-        deadline = time.monotonic() + 150
-        while not is_under_way(folder / "runs" / "live" / "events.jsonl"):
-            assert process.poll() is None and time.monotonic() < deadline, (folder / "said").read_text()
-            time.sleep(0.2)
+    with being_trained(folder, eval_every="2s") as process:
         yield folder, process
-
-
-def is_under_way(events: Path) -> bool:
-    return {"Evaluated", "Inspected"} <= {type(event).__name__ for event in read_events(events)}
 
 
 @pytest.fixture
@@ -72,15 +55,10 @@ def beside(training, monkeypatch):
 
 
 def step_now() -> int:
-    now = watched_now().history.step
-    assert now is not None
-    return now.step
-
-
-def watched_now() -> Summary:
     watched = Summary(run_to_watch("live"))
     watched.read()
-    return watched
+    assert watched.history.step is not None
+    return watched.history.step.step
 
 
 @pytest.mark.slow
@@ -99,10 +77,8 @@ def test_everything_essential_fits_the_window_and_q_leaves_the_training_alone(be
     assert window.code() == 0
     said = " ".join("".join(window.glass.lines[False]).split())
     assert not window.glass.is_other and "`live` continues training" in said
-    deadline = time.monotonic() + 20
-    while step_now() <= before and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert step_now() > before and beside.poll() is None
+    wait_for(lambda: step_now() > before, 20)
+    assert beside.poll() is None
 
 
 @pytest.mark.slow
@@ -158,15 +134,12 @@ def test_programs_get_one_object_and_watching_loads_no_torch(beside, call):
 
 @pytest.mark.slow
 def test_a_finished_run_opens_too(training, terminal, call, tmp_path):
-    shutil.copytree(
-        training[0] / "runs" / "live",
-        "runs/done",
-        ignore=shutil.ignore_patterns("checkpoints", "snapshots", ".*"),
-    )
+    others = shutil.ignore_patterns("checkpoints", "snapshots", ".*")
+    shutil.copytree(training[0] / "runs" / "live", "runs/done", ignore=others)
     run = Run(Path("runs/done"))
     (run.path / "lock").unlink()
     with run.owned():
-        run.write(Finished("budget", 6, 0.1, 1.0, 48, 40.0, 10**9, 10**6, None, None, None))
+        run.write(finished(6, recall=None))
     window = terminal("watch", columns=80, rows=24)
     assert window.code() == 0
     text = "\n".join(window.glass.lines[False])

@@ -4,11 +4,10 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, command, environment, picture_folder
+from conftest import ROOT, command, environment, picture_folder, wait_for
 from PIL import Image
 from test_decode import JPEG, png_of_size
 
@@ -109,10 +108,8 @@ def test_a_stopped_pack_says_how_to_go_on(tmp_path, call):
     process = subprocess.Popen(
         command("data", "pack", str(folder)), stderr=subprocess.PIPE, text=True, env=environment()
     )
-    records = Path(os.environ["LAPCLIP_CACHE"])
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not any(f.stat().st_size for f in records.glob("packs/*/records")):
-        time.sleep(0.01)
+    packs = Path(os.environ["LAPCLIP_CACHE"], "packs")
+    wait_for(lambda: any(records.stat().st_size for records in packs.glob("*/records")))
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "the same command continues from there" in said

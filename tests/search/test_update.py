@@ -232,9 +232,8 @@ def test_a_model_trained_since_is_indexed_again_and_the_old_index_serves_until_t
     assert away["num_replaced"] == 0
     (here / "unplugged").rename(here / "disk")
     result = index()
-    assert (
-        "trained since" not in result["said"] and result["num_replaced"] == 1 and result["num_indexed"] == 15
-    )
+    assert "trained since" not in result["said"]
+    assert (result["num_replaced"], result["num_indexed"]) == (1, 15)
     assert [index.path for index in list_indexes()] == [Path(result["path"])] and not old.path.exists()
     assert_is_right(here / "photos", here / "disk")
     assert len(by_path(old)) == 15, "who has it open still sees it"

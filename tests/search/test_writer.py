@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import environment, wait_for
+from conftest import begin, wait_for
 from test_update import make_run
 
 from lapclip.search.index import Index, list_indexes
@@ -47,14 +47,8 @@ def prepared(tmp_path_factory) -> Path:
 def start(folder: Path) -> subprocess.Popen:
     """The command, when it has begun to add to what the index has."""
     known = num_indexed(folder)
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "index", "photos", "--json"],
-        cwd=folder,
-        env=environment(LAPCLIP_CACHE=str(folder / "cache")),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = begin(folder, sys.executable, "-c", SLOW, "index", "photos", "--json", **pipes)
     wait_for(lambda: process.poll() is not None or num_indexed(folder) > known)
     return process
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import command, environment, lapclip, wait_for
+from conftest import begin, command, lapclip, wait_for
 from made_events import evaluated, finished, inspected, started, step
 
 from lapclip.cli.serve import require_web
@@ -48,13 +48,8 @@ class Server:
     command = ("watch", "--web")
 
     def __init__(self, folder: Path, *arguments: str, port: int = 0, program: list[str] | None = None):
-        self.process = subprocess.Popen(
-            program or command(*self.command, "--no-open", "--port", str(port), *arguments),
-            cwd=folder,
-            env=environment(LAPCLIP_CACHE=str(folder / "cache")),
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        program = program or command(*self.command, "--no-open", "--port", str(port), *arguments)
+        self.process = begin(folder, *program, stderr=subprocess.PIPE)
         said = self.process.stderr.readline()
         if "http://127.0.0.1:" not in said:
             pytest.fail(said + self.stop(signal.SIGKILL))

@@ -5,12 +5,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, as_flags, command, environment, wait_for
+from conftest import being_trained
 from made_events import evaluated, finished, inspected, started, step
 from test_http import Server, append, write_run
 
@@ -86,24 +85,8 @@ def draw_image(path: Path) -> None:
 @pytest.fixture(scope="module")
 def training(folder):
     """A real run in a process of its own, for the last tests only: it would take a core from the others."""
-    settings = SMALL | {"run": "live", "steps": 1_000_000, "eval_every": 20}
-    with (folder / "train.log").open("w") as log:
-        process = subprocess.Popen(
-            command("train", *as_flags(settings)),
-            cwd=folder,
-            env=environment(LAPCLIP_CACHE=str(folder / "cache")),
-            stdout=log,
-            stderr=log,
-        )
-    run = Run(folder / "runs" / "live")
-    try:
-        wait_for(lambda: (run.path / "events.jsonl").exists() and len(written(run)) >= 2, seconds=120)
-        yield run
-        process.send_signal(signal.SIGINT)
-        process.wait(timeout=60)
-    finally:
-        process.kill()
-        process.wait()
+    with being_trained(folder, eval_every=20):
+        yield Run(folder / "runs" / "live")
 
 
 @pytest.fixture(scope="module")
@@ -215,10 +198,7 @@ def test_a_curve_can_be_read_and_looked_at_closely(visit):
     seen.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20, steps=3)
     seen.page.mouse.up()
     seen.wait("document.getElementById('range').value === ''")
-    deadline = time.monotonic() + 10
-    while pixels(seen.page, ".plot canvas") == whole:  # it is drawn a moment later
-        assert time.monotonic() < deadline
-        seen.page.wait_for_timeout(50)
+    seen.wait(f"document.querySelector('.plot canvas').toDataURL() !== {json.dumps(whole)}")
     seen.page.locator("#range").select_option("1")
     figure.locator("summary").click()
     figure.locator("th").first.wait_for()

@@ -8,12 +8,10 @@ import re
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
 import weakref
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +23,7 @@ import numpy as np
 import pytest
 from conftest import SMALL, picture_folder, wait_for
 from PIL import Image
+from test_decode import png_of_size
 from test_http import Server
 
 import lapclip
@@ -136,17 +135,6 @@ def embedder(served):
 def ids(served) -> dict[str, int]:
     found = served.told("/search?q=a+cat&top=100")["results"]
     return {one["name"]: one["id"] for one in found}
-
-
-def as_png(width: int, height: int) -> bytes:
-    """An image of one colour that says that it is as large as that."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    pixels = zlib.compress(bytes(1 + 3 * min(width, 1000)) * min(height, 1000))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
 def upload(served, *headers: str) -> bytes:
@@ -285,7 +273,7 @@ def test_a_link_that_comes_after_the_index_is_not_followed(served):
 
 def test_what_is_no_image_is_refused_in_words(served):
     whole = (served.photos / "03.jpg").read_bytes()
-    bomb = as_png(30_000, 30_000)
+    bomb = png_of_size(30_000, 30_000)
     for body in (b"text", whole[:300], bytes(1000), bomb, b"GIF89a" + b"\xff" * 40, b"%!PS-Adobe"):
         served.refused(415, "/search", body)
         served.refused(415, "/embed", body)
@@ -363,14 +351,8 @@ def test_other_names_and_other_sites_pages_are_refused(served):
         policy = headers.pop("content-security-policy")
         assert HEADERS.keys() - {"content-security-policy"} <= headers.keys()
         assert "default-src 'none'" in policy and "img-src 'self' blob:" in policy and "unsafe" not in policy
-    for host in (
-        "evil.example",
-        f"evil.example:{port}",
-        "127.0.0.1",
-        "localhost:1",
-        f"127.0.0.1.nip.io:{port}",
-        "",
-    ):
+    other = ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1.nip.io:{port}")
+    for host in (*other, "localhost:1", ""):
         served.refused(421, "/health", Host=host)
     for host in ("localhost", "127.0.0.1", "[::1]", "LOCALHOST"):
         assert served.told("/health", Host=f"{host}:{port}")
@@ -587,12 +569,7 @@ def test_without_an_index_the_model_is_served_and_an_index_that_comes_is_seen(em
         answered = ("/", "/static/search.js", "/openapi.json", f"/thumbnail/{first}", f"/picture/{first}")
         for path in (*answered, f"/search?like={first}&folder=", f"/classify?id={first}&label=a"):
             assert (await client.get(path)).status_code == 200, path
-        refused = {
-            "/search?tpo=1": 400,
-            "/search?q=a&q=b": 400,
-            "/search?q=%ff": 400,
-            "/search?q=a&top=x": 400,
-        }
+        refused = {f"/search?{wrong}": 400 for wrong in ("tpo=1", "q=a&q=b", "q=%ff", "q=a&top=x")}
         for path, status in (refused | {"/thumbnail/0": 404, "/static/x.js": 404, "/none": 404}).items():
             assert (await client.get(path)).status_code == status, path
 

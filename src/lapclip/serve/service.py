@@ -33,9 +33,7 @@ class Service:
 
     needs_token = False
 
-    def __init__(
-        self, embedder: Embedder, index: Index | None, *, is_batching: bool = True, num_known: int = NUM_KNOWN
-    ):
+    def __init__(self, embedder: Embedder, index: Index | None, *, is_batching: bool = True):
         self.embedder = embedder
         self.searcher = Searcher(index, embedder) if index is not None else None
         self.looked = time.monotonic()
@@ -44,7 +42,7 @@ class Service:
         self.searchers = ThreadPoolExecutor(NUM_SEARCHERS, "searching")
         self.embedding = ThreadPoolExecutor(1, "embedding")
         make = partial(Batcher, pool=self.embedding, is_batching=is_batching)
-        self.texts = make(lambda texts: embedder.texts(texts, progress=False), num_known=num_known)
+        self.texts = make(lambda texts: embedder.texts(texts, progress=False), num_known=NUM_KNOWN)
         self.images = make(lambda pixels: embedder.pixels(np.stack(pixels)))
 
     async def in_thread(self, pool: ThreadPoolExecutor, function: Callable[..., T], *values: Any) -> T:
