@@ -1,4 +1,4 @@
-"""Emoji named in words: more than a thousand small images that need no download.
+"""Every emoji this machine can draw, named in words: thousands of small images that need no download.
 
 Images come from the system's own colour font, or from a folder of Twemoji's; words from the `emoji` package.
 """
@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, features
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options
 from lapclip.data.files import Folders, Problem, file_stamp
@@ -31,7 +31,7 @@ FONT_SIZES = (160, 136, 128, 109, 96, 72, 64)  # a font of bitmaps is only to be
 
 FACE = "\N{GRINNING FACE}"  # every emoji font has it, and in every one it is yellow
 UNASSIGNED = "\u0378"  # drawn as whatever the font puts for what it lacks
-EMOJI_STYLE = "\ufe0f"
+JOINER, EMOJI_STYLE = "\u200d", "\ufe0f"
 TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 # Most characters of these are emoji.
 BLOCKS = (range(0x2600, 0x27C0), range(0x1F300, 0x1F700), range(0x1F900, 0x1FA00), range(0x1FA70, 0x1FB00))
@@ -162,12 +162,12 @@ def on_a_sheet(font: ImageFont.FreeTypeFont, text: str) -> Image.Image:
 
 
 def from_font(name: str, path: str, size: int) -> Catalogue:
-    """Single characters only: not every Pillow can join the parts of families, flags and skin tones."""
     gathering, texts = Gathering(), []
+    can_join = features.check("raqm")  # what is made of parts, as families and flags
     font = load_font(path, size)
     for written, captions in emoji_names():
-        text = written.replace(EMOJI_STYLE, "")
-        if len(text) == 1 and is_drawn(font, text):
+        text = written if can_join else written.replace(EMOJI_STYLE, "")
+        if (can_join or len(text) == 1) and is_drawn(font, text):
             gathering.add(code_points(text), captions)
             texts.append(text)
         else:
@@ -176,14 +176,33 @@ def from_font(name: str, path: str, size: int) -> Catalogue:
 
 
 def is_drawn(font: ImageFont.FreeTypeFont, text: str) -> bool:
-    """Whether a font has an image for a character; by its box, since drawing thousands takes seconds."""
+    """Whether a font has one image for all of a text; by widths, since drawing thousands takes seconds."""
+    parts = [c for c in text if c not in (JOINER, EMOJI_STYLE)]
     try:
-        box = font.getbbox(text, mode="RGBA")
-        if box != font.getbbox(UNASSIGNED, mode="RGBA"):
-            return box[0] < box[2] and box[1] < box[3]
-        return on_a_sheet(font, text) != on_a_sheet(font, UNASSIGNED)
+        if len(parts) == 1:
+            box = font.getbbox(text, mode="RGBA")
+            if box != font.getbbox(UNASSIGNED, mode="RGBA"):
+                return box[0] < box[2] and box[1] < box[3]
+            return on_a_sheet(font, text) != on_a_sheet(font, UNASSIGNED)
+        usual, whole = width(font, FACE), width(font, text)
+        if abs(whole - usual) > usual / 4:  # side by side, as what a font cannot join comes out
+            return False
+        if abs(whole - sum(width(font, part) for part in parts)) > usual / 8:
+            return True
+        if abs(whole - width(font, parts[0])) > usual / 8:
+            return False
+        # The flag of England is a black one followed by letters without width: only the drawing tells them apart.
+        return on_a_sheet(font, text) != on_a_sheet(font, parts[0])
     except (OSError, ValueError):  # from a broken glyph
         return False
+
+
+@lru_cache(maxsize=8192)
+def width(font: ImageFont.FreeTypeFont, text: str) -> float:
+    try:
+        return font.getlength(text, mode="RGBA")
+    except ValueError:  # from raqm, for a text that is all invisible
+        return 0.0
 
 
 # Names
