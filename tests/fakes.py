@@ -131,7 +131,7 @@ class Small(Peculiar):
             if tensor.nbytes > self.limit_bytes and memory(tensor) not in given:
                 self.refused.append(tensor.nbytes)
                 raise torch.OutOfMemoryError(
-                    f"MPS backend out of memory. Tried to allocate {tensor.nbytes} bytes on private pool."
+                    f"MPS backend out of memory. Tried to allocate {tensor.nbytes} bytes."
                 )
         return result
 
@@ -144,9 +144,8 @@ class Cannot(Peculiar):
 
     def run(self, operation: Any, args: tuple, kwargs: dict) -> Any:
         if operation.name().split(".")[0] == self.operation:
-            raise NotImplementedError(
-                f"The operator '{self.operation}' is not currently implemented for the MPS device."
-            )
+            said = f"The operator '{self.operation}' is not currently implemented for the MPS device."
+            raise NotImplementedError(said)
         return operation(*args, **kwargs)
 
 
@@ -227,7 +226,10 @@ class Follower:
             if self.is_there(args[1]) and not self.is_there(args[0]):
                 self.copied.append(finding(operation, args[1]))
             return result
-        if there and (packet in WAITS or (packet is aten.index and has_mask(args[1]))):
+        has_mask = packet is aten.index and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        if there and (packet in WAITS or has_mask):
             self.copied.append(finding(operation, there[0]))
         if there and left and not are_numbers(operation, args, left):
             self.mixed.append(finding(operation, left[0]))
@@ -303,10 +305,6 @@ def are_numbers(operation: Any, args: tuple, left: list[Tensor]) -> bool:
     is_written = operation._schema.is_mutable and any(tensor is args[0] for tensor in left)
     are_single = all(tensor.ndim == 0 for tensor in left)
     return torch.Tag.pointwise in operation.tags and are_single and not is_written
-
-
-def has_mask(indices: Any) -> bool:
-    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
 
 
 def target_device(follower: Follower, *args: Any, **kwargs: Any) -> torch.device | None:

@@ -14,10 +14,11 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
 from lapclip.errors import UserError
@@ -50,18 +51,14 @@ class Held:
 def read_lock(path: Path) -> Held:
     try:
         with path.open("rb") as file:
-            content = json.loads(file.read(BLOCK))
-            types = {"pid": int, "started": float, "taken": float}
-            numbers = {name: kind(content[name]) for name, kind in types.items() if name in content}
-            is_held = False
-            if "pid" in numbers:  # otherwise this would be in the way of a process that takes it
+            held = replace(msgspec.json.decode(file.read(BLOCK), type=Held), is_held=False)
+            if held.pid is not None:  # otherwise this would be in the way of a process that takes it
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    is_held = True
-            said = content.get("said")
-            return Held(**numbers, is_held=is_held, said=said if isinstance(said, dict) else None)
-    except (OSError, ValueError, TypeError, AttributeError):  # there is none, it is empty, or not one of ours
+                    held = replace(held, is_held=True)
+            return held
+    except (OSError, ValueError, msgspec.MsgspecError):  # there is none, it is empty, or not one of ours
         return Held()
 
 

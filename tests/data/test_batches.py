@@ -27,14 +27,8 @@ TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(50)], 4
 
 
 def batches(num: int, *, source=SOURCE, first_step=0, workers=0, seed=0, batch_size=8):
-    settings = {
-        "image_size": 16,
-        "text_length": 32,
-        "seed": seed,
-        "first_step": first_step,
-        "workers": workers,
-    }
-    with closing(load_batches(source, TOKENIZER, batch_size=batch_size, **settings)) as loader:
+    settings = {"seed": seed, "first_step": first_step, "workers": workers, "batch_size": batch_size}
+    with closing(load_batches(source, TOKENIZER, image_size=16, text_length=32, **settings)) as loader:
         return list(islice(loader, num))
 
 
@@ -78,14 +72,11 @@ class Album(Source):
         return tuple(f"{word} {index}" for word in ("one", "two", "three"))
 
 
-def test_each_caption_of_an_image_gets_its_turn():
+def test_each_caption_of_an_image_gets_its_turn_and_equal_captions_and_images_share_a_number():
     seen: Counter = Counter()
     for batch in batches(60, source=Album(), batch_size=2):
         seen.update(map(bytes, batch.tokens))
     assert len(seen) == 6 and set(seen.values()) == {20}
-
-
-def test_equal_captions_and_equal_images_share_a_number():
     (batch,) = batches(1, source=Album(), batch_size=8)
     same_image = batch.image_ids[:, None] == batch.image_ids
     assert same_image.sum() == 32
@@ -110,9 +101,7 @@ def test_a_killed_worker_is_an_error_and_not_a_wait_without_end():
 
 PROGRAM = """
 import sys, time
-from itertools import islice
 from lapclip.data.batches import load_batches
-from lapclip.data.source import Source
 from lapclip.data.synthetic import SceneSource
 from lapclip.data.tokenizer import train_tokenizer
 def main():

@@ -5,6 +5,7 @@ import os
 import plistlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -34,9 +35,6 @@ def write(folder: Path, files: dict[str, object]) -> Path:
     return folder
 
 
-# Power of the processor package
-
-
 def package(root: Path, microjoules: int, *, zone: str = "intel-rapl:0", name: str = "package-0") -> Path:
     files = {"name": name, "energy_uj": microjoules, "max_energy_range_uj": 262143328850}
     return write(root / "sys/class/powercap" / zone, files)
@@ -62,22 +60,16 @@ def test_package_power_is_energy_over_time_and_nothing_is_counted_twice(tmp_path
     assert readings == {"power_watts": pytest.approx(15.0, rel=0.02), "power_of": "processor package"}
 
 
-def test_a_counter_that_wraps_around_goes_on_and_one_that_was_reset_says_nothing(tmp_path):
+def test_a_counter_that_wraps_around_goes_on_and_one_that_was_reset_or_is_unreadable_says_nothing(tmp_path):
     package(tmp_path, 262_000_000_000)  # 143.3 J to the end and 56.7 J after
     readings = watts_after_ten_seconds(tmp_path, lambda: package(tmp_path, 56_671_150))
     assert readings["power_watts"] == pytest.approx(20.0, rel=0.02)
     package(tmp_path, 100_000_000_000)
     assert watts_after_ten_seconds(tmp_path, lambda: package(tmp_path, 1_000_000)) == {}, "kilowatts"
-
-
-def test_energy_that_may_not_be_read_is_no_reading_and_no_error(tmp_path):
     zone = package(tmp_path, 0)
     (zone / "energy_uj").unlink()
     (zone / "energy_uj").mkdir()  # reading it fails for root too
     assert watts_after_ten_seconds(tmp_path, lambda: None) == {}
-
-
-# Battery
 
 
 @pytest.fixture
@@ -112,16 +104,13 @@ def test_a_machine_is_plugged_in_by_default(tmp_path, status, online, is_plugged
     assert read_battery(tmp_path) == Battery(40.0, is_plugged)
 
 
-def test_two_batteries_are_one(tmp_path, on_linux):
+def test_two_batteries_are_one_and_a_mouse_and_nonsense_are_none(tmp_path, on_linux):
+    assert read_battery(tmp_path / "none") is None
+    supply(tmp_path, "hidpp_battery_0", "Battery", scope="Device", status="Discharging", capacity=5)
+    assert read_battery(tmp_path) is None
     supply(tmp_path, "BAT0", "Battery", status="Full", capacity=100)
     supply(tmp_path, "BAT1", "Battery", status="Discharging", capacity=20)
     assert read_battery(tmp_path) == Battery(percent=60.0, is_plugged=False)
-
-
-def test_a_mouse_and_nonsense_are_no_battery(tmp_path, on_linux):
-    assert read_battery(tmp_path) is None
-    supply(tmp_path, "hidpp_battery_0", "Battery", scope="Device", status="Discharging", capacity=5)
-    assert read_battery(tmp_path) is None
     supply(tmp_path, "BAT0", "Battery", status="?", capacity="much")
     assert read_battery(tmp_path) is None
 
@@ -135,13 +124,10 @@ def test_training_pauses_below_the_limit_and_on_battery_only(monkeypatch):
         assert reason_to_pause("20%") is None
 
 
-# macOS
-
-
 def test_a_mac_s_battery_is_read_by_psutil(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    battery = psutil._common.sbattery if hasattr(psutil._common, "sbattery") else psutil._ntuples.sbattery
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery(31, 3600, False))
+    battery = SimpleNamespace(percent=31, power_plugged=False)
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: battery)
     assert read_battery() == Battery(31.0, False)
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None)
     assert read_battery() is None
@@ -178,9 +164,6 @@ def test_macmon_tells_the_whole_machine_or_else_the_chip():
 def test_unexpected_text_raises_what_sensors_ignore(parse, text):
     with pytest.raises(UNREADABLE):
         parse(text)
-
-
-# Keeping awake
 
 
 @pytest.fixture

@@ -37,8 +37,6 @@ def burn(seconds: float) -> None:
     exec(BURN.format(seconds=seconds))
 
 
-# Temperature
-
 Chip = namedtuple("Chip", ["label", "current"])
 
 
@@ -69,9 +67,6 @@ def test_what_answers_slowly_is_asked_now_and_then_only(monkeypatch):
     assert sensors.read().items() >= {"battery": 56.0, "is_plugged": True}.items()
 
 
-# Recorded texts of other programs
-
-
 def test_what_other_programs_print_is_understood():
     quiet = "Note: No thermal warning level has been recorded\nNote: No CPU power status has been recorded\n"
     hot = f"{quiet}2021-07-07 12:32:50 -0400 CPU Power notify\n\tCPU_Speed_Limit \t= 62\n"
@@ -94,9 +89,6 @@ def test_a_sleeping_gpu_is_not_woken_to_be_asked(tmp_path):
     assert not is_gpu_awake(tmp_path, "0x10de")
     (device / "power/runtime_status").write_text("active\n")
     assert is_gpu_awake(tmp_path, "0x10de")
-
-
-# Programs in the background
 
 
 def write_program(name: str, text: str, shell: str = "/bin/sh") -> None:
@@ -156,9 +148,6 @@ def test_a_mac_is_read_from_its_programs(monkeypatch):
     assert readings["power_watts"] == 18.1, "the chip alone was told though the whole machine is known"
     expected = {"speed_limit": 0.8, "battery": 31.0, "is_plugged": False, "swapped_bytes": 32768}
     assert readings.items() >= expected.items()
-
-
-# This machine
 
 
 def test_this_machine_has_a_share_for_each_core_it_may_use():

@@ -83,7 +83,7 @@ def copy(clip, tmp_path) -> Path:
     return Path(shutil.copytree(clip[0], tmp_path / "theirs"))
 
 
-def their_embeddings(theirs, mean, std) -> tuple[np.ndarray, np.ndarray]:
+def assert_agree(embedder, theirs, atol=1e-5, mean=PIXEL_MEAN, std=PIXEL_STD) -> None:
     mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (mean, std))
     pipeline = clip_tokenizer()
     pipeline.encode_special_tokens = True
@@ -91,7 +91,8 @@ def their_embeddings(theirs, mean, std) -> tuple[np.ndarray, np.ndarray]:
     pixels = (torch.from_numpy(PIXELS) / 255 - mean) / std
     with torch.no_grad():
         out = theirs(input_ids=tokens, pixel_values=pixels, attention_mask=torch.ones_like(tokens))
-    return out.image_embeds.numpy(), out.text_embeds.numpy()
+    np.testing.assert_allclose(embedder.pixels(PIXELS), out.image_embeds.numpy(), atol=atol)
+    np.testing.assert_allclose(embedder.texts(TEXTS), out.text_embeds.numpy(), atol=atol)
 
 
 def change(file: Path, **changes) -> None:
@@ -100,12 +101,6 @@ def change(file: Path, **changes) -> None:
         tower, _, name = key.partition("__")
         (content[f"{tower}_config"] if name else content)[name or key] = value
     file.write_text(json.dumps(content))
-
-
-def assert_agree(embedder, theirs, atol=1e-5, mean=PIXEL_MEAN, std=PIXEL_STD) -> None:
-    images, texts = their_embeddings(theirs, mean, std)
-    np.testing.assert_allclose(embedder.pixels(PIXELS), images, atol=atol)
-    np.testing.assert_allclose(embedder.texts(TEXTS), texts, atol=atol)
 
 
 @pytest.mark.parametrize(("activation", "end_read_at"), [("quick_gelu", 2), ("gelu", None)])
@@ -185,13 +180,7 @@ def test_a_truncated_or_poisoned_file_of_weights_is_named(copy):
 
 @pytest.mark.parametrize(
     "about",
-    [
-        {"image_mean": 0.5},
-        {"image_mean": [1, 2]},
-        {"image_std": ["a", "b", "c"]},
-        {"image_std": [0, 0, 0]},
-        {"rescale_factor": 10**400},
-    ],
+    [{"image_mean": [1, 2]}, {"image_std": ["a"] * 3}, {"image_std": [0] * 3}, {"rescale_factor": 10**400}],
 )
 def test_images_that_are_normalised_by_other_than_three_numbers_are_refused(copy, about):
     (copy / "preprocessor_config.json").write_text(json.dumps(about))

@@ -70,8 +70,8 @@ def load_batches(
     workers: int,
 ) -> Generator[Batch]:
     """Batches without end, from some step on, in the size the source keeps its images in."""
-    if source.only_copies and (captions := source.all_captions(MAX_CACHED_CAPTIONS)) is not None:
-        tokenizer.cache(captions)
+    if source.only_copies and source.num_different <= MAX_CACHED_CAPTIONS:
+        tokenizer.max_cached = MAX_CACHED_CAPTIONS
     fetched = fetch_ahead(source, batch_size, source.stored_size(image_size), seed, first_step, workers)
     with closing(fetched):
         for some in fetched:

@@ -69,7 +69,12 @@ def draw_image(scene: Scene, image_size: int, random: Random) -> Image.Image:
     pixels = image_size * ENLARGED
     image = Image.new("RGB", (pixels, pixels))
     draw = ImageDraw.Draw(image)
-    draw_ground(draw, scene.background, pixels, random)
+    sky, ground, mark = (shaded(colour, random.randint(-28, 28)) for colour in GROUND[scene.background])
+    horizon = pixels * random.randint(16, 40) // 100
+    for band in range(4):
+        draw.rectangle((0, horizon * band // 4, pixels, horizon), fill=shaded(sky, 6 * band))
+    draw.rectangle((0, horizon, pixels, pixels), fill=ground)
+    draw_pattern(draw, PATTERN[scene.background], horizon, pixels, mark)
     for thing in (scene.first, scene.second):
         draw_thing(draw, thing, pixels, random)
     return image.reduce(ENLARGED).point(light_table(scene.time, random.randint(-30, 30)))
@@ -80,15 +85,6 @@ def light_table(time: str, brightness: int) -> list[int]:
     return [
         min(255, level * (channel + brightness) // 256) for channel in LIGHT[time] for level in range(256)
     ]
-
-
-def draw_ground(draw: ImageDraw.ImageDraw, background: str, pixels: int, random: Random) -> None:
-    sky, ground, mark = (shaded(colour, random.randint(-28, 28)) for colour in GROUND[background])
-    horizon = pixels * random.randint(16, 40) // 100
-    for band in range(4):
-        draw.rectangle((0, horizon * band // 4, pixels, horizon), fill=shaded(sky, 6 * band))
-    draw.rectangle((0, horizon, pixels, pixels), fill=ground)
-    draw_pattern(draw, PATTERN[background], horizon, pixels, mark)
 
 
 def draw_pattern(draw: ImageDraw.ImageDraw, pattern: str, top: int, pixels: int, mark: Colour) -> None:

@@ -94,8 +94,7 @@ def draw_family(random: Random, layout: int) -> list[Scene]:
     The second thing carries the unseen combination and stays as it is; the first thing and what is around it vary.
     """
     scene = draw_scene(random)
-    unseen = replace(scene.second, colour=UNSEEN_COLOUR[scene.second.kind])
-    base = replace(scene, second=unseen)
+    base = replace(scene, second=replace(scene.second, colour=UNSEEN_COLOUR[scene.second.kind]))
     four, two = FAMILIES[layout % len(FAMILIES)]
     # Seeded by the family, so that the second attribute takes the same two values in all its members.
     return [

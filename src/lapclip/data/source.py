@@ -40,10 +40,6 @@ class Source(ABC):
         wordings = self.captions(index)
         return wordings[turn % len(wordings)]
 
-    def all_captions(self, max_captions: int) -> list[str] | None:
-        """Every caption there is, unless they are too many to hold."""
-        return None
-
     def name(self, index: int) -> str:
         return f"image {index}"
 
@@ -119,11 +115,6 @@ class TableSource(Source):
             return self.table.caption(int(self.numbers[index]))
         first, last = self.table.first[self.images[index] : self.images[index] + 2].tolist()
         return self.table.caption(first + turn % (last - first))
-
-    def all_captions(self, max_captions: int) -> list[str] | None:
-        if self.num_captions.sum() > max_captions:
-            return None
-        return [caption for image in self.images.tolist() for caption in self.table.captions(image)]
 
     def name(self, index: int) -> str:
         return self.table.name(int(self.image_of[index]))
@@ -253,11 +244,6 @@ class Mixed(Source):
     def caption(self, index: int, turn: int) -> str:
         part, own = self.part_of(index)
         return part.caption(own, turn)
-
-    def all_captions(self, max_captions: int) -> list[str] | None:
-        parts = [part.all_captions(max_captions) for part in self.parts]
-        known = [caption for own in parts if own is not None for caption in own]
-        return known if None not in parts and len(known) <= max_captions else None
 
     def name(self, index: int) -> str:
         part, own = self.part_of(index)

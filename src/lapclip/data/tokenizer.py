@@ -6,8 +6,7 @@ pipeline, such as OpenAI's, works too: it says which of its ids start, end and p
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,7 @@ class Tokenizer:
         self.pipeline = pipeline
         self.start, self.end, self.pad = start, end, pad
         self.cached: dict[str, Sequence[int]] = {}
+        self.max_cached = 0  # captions whose tokens are kept in memory
         # `<end>` in a caption is plain text: only `encode` ends a row.
         self.pipeline.encode_special_tokens = True
         self.pipeline.no_padding()  # that and cutting is done here; other people's files may ask for both
@@ -59,27 +59,19 @@ class Tokenizer:
 
     def lengths(self, captions: list[str]) -> np.ndarray:
         """Tokens of each caption, start and end included, before any cut."""
-        counts = [len(ids) + 2 for some in batched(captions, 10_000) for ids in self.ids(list(some))]
-        return np.array(counts, dtype=np.int64)
-
-    def cache(self, captions: Iterable[str]) -> None:
-        """Caches the tokens of captions that come in every epoch."""
-        for some in batched(captions, 10_000):
-            self.cached |= zip(some, (array("i", ids) for ids in self.ids(list(some))), strict=True)
+        some = (captions[i : i + 10_000] for i in range(0, len(captions), 10_000))
+        return np.array([len(ids) + 2 for few in some for ids in self.ids(few)], dtype=np.int64)
 
     def ids(self, captions: list[str]) -> list[Sequence[int]]:
         new = [caption for caption in captions if caption not in self.cached]
-        found = iter(self.pipeline.encode_batch_fast(new, add_special_tokens=False) if new else ())
-        return [self.cached[c] if c in self.cached else next(found).ids for c in captions]
+        encoded = self.pipeline.encode_batch_fast(new, add_special_tokens=False)
+        found = {caption: array("i", one.ids) for caption, one in zip(new, encoded, strict=True)}
+        if len(self.cached) + len(found) <= self.max_cached:
+            self.cached |= found
+        return [found[caption] if caption in found else self.cached[caption] for caption in captions]
 
     def to_json(self) -> str:
         return self.pipeline.to_str(pretty=True)
-
-
-def batched(captions: Iterable[str], size: int) -> Iterator[tuple[str, ...]]:
-    captions = iter(captions)
-    while some := tuple(islice(captions, size)):
-        yield some
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
