@@ -9,7 +9,7 @@ from lapclip.autotune.plans import Measured, asked_parts, plans_on, thread_count
 from lapclip.autotune.resolve import Draft, devices_for, resolve_chunk
 from lapclip.autotune.work import Work
 from lapclip.config import Plan
-from lapclip.machine.device import default_threads, processor
+from lapclip.machine.device import DEFAULT_THREADS, processor
 from lapclip.model.clip import flops_per_pair
 
 SHARE_OF_BUDGET = 0.05
@@ -25,7 +25,7 @@ def plans_for(
 ) -> list[Plan]:
     """The plans that a run could use: on each device the largest chunk that fits, and halves of it."""
     asked = asked_parts(draft.config)
-    threads = [asked["threads"]] if "threads" in asked else thread_counts(draft.machine, default_threads())
+    threads = [asked["threads"]] if "threads" in asked else thread_counts(draft.machine, DEFAULT_THREADS)
     plans: list[Plan] = []
     for device in devices_for(draft.config):
         largest = resolve_chunk(draft, device).value

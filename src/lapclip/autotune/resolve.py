@@ -10,7 +10,7 @@ from lapclip.autotune.work import Work
 from lapclip.config import BUDGETS, PLAN, SETTINGS, Config, FormatName, Plan, value_of, with_values
 from lapclip.data.advice import Advice, DataFacts, advise_tokenizer
 from lapclip.errors import UserError
-from lapclip.machine.device import Device, default_threads, device_named, present_devices
+from lapclip.machine.device import DEFAULT_THREADS, Device, device_named, present_devices
 from lapclip.machine.hardware import Machine
 from lapclip.model.clip import flops_per_pair, shape_of
 
@@ -180,7 +180,7 @@ def resolve_plan(draft: Draft, measured: Measured | None) -> tuple[Candidate, Ch
     told = reasons | found | dict.fromkeys(asked, ASKED)
     if asked.get("chunk", 0) > batch_size:
         told["chunk"] = f"the whole batch, which is smaller than {asked['chunk']}"
-    parts = {"device": name, "precision": "fp32", "threads": default_threads(), "chunk": chunk.value} | asked
+    parts = {"device": name, "precision": "fp32", "threads": DEFAULT_THREADS, "chunk": chunk.value} | asked
     usual = Plan(**parts | {"chunk": min(batch_size, parts["chunk"])})
     chosen = chosen or Candidate(usual)
     choices = {}

@@ -20,7 +20,7 @@ from lapclip.config import Config
 from lapclip.data.open import Data
 from lapclip.errors import UserError, code
 from lapclip.files import write_atomically
-from lapclip.machine.device import Device, default_threads, processor, set_up_process
+from lapclip.machine.device import DEFAULT_THREADS, Device, processor, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.units import age, duration, listed, rate, short_count, size
 from lapclip.view.document import Document, Section, Table, columns_of
@@ -111,7 +111,7 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
     timings = known.ops if known else []
     when = known.when if known else time.time()
     if not timings:
-        set_up_process(default_threads())  # as in training: one that frees memory triples large copies
+        set_up_process(DEFAULT_THREADS)  # as in training: one that frees memory triples large copies
         for timing in time_ops(devices):
             yield f"{timing.op} of {timing.size} on {timing.device}"
             timings.append(timing)

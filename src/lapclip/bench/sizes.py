@@ -26,7 +26,7 @@ from lapclip.config import Plan, load_config
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.data.workers import STOPPING, start_worker
 from lapclip.errors import UserError
-from lapclip.machine.device import Device, default_threads, processor, ran_out_of_memory, set_up_process
+from lapclip.machine.device import DEFAULT_THREADS, Device, processor, ran_out_of_memory, set_up_process
 from lapclip.machine.hardware import limit_openmp_spinning, read_machine
 from lapclip.model.clip import flops_per_pair, shape_of
 from lapclip.train.prepare import draft_of
@@ -167,7 +167,7 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
     )
     _, draft = draft_of(config)
     work = draft.work
-    plan = Plan(device, "fp32", default_threads(), draft.resolve()[0].train.chunk or 1)
+    plan = Plan(device, "fp32", DEFAULT_THREADS, draft.resolve()[0].train.chunk or 1)
     flops = flops_per_pair(shape_of(config.model), num_tokens=work.num_tokens)  # of one pass
     if rate is not None:
         limit = max(4, int(MAX_STEP_SECONDS * rate / (3 * flops)))

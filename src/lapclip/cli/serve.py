@@ -69,13 +69,13 @@ def serve(
         hosts = hosts_of(names, listening.getsockname()[1], allow_host)
         with working("loading the model"):
             embedder, index = load_model(model)
-        from lapclip.machine.device import default_threads, set_up_process
+        from lapclip.machine.device import DEFAULT_THREADS, set_up_process
         from lapclip.serve.api import build_server
         from lapclip.serve.service import Service
 
         allow_many_files()
         # One core is left to clients: measured, a single text is embedded no slower by it.
-        set_up_process(max(1, default_threads() - 1), keep_memory=False)
+        set_up_process(max(1, DEFAULT_THREADS - 1), keep_memory=False)
         service = Service(embedder, index, is_batching=batching)
         address = address_of(listening, names[0] if names else host)
         app = build_server(service, address=address, hosts=hosts, token=token, limits=limits)

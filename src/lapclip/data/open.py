@@ -115,17 +115,13 @@ def mixed(parts: list[Part]) -> tuple[Source, Source]:
 
 
 def find_files(config: DataConfig, name: str) -> Files:
-    images = config.images and resolve_images(config.images, name)
+    images = config.images and os.path.expanduser(config.images)
+    if images:  # relative to the current folder, or to the table
+        beside = os.path.join(os.path.dirname(os.path.abspath(name)), images)
+        images = beside if not os.path.exists(images) and os.path.exists(beside) else os.path.abspath(images)
     options = Options(config.format, images, config.image_column, config.caption_column)
     catalogue, identity = open_catalogue(name, options)
     return Files(identity, catalogue, images)
-
-
-def resolve_images(images: str, name: str) -> str:
-    """The absolute path of the folder: relative to the current folder, or to the table."""
-    images = os.path.expanduser(images)
-    beside = os.path.join(os.path.dirname(os.path.abspath(name)), images)
-    return beside if not os.path.exists(images) and os.path.exists(beside) else os.path.abspath(images)
 
 
 def split_together(files: list[Files], share: float) -> None:
@@ -201,16 +197,14 @@ def parse_source(text: str) -> list[tuple[str, float]]:
 
 def plain_name(source: str) -> str:
     """What a run over a source is called: `flickr8k` for `flickr8k/captions.txt`, `photos-emoji` for two."""
-    return "-".join(plain_part(name) for name, _ in parse_source(source)[:2])
-
-
-def plain_part(name: str) -> str:
-    if name.partition(":")[0] in ("synthetic", "emoji", "hf"):
-        name = name.replace("/", "-")
-    path = Path(name).absolute()
-    stem = re.sub(r"[{*\[].*", "", path.stem)  # of shards
-    named = path.parent.name if stem in PLAIN_STEMS else stem
-    return re.sub(r"[^\w.]+", "-", named).strip("-._") or "run"
+    names = []
+    for name, _ in parse_source(source)[:2]:
+        is_folder = name.partition(":")[0] not in ("synthetic", "emoji", "hf")
+        path = Path(name if is_folder else name.replace("/", "-")).absolute()
+        stem = re.sub(r"[{*\[].*", "", path.stem)  # of shards
+        named = path.parent.name if stem in PLAIN_STEMS else stem
+        names.append(re.sub(r"[^\w.]+", "-", named).strip("-._") or "run")
+    return "-".join(names)
 
 
 def open_synthetic(name: str) -> tuple[Source, Source]:

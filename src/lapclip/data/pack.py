@@ -145,7 +145,12 @@ class Journal:
         with writing(path):
             self.pixels_file: BinaryIO = (path / "pixels").open("ab+")
             self.records_file: BinaryIO = (path / "records").open("ab+")
-        self.records = self.read_whole_records()
+        # Records whose pixels are not on the disk, as a killed process leaves them, are cut off.
+        num_rows = os.fstat(self.pixels_file.fileno()).st_size // self.row_bytes
+        records = self.map_records(os.fstat(self.records_file.fileno()).st_size // RECORD.itemsize)
+        torn = np.flatnonzero(records["row"] >= num_rows)
+        self.records = records[: torn[0]] if len(torn) else records
+        self.records_file.truncate(len(self.records) * RECORD.itemsize)
         self.num_records = len(self.records)
         self.num_rows = int(self.records["row"].max(initial=-1)) + 1
         self.pixels_file.truncate(self.num_rows * self.row_bytes)
@@ -164,16 +169,6 @@ class Journal:
             for file in (self.records_file, self.pixels_file):
                 with contextlib.suppress(OSError):  # reported by `sync` already
                     file.close()
-
-    def read_whole_records(self) -> np.ndarray:
-        """The records whose pixels are on the disk; what a killed process left half done is cut off."""
-        num_records = os.fstat(self.records_file.fileno()).st_size // RECORD.itemsize
-        num_rows = os.fstat(self.pixels_file.fileno()).st_size // self.row_bytes
-        records = self.map_records(num_records)
-        torn = np.flatnonzero(records["row"] >= num_rows)
-        records = records[: torn[0]] if len(torn) else records
-        self.records_file.truncate(len(records) * RECORD.itemsize)
-        return records
 
     def map_records(self, count: int) -> np.ndarray:
         if not count:

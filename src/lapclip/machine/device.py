@@ -25,7 +25,8 @@ OUT_OF_MEMORY = (
     "could not create a primitive",
 )  # fmt: skip
 
-DEFAULT_THREADS = torch.get_num_threads()  # before another number is set
+# Torch's own choice, before another is set: performance cores on a Mac, elsewhere the cores this process may use.
+DEFAULT_THREADS = torch.get_num_threads()
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -218,8 +219,3 @@ def set_up_process(threads: int, *, keep_memory: bool = True) -> None:
 def release_memory() -> None:
     """Returns what the CPU's allocator keeps to the system."""
     processor().release_memory()
-
-
-def default_threads() -> int:
-    """torch's own choice: the performance cores on a Mac, the cores this process may use elsewhere."""
-    return DEFAULT_THREADS

@@ -118,10 +118,8 @@ class PackagePower:
         before, self.microjoules, self.when = self.microjoules, self.read_counters(), self.when + elapsed
         if before.keys() != self.microjoules.keys() or elapsed > MAX_SECONDS:
             return {}
-        spent = 0
-        for zone, counter in self.microjoules.items():
-            wraps_at = int(read_text(zone / "max_energy_range_uj"))
-            spent += (counter - before[zone]) % wraps_at
+        wraps_at = {zone: int(read_text(zone / "max_energy_range_uj")) for zone in before}
+        spent = sum((now - before[zone]) % wraps_at[zone] for zone, now in self.microjoules.items())
         return power(spent / 1e6 / elapsed, PACKAGE)
 
 
