@@ -51,15 +51,12 @@ class Elsewhere(Device):
 
 @dataclass(frozen=True, eq=False)
 class Peculiar(Elsewhere):
-    """One that computes the operations of a forward pass in a way of its own."""
+    """One that computes the operations of a forward pass in a way of its own: the `run` of a subclass."""
 
     @contextmanager
     def autocast(self, precision: PrecisionName) -> Iterator[None]:
         with super().autocast(precision), EveryOperation(self.run):
             yield
-
-    def run(self, operation: Any, args: tuple, kwargs: dict) -> Any:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,10 +116,6 @@ class Small(Peculiar):
 
     limit_bytes: int = 1 << 20
     refused: list[int] = field(default_factory=list)
-
-    @property
-    def num_refusals(self) -> int:
-        return len(self.refused)
 
     def run(self, operation: Any, args: tuple, kwargs: dict) -> Any:
         result = operation(*args, **kwargs)

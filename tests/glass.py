@@ -51,10 +51,8 @@ class Glass:
             assert self.row < self.rows, "below the window"
         elif letter == "K":
             self.put(self.line()[: self.column])
-        elif letter == "J" and numbers == "2":
-            self.lines[self.is_other] = []
         elif letter == "J":
-            self.lines[self.is_other] = self.shown[: self.row]
+            self.lines[self.is_other] = [] if numbers == "2" else self.shown[: self.row]
         else:
             assert letter == "m", f"an unknown sequence {letter}"
 
@@ -133,8 +131,7 @@ class Terminal:
         return self.process.wait(timeout=1)
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait()
         os.close(self.ours)
         os.close(self.theirs)

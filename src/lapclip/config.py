@@ -263,9 +263,8 @@ def read_toml(file: Path, problems: list[str]) -> dict[str, object]:
         if table not in sections:
             problems.append(f"`{table}` is not a section{home_of(table, sections)}")
         elif not isinstance(content, dict):
-            problems.append(
-                f"`{table}` is {shown(content)}, not a section; write [{table}] above its settings"
-            )
+            what = f"{shown(content)}, not a section; write [{table}] above its settings"
+            problems.append(f"`{table}` is {what}")
         else:
             here = [setting.name for setting in SETTINGS.values() if setting.section == table]
             for given, value in content.items():

@@ -115,15 +115,7 @@ def test_records_without_their_pixels_are_done_again(tmp_path):
     assert again.num_reused == 6 and pixels.read_bytes() == whole
 
 
-def test_too_small_a_disk_is_said_before_anything_is_written(tmp_path, monkeypatch):
-    folder = picture_folder(tmp_path / "photos", 10)
-    monkeypatch.setattr(packing, "SPARE_BYTES", 10**18)
-    with pytest.raises(UserError, match=r"needs 0\.00 GB more"):
-        opened(folder, pack=True)
-    assert [file.stat().st_size for file in packing.packs_folder().glob("*/pixels")] in ([], [0])
-
-
-def test_without_room_images_are_decoded_as_they_are_needed(tmp_path, monkeypatch):
+def test_without_room_images_are_decoded_as_they_are_needed_and_no_pack_is_begun(tmp_path, monkeypatch):
     folder = picture_folder(tmp_path / "photos", 12)
     kept = opened(folder, validation_share=0.2).training
     pixels = {kept.name(i): kept.pixels(np.array([i]), 24) for i in range(kept.num_pairs)}
@@ -134,6 +126,9 @@ def test_without_room_images_are_decoded_as_they_are_needed(tmp_path, monkeypatc
     for index in range(streamed.num_pairs):
         if (name := streamed.name(index)) in pixels:
             assert np.array_equal(streamed.pixels(np.array([index]), 24), pixels[name])
+    with pytest.raises(UserError, match=r"needs 0\.00 GB more"):
+        opened(folder, pack=True)
+    assert [file.stat().st_size for file in packing.packs_folder().glob("*/pixels")] in ([], [0])
 
 
 def test_one_process_at_a_time_packs_and_others_wait_a_while(tmp_path, monkeypatch):

@@ -80,15 +80,10 @@ def test_a_folder_of_images_named_relative_to_the_table_is_found_again(tmp_path)
     assert data.images == str(tmp_path / "set" / "deep" / "pics")
 
 
-def captioned(path, count, captions):
-    folder = picture_folder(path, count)
-    for file in folder.glob("*.txt"):
-        file.write_text("\n".join(f"{word} {file.stem}" for word in captions))
-    return folder
-
-
 def test_one_caption_an_epoch_in_turn_or_all_of_them(tmp_path):
-    folder = captioned(tmp_path / "photos", 10, ["one", "two", "three"])
+    folder = picture_folder(tmp_path / "photos", 10)
+    for file in folder.glob("*.txt"):
+        file.write_text("\n".join(f"{word} {file.stem}" for word in ("one", "two", "three")))
     one = opened(folder, validation_share=0.2).training
     everything = opened(folder, validation_share=0.2, captions="all").training
     assert everything.num_pairs == 3 * one.num_pairs

@@ -1,6 +1,5 @@
 """The same image is recognised, never lies on both sides of the split, and what a model is evaluated on."""
 
-import io
 import time
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import opened, picture_folder
 from PIL import Image, ImageDraw, ImageEnhance
+from test_decode import encoded as saved
 
 from lapclip.data.decode import RECORD, decode
 from lapclip.data.split import by_first_member, content_groups, duplicates, evaluation_set, is_chosen
@@ -31,12 +31,6 @@ def smiley(mouth: int) -> Image.Image:
     draw.ellipse((88, 40, 104, 64), fill="#664500")
     draw.chord((40, 60, 104, 120), 20 + 8 * mouth, 160 - 8 * mouth, fill="#664500")
     return picture
-
-
-def saved(picture: Image.Image, format: str = "PNG", **options) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, format=format, **options)
-    return file.getvalue()
 
 
 def records_of(files: list[bytes]) -> np.ndarray:

@@ -33,10 +33,6 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other systems count 
 BURN = "import time; began = time.process_time()\nwhile time.process_time() - began < {seconds}: pass"
 
 
-def burn(seconds: float) -> None:
-    exec(BURN.format(seconds=seconds))
-
-
 Chip = namedtuple("Chip", ["label", "current"])
 
 
@@ -172,7 +168,7 @@ def test_a_guest_is_not_counted_twice_and_unusable_cores_not_at_all(monkeypatch)
 
 @LINUX
 def test_what_this_process_starts_is_its_own_while_it_runs_and_after():
-    worker = multiprocessing.get_context("fork").Process(target=burn, args=(60,))
+    worker = multiprocessing.get_context("fork").Process(target=exec, args=(BURN.format(seconds=60),))
     worker.start()
     before = own_seconds()
     wait_for(lambda: own_seconds() - before > 0.3)

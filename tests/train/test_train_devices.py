@@ -130,9 +130,9 @@ def test_a_run_that_runs_out_of_memory_goes_on_in_smaller_chunks_to_the_same_los
     run, events = trained("small", stop=3, **flags)
     (warned,) = [w for w in of(Warned, events) if w.kind == "memory-ran-out"]
     assert "the chunk is now 4 pairs" in warned.message and "--chunk 4" in warned.hint
-    config, before = revise(run, {}), device.num_refusals
+    config, before = revise(run, {}), len(device.refused)
     resumed = list(train(config, run))
     assert events[0].chunk == 8 and resumed[0].chunk == config.train.chunk == 4
     assert {w.kind for w in of(Warned, resumed)} <= {"small-pool"}
-    assert device.num_refusals == before > 0, "neither a step nor the check before the first one"
+    assert len(device.refused) == before > 0, "neither a step nor the check before the first one"
     np.testing.assert_allclose(losses(events) + losses(resumed), losses(straight), atol=1e-5)

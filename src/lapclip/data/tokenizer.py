@@ -87,9 +87,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that
-        raise UserError(
-            f"`{path}` is not a tokenizer: {printable(str(error)[:200])}", hint="copy the whole folder again"
-        ) from None
+        problem = f"`{path}` is not a tokenizer: {printable(str(error)[:200])}"
+        raise UserError(problem, hint="copy the whole folder again") from None
     return Tokenizer(pipeline)
 
 
