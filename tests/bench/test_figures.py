@@ -134,18 +134,6 @@ def test_an_estimate_is_marked_by_words_and_by_a_hollow_dashed_line():
     assert not [line for line in measured.axes[0].lines if line.get_linestyle() == "--"]
 
 
-def test_what_could_not_be_written_is_refused_before_anything_is_measured(tmp_path):
-    check_out(tmp_path / "fine.png")
-    (tmp_path / "folder.png").mkdir()
-    for name, said in (
-        ("bench.svg", "`.png` or `.html`"),
-        (".png", "`.png` or `.html`"),
-        ("folder.png", "cannot write"),
-    ):
-        with pytest.raises(UserError, match=re.escape(said)):
-            check_out(tmp_path / name)
-
-
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for attempt in (lambda: check_out(tmp_path / "bench.png"), lambda: draw_sizes(SIZES)):

@@ -265,6 +265,7 @@ def test_several_runs_stand_side_by_side(call):
             "Lower",
         ),
         ([], "ended unexpectedly at 60%", "--resume told"),
+        ([Warned(60, "nothing is learned", "use a lower one")], "ended unexpectedly", "Use a lower one."),
         ([finished(60)], "It used up its budget", "eval told"),
     ],
 )
@@ -406,11 +407,7 @@ def test_resumes_and_pauses_are_marked():
     run = told(events)
     assert "resumed once and it paused once, 1m30s in total" in summary(run)
     charts = next(s.charts for s in document_of([summarize(run)]).sections if s.charts)
-    assert charts[0].marks == [
-        (30, "resumed"),
-        (40, "paused 1m30s"),
-        (100, "end"),
-    ]
+    assert charts[0].marks == [(30, "resumed"), (40, "paused 1m30s"), (100, "end")]
 
 
 def hostile_run() -> Run:
@@ -577,14 +574,6 @@ def test_the_page_of_many_hours_is_hardly_larger_than_that_of_one():
         assert all(len(line["x"]) <= 601 for chart in charts for line in chart["lines"])
         sizes.append(Path("long.html").stat().st_size)
     assert max(sizes) < MEGABYTE and sizes[1] < 1.25 * sizes[0]
-
-
-def test_what_was_warned_of_is_what_to_try_next():
-    warned = Warned(9, "nothing is learned", "start again with a lower one: `--lr 0.001`", kind="collapsed")
-    said = as_markdown_of(
-        [summarize(told([started(), step(5), step(9), warned, evaluated(10, 0.002)], lr=1.0))]
-    )
-    assert "Start again with a lower one: `--lr 0.001`" in said
 
 
 @pytest.mark.slow
