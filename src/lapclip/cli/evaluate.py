@@ -14,7 +14,6 @@ from lapclip.cli.flags import AsJson, Switch, with_settings
 from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, Config, load_config
 from lapclip.errors import UserError, printable, shortened
-from lapclip.files import write_atomically
 
 if TYPE_CHECKING:
     from lapclip.data.source import Source
@@ -274,6 +273,7 @@ def write_files(
     """Writes the page and the sheet if asked for, each whole or not at all; returns their paths."""
     written = {}
     if page is not None:
+        from lapclip.files import write_atomically
         from lapclip.view.evaluation import evaluation_page
 
         write_atomically(page, evaluation_page(result, small_images(source, result["mistakes"])))
