@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Batcher:
         self.max_items = MAX_BATCH if is_batching else 1  # else every request by itself
         self.waiting: deque[Asked] = deque()
         self.known: dict[str, np.ndarray] = {}  # the rows of texts that were asked for last
-        self.worker: asyncio.Task[None] | None = None
+        self.is_working, self.lock = False, Lock()
 
     async def rows(self, items: Sequence[Any]) -> np.ndarray:
         """A row each; many are asked for in parts, so that others have their turn between."""
@@ -55,28 +56,29 @@ class Batcher:
         for item, row in zip(items, rows, strict=True):
             if self.num_known and len(item) <= MAX_KNOWN_LETTERS:
                 self.known[item] = row.copy()  # or it would keep its whole batch
-        for item in list(self.known)[: -self.num_known]:
-            del self.known[item]
+        while len(self.known) > self.num_known:
+            del self.known[next(iter(self.known))]
         return rows
 
     async def wait(self, items: Sequence[Any]) -> np.ndarray:
-        asked = Asked(items, asyncio.get_running_loop().create_future())
-        self.waiting.append(asked)
-        if self.worker is None or self.worker.done():
-            self.worker = asyncio.create_task(self.work())
+        loop = asyncio.get_running_loop()
+        asked = Asked(items, loop.create_future())
+        with self.lock:
+            self.waiting.append(asked)
+            if not self.is_working:
+                self.is_working = True
+                self.pool.submit(self.work, loop)
         return await asked.answer
 
-    async def work(self) -> None:
-        """Batch after batch until nothing waits."""
-        loop = asyncio.get_running_loop()
-        while taken := self.take():
-            for asked, answer in await loop.run_in_executor(self.pool, answer_all, self.embed, taken):
-                if asked.answer.done():  # its client went away
-                    continue
-                if isinstance(answer, Exception):
-                    asked.answer.set_exception(answer)
-                else:
-                    asked.answer.set_result(answer)
+    def work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One batch in the pool's thread, then the next, without waiting until the loop has delivered this one."""
+        with self.lock:
+            taken = self.take()
+            self.is_working = bool(taken)
+        if taken:
+            answers = answer_all(self.embed, taken)
+            self.pool.submit(self.work, loop)
+            loop.call_soon_threadsafe(deliver, answers)
 
     def take(self) -> list[Asked]:
         """The first requests of the queue that fit into a batch; at least one request."""
@@ -107,3 +109,13 @@ def answer_all(
         return [answer for asked in taken for answer in answer_all(embed, [asked])]
     ends = np.cumsum([len(asked.items) for asked in taken])
     return list(zip(taken, np.split(rows, ends[:-1]), strict=True))
+
+
+def deliver(answers: list[tuple[Asked, np.ndarray | Exception]]) -> None:
+    for asked, answer in answers:
+        if asked.answer.done():  # its client went away
+            continue
+        if isinstance(answer, Exception):
+            asked.answer.set_exception(answer)
+        else:
+            asked.answer.set_result(answer)
