@@ -50,9 +50,11 @@ def test_the_built_wheel_installs_and_trains(tmp_path):
 
 def test_twenty_kills_at_any_moment_change_nothing():
     """SIGKILL after a random while, resumed each time: the weights end equal, to the bit, to a run that was left alone."""
-    flags = [*as_flags(SMALL | {"steps": 400, "workers": 1, "keep_patches": 0.5}), "--save-every", "20"]
-    assert lapclip("train", "--run", "straight", *flags, "--eval-every", "400").returncode == 0
-    moments, arguments = random.Random(0), ["train", "--run", "killed", *flags, "--eval-every", "400"]
+    flags = as_flags(
+        SMALL | {"steps": 400, "workers": 1, "keep_patches": 0.5, "save_every": "20", "eval_every": "400"}
+    )
+    assert lapclip("train", "--run", "straight", *flags).returncode == 0
+    moments, arguments = random.Random(0), ["train", "--run", "killed", *flags]
     for _ in range(20):
         with subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL, env=environment()) as process:
             time.sleep(moments.uniform(3.0, 7.0))
