@@ -5,6 +5,7 @@ to point at 127.0.0.1, and requests of other sites' pages are refused.
 """
 
 import asyncio
+import gc
 import hashlib
 import hmac
 import ipaddress
@@ -298,5 +299,6 @@ def serve(app: ASGIApp, listening: socket.socket, limits: Limits) -> None:
     quiet: Any = {"log_level": "error", "access_log": False, "server_header": False}
     parts: Any = {"http": Connection, "lifespan": "off", "ws": "none"}
     config = uvicorn.Config(app, timeout_graceful_shutdown=1, **parts, **quiet)
+    gc.freeze()  # else a collection walks all that was imported, and requests wait 100 ms for it
     with suppress(KeyboardInterrupt):  # the usual end, not a failure
         Server(config).run(sockets=[listening])
