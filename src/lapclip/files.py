@@ -8,15 +8,17 @@ import contextlib
 import errno
 import fcntl
 import glob
+import io
 import json
 import os
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import psutil
@@ -26,6 +28,38 @@ from lapclip.errors import UserError
 BLOCK = 4096  # bytes: the content stays within one block, so that it can be written on a full disk
 PATIENCE_SECONDS = 3.0
 TRIES = 4  # a process that reads the owner holds the lock for a moment
+
+
+NOT_REGULAR = "is not a regular file"
+MAX_JSON_BYTES = 10 * 2**20  # of a file of ours: more is a mistake or an attack
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """A file to read from; for a pipe, which would wait for a writer, or a device: an OSError (and ValueError)."""
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise io.UnsupportedOperation(NOT_REGULAR)
+    return open(number, "rb")
+
+
+def read_bounded(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """The bytes of a regular file that is not larger than expected: a sparse one can claim any size."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise io.UnsupportedOperation("is too large")
+        return file.read(max_bytes)
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """A JSON object from a file of ours that may be damaged or hostile: OSError or ValueError when it is not one."""
+    try:
+        content = json.loads(read_bounded(path))
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError("is not a JSON object")
+    return content
 
 
 class Taken(Exception):

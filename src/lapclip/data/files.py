@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+from lapclip.files import open_regular
 
 # File name extensions of images; whether a file is an image is known once it is opened.
 SUFFIXES = (
@@ -14,7 +16,6 @@ SUFFIXES = (
 )  # fmt: skip
 MAX_BYTES = 512 * 2**20  # of one image file; more than any camera writes
 MAX_PATH_BYTES = 4096
-NOT_REGULAR = "is not a regular file"
 
 # missing, outside: an image that is named, but is not there or not in the source's folders. unreadable: a file, row or
 # member that cannot be read. incomplete: an image without a caption, or the reverse. skipped: deliberately omitted.
@@ -57,15 +58,6 @@ def file_stamp(path: str) -> str:
     except OSError:
         return ""
     return f"{found.st_size} {found.st_mtime_ns} {path!a}"
-
-
-def open_regular(path: str | Path) -> BinaryIO:
-    """A file to read from; a pipe, which would wait for a writer, or a device is a ValueError."""
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise ValueError(NOT_REGULAR)
-    return open(number, "rb")
 
 
 def read_file(path: str) -> bytes:

@@ -13,8 +13,8 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from lapclip.data.files import open_regular
 from lapclip.errors import UserError, printable
+from lapclip.files import open_regular
 
 PAD, START, END, UNKNOWN = range(4)
 SPECIAL = ["<pad>", "<start>", "<end>", "<unknown>"]

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lapclip.data.decode import Unreadable, digest
-from lapclip.data.files import MAX_BYTES, Folders, open_regular
+from lapclip.data.files import MAX_BYTES, Folders
 from lapclip.data.images import decode_as_trained
 from lapclip.data.workers import in_order
 from lapclip.errors import UserError
-from lapclip.files import atomic_path
+from lapclip.files import atomic_path, open_regular
 from lapclip.search.index import INFO, MODEL, IndexInfo, index_errors, indexes_folder, list_indexes, read_info
 from lapclip.search.scan import Stamp, Unopened, images_under, outermost, real_folders, why_unreachable
 from lapclip.search.writer import Writer, clear, owned

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from lapclip.data.decode import Unreadable, as_jpeg, read_whole
-from lapclip.data.files import MAX_BYTES, Folders, Problem, open_regular
+from lapclip.data.files import MAX_BYTES, Folders, Problem
+from lapclip.files import open_regular
 
 THUMBNAIL_SIDE = 320
 IMAGE_SIDE = 1600

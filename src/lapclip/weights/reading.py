@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lapclip.data.files import open_regular
+from lapclip import files
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.machine.hardware import memory_limit_bytes
@@ -23,7 +23,6 @@ from lapclip.model.clip import CLIP, Size, count_parameters
 from lapclip.weights.checkpoint import shape_difference
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
-MAX_JSON_BYTES = 10 * 2**20
 # Beyond any CLIP: larger numbers are a mistake or an attack.
 MAX = {
     "width": 8192, "depth": 128, "heads": 256, "image_size": 1024, "patch_size": 256, "text_length": 8192,
@@ -47,17 +46,10 @@ class Pretrained:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        with open_regular(path) as file:
-            data = file.read(MAX_JSON_BYTES + 1)
-        if len(data) > MAX_JSON_BYTES:
-            raise ValueError("is too large")
-        content = json.loads(data)
-        if not isinstance(content, dict):
-            raise ValueError("is not a JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+        return files.read_json(path)
+    except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise not_readable(path, why) from None
-    return content
 
 
 def not_readable(path: Path, why: str) -> UserError:
@@ -128,7 +120,7 @@ def read_model(
     """The model with its weights in fp32; `recipe` says which tensors of the file are concatenated to one of ours."""
     file = folder / WEIGHTS
     try:
-        with open_regular(file) as opened:  # the library would wait for a pipe's writer
+        with files.open_regular(file) as opened:  # the library would wait for a pipe's writer
             refuse_too_large(folder, os.fstat(opened.fileno()).st_size)  # a sparse file can claim any size
         with safe_open(file, framework="pt") as stored:
             names = [name for name in stored.keys() if not name.endswith(IGNORED)]  # noqa: SIM118  # it is no dict

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import Folders, Problem, open_regular
+from lapclip.data.files import Folders, Problem
 from lapclip.data.formats.folder import folders_with, last_part, legible
 from lapclip.data.formats.names import side_in, side_of
 from lapclip.errors import UserError
+from lapclip.files import open_regular
 
 MAX_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
 GLANCE_BYTES = 2**16  # at each end of a file, to see what it is

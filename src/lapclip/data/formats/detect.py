@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Options
-from lapclip.data.files import NOT_REGULAR, Folders, is_image_name
+from lapclip.data.files import Folders, is_image_name
 from lapclip.errors import UserError
+from lapclip.files import NOT_REGULAR
 
 FOLDER_FORMATS = ("txt", "metadata", "classes", "names")
 TABLE_FORMATS = ("csv", "tsv", "jsonl", "parquet", "flickr")

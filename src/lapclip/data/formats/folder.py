@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import NOT_REGULAR, Folders, Problem, is_image_name, open_regular
+from lapclip.data.files import Folders, Problem, is_image_name
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of
 from lapclip.errors import UserError, shortened
+from lapclip.files import NOT_REGULAR, open_regular
 
 TEXT_SUFFIXES = (".txt", ".caption")
 MAX_TEXT_BYTES = 10**6

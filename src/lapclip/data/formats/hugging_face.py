@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import Folders, Problem, open_regular
+from lapclip.data.files import Folders, Problem
 from lapclip.data.formats.columns import (
     MAX_SAMPLED,
     NUM_SAMPLED,
@@ -30,6 +30,7 @@ from lapclip.data.formats.folder import find_image
 from lapclip.data.formats.names import sides_in
 from lapclip.data.formats.tables import gather, same_columns
 from lapclip.errors import MissingPackage, UserError, shortened
+from lapclip.files import open_regular
 
 NUM_ROWS = 1_000  # in a batch of texts
 NUM_IMAGES = 16  # in a batch with images

@@ -16,7 +16,7 @@ from PIL import Image, IptcImagePlugin
 
 from lapclip.data.catalogue import clean_caption
 from lapclip.data.decode import formats
-from lapclip.data.files import open_regular
+from lapclip.files import open_regular
 
 MAX_XMP_BYTES = 2**20
 EXIF_DESCRIPTION, EXIF_FOLDER, EXIF_USER_COMMENT = 0x010E, 0x8769, 0x9286

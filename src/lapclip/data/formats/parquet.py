@@ -16,9 +16,10 @@ from threading import Lock
 from typing import Any
 
 from lapclip.data.catalogue import Problems
-from lapclip.data.files import MAX_BYTES, open_regular
+from lapclip.data.files import MAX_BYTES
 from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, Table
 from lapclip.errors import MissingPackage
+from lapclip.files import open_regular
 
 MAX_KEPT = 256 * 2**20  # bytes of images that were read last
 NUM_RUNS = 16  # places that images are asked for in turn; of each, so much of the above is kept

@@ -15,12 +15,13 @@ from operator import itemgetter
 from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side, clean_caption
-from lapclip.data.files import MAX_BYTES, MISSING, file_stamp, is_image_name, open_regular
+from lapclip.data.files import MAX_BYTES, MISSING, file_stamp, is_image_name
 from lapclip.data.formats.columns import captions_in, side_in
 from lapclip.data.formats.names import short_names, sides_in
 from lapclip.data.formats.remote import COPY_SHARDS, NoRanges, RemoteFiles, is_url, without_query
 from lapclip.data.formats.tar import ReadAt, walk
 from lapclip.errors import UserError
+from lapclip.files import open_regular
 
 MAX_TEXT_BYTES = 2**20  # of one caption file
 TEXTS = ("txt", "text", "caption", "cap", "json", "cls")

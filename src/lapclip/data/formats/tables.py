@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import Folders, Problem, file_stamp, open_regular, read_file
+from lapclip.data.files import Folders, Problem, file_stamp, read_file
 from lapclip.data.formats.columns import (
     NUM_SAMPLED,
     Columns,
@@ -34,6 +34,7 @@ from lapclip.data.formats.names import short_names
 from lapclip.data.formats.parquet import ImageCells, ParquetTable, open_parquet
 from lapclip.data.formats.text_rows import TextTable, look_at_text
 from lapclip.errors import UserError
+from lapclip.files import open_regular
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".token.txt", ".token")
 MAX_KEY = 300  # characters of what an image is called

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import Problems
-from lapclip.data.files import Kind, is_image_name, open_regular
+from lapclip.data.files import Kind, is_image_name
 from lapclip.data.formats.columns import (
     MAX_SAMPLED,
     NUM_SAMPLED,
@@ -25,6 +25,7 @@ from lapclip.data.formats.columns import (
     is_image,
     plain,
 )
+from lapclip.files import open_regular
 
 SEPARATORS = ("\t", "|", ";", ",")
 MAX_LINE = 64 * 2**20  # characters, as an image in base64 may have
