@@ -56,6 +56,15 @@ def test_a_wrong_value_is_refused_by_name(name, value):
         load_config(flags={name: value})
 
 
+def test_every_number_has_a_minimum_and_a_maximum():
+    for setting in SETTINGS.values():
+        if setting.type in (int, float):
+            low, high = setting.field.metadata["low"], setting.field.metadata["high"]
+            assert setting.problem(low) is None and setting.problem(high) is None, setting.name
+            for value in (low - 1, high * 2 + 1, setting.type(1e300), -(10**4000)):
+                assert setting.problem(value), (setting.name, value)
+
+
 def test_a_budget_replaces_the_one_in_the_file_and_contradictions_are_refused():
     file = write("[train]\nminutes = 3.0\n")
     train = load_config(file, {"steps": 10}).train
@@ -66,7 +75,20 @@ def test_a_budget_replaces_the_one_in_the_file_and_contradictions_are_refused():
         load_config(flags={"image_size": 60, "patch_size": 16})
 
 
-@pytest.mark.parametrize("text", ["[train", "\xff\xfe", "train = 3", "[train]\nsteps = 5\nsteps = 6"])
+DEEP = "[train]\nlr = " + "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[train",
+        "\xff\xfe",
+        "train = 3",
+        "[train]\nsteps = 5\nsteps = 6",
+        DEEP,
+        "[train]\nlr = 0x" + "f" * 9000,
+    ],
+)
 def test_a_file_that_is_not_toml_is_an_error_with_a_hint(text):
     with pytest.raises(UserError) as caught:
         load_config(write(text))

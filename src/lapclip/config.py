@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lapclip.errors import UserError, suggest
+from lapclip.files import read_bounded
 from lapclip.units import parse_every, parse_percent, plural
 
 SizeName = Literal[
@@ -57,9 +58,9 @@ class DataConfig:
     flip: bool | None = opt(None, "flip images horizontally at random")
     colour: float | None = opt(None, "strength of brightness, contrast and saturation jitter", 0.0, 1.0)
     tokenizer: TokenizerName | None = opt(None, "BPE trained on the captions, or 33 characters")
-    max_vocab: int = opt(4096, "maximum vocabulary size of the trained BPE", 300)
-    num_validation: int = opt(512, "validation images that recall is measured over", 2)
-    workers: int | None = opt(None, "worker processes that prepare batches; 0: none", 0)
+    max_vocab: int = opt(4096, "maximum vocabulary size of the trained BPE", 300, 1_000_000)
+    num_validation: int = opt(512, "validation images that recall is measured over", 2, 1_000_000)
+    workers: int | None = opt(None, "worker processes that prepare batches; 0: none", 0, 256)
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class ModelConfig:
 
     size: SizeName = opt("tiny", "model size, by name")
     image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
-    patch_size: int | None = opt(None, "patch size in pixels per side", 1)
-    text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4)
+    patch_size: int | None = opt(None, "patch size in pixels per side", 1, 256)
+    text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
     recompute: bool = opt(False, "recompute activations: less memory, a third more time")
 
 
@@ -77,18 +78,18 @@ class ModelConfig:
 class TrainConfig:
     """The optimization."""
 
-    minutes: float | None = opt(None, "budget: minutes of training, without evaluation and saving", 0.01)
-    epochs: float | None = opt(None, "budget: passes over the data", 0.0001)
-    steps: int | None = opt(None, "budget: optimizer updates", 1)
-    batch_size: int | None = opt(None, "pairs contrasted with one another in one step", 2)
-    chunk: int | None = opt(None, "pairs in memory at once; does not affect the gradients", 1)
+    minutes: float | None = opt(None, "budget: minutes of training, without evaluation and saving", 0.01, 1e6)
+    epochs: float | None = opt(None, "budget: passes over the data", 0.0001, 1e6)
+    steps: int | None = opt(None, "budget: optimizer updates", 1, 10**9)
+    batch_size: int | None = opt(None, "pairs contrasted with one another in one step", 2, 2**20)
+    chunk: int | None = opt(None, "pairs in memory at once; does not affect the gradients", 1, 2**20)
     loss: LossName | None = opt(None, "loss function: softmax as in CLIP, or sigmoid as in SigLIP")
-    lr: float | None = opt(None, "peak learning rate", 1e-12)
+    lr: float | None = opt(None, "peak learning rate", 1e-12, 1000.0)
     warmup: float = opt(0.1, "share of the run with linear learning rate warm-up", 0.0, 0.9)
-    weight_decay: float = opt(0.1, "AdamW weight decay, applied to matrices only", 0.0)
+    weight_decay: float = opt(0.1, "AdamW weight decay, applied to matrices only", 0.0, 1000.0)
     beta1: float = opt(0.9, "AdamW beta1", 0.0, 0.9999)
     beta2: float = opt(0.98, "AdamW beta2", 0.0, 0.99999)
-    clip_norm: float = opt(1.0, "gradient clipping norm", 1e-6)
+    clip_norm: float = opt(1.0, "gradient clipping norm", 1e-6, 1e12)
     keep_patches: float | None = opt(None, "share of patches kept in training (patch dropout)", 0.05, 1.0)
     whole_from: float = opt(0.8, "share of the run after which all patches are kept", 0.0, 1.0)
     seed: int = opt(0, "random seed of weights, order, augmentation and patches", 0, 2**31)
@@ -105,12 +106,12 @@ class DeviceConfig:
         "auto", "device; a named device must be present and pass the check against the CPU"
     )
     precision: PrecisionName | None = opt(None, "precision of matrix products; weights stay in fp32")
-    threads: int | None = opt(None, "CPU threads", 1)
+    threads: int | None = opt(None, "CPU threads", 1, 1024)
     compile: bool | None = opt(None, "compile the model with torch.compile; the first steps take a minute")
     keep_memory: bool | None = opt(
         None, "keep freed memory for the next step instead of returning it to the system (Linux)"
     )
-    max_memory: float | None = opt(None, "maximum memory in GB; automatic: 60% of the free memory", 0.1)
+    max_memory: float | None = opt(None, "maximum memory in GB; automatic: 60% of the free memory", 0.1, 1e6)
 
 
 @dataclass(frozen=True)
@@ -250,11 +251,12 @@ def load_config(file: Path | None = None, flags: Mapping[str, object] | None = N
 def read_toml(file: Path, problems: list[str]) -> dict[str, object]:
     """The settings in a file by name; what does not belong there is added to `problems`."""
     try:
-        tables = tomllib.loads(file.read_text("utf-8"))
+        tables = tomllib.loads(read_bounded(file).decode("utf-8"))
+        json.dumps(tables, default=str)  # a value that is too large or too deep to be shown is refused here
     except OSError as error:
         hint = "pass a TOML file: `--config settings.toml`"
         raise UserError(f"cannot read `{file}`: {error.strerror}", hint=hint) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         hint = "write settings as `name = value` under a section such as [train]"
         raise UserError(f"`{file}` is not TOML: {error}", hint=hint) from None
     sections = [f.name for f in fields(Config)]
