@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +85,7 @@ def test_equal_images_share_a_row_and_a_side(tmp_path):
 def test_killed_packing_goes_on_from_there(tmp_path):
     """A real process is killed while it packs, several times; nothing is decoded twice, and nothing is lost."""
     folder = picture_folder(tmp_path / "photos", 300, side=200)
+    (folder / "00.jpg").write_bytes(b"no image")  # met before the first kill
     arguments = [sys.executable, "-m", "lapclip", "data", "pack", str(folder), "--image-size", "64"]
     done = []
     for _ in range(2):
@@ -94,7 +97,29 @@ def test_killed_packing_goes_on_from_there(tmp_path):
         done.append(records_written())
     result = lapclip("data", "pack", str(folder), "--image-size", "64", "--json")
     assert '"num_images": 300' in result.stdout
-    assert records_written() == 300 and 0 < done[0] < done[1] < 300
+    assert records_written() == 299 and 0 < done[0] < done[1] < 299
+    assert packed(folder, 64).unreadable == {0: "is not an image that can be read"}
+
+
+def test_a_pack_may_be_removed_at_any_moment(tmp_path):
+    """By one thread, while others pack and list: each waits, packs again, or says in one sentence what happened."""
+    folder = picture_folder(tmp_path / "photos", 8)
+
+    def pack_often() -> int:
+        num_packed = 0
+        for _ in range(25):
+            with suppress(UserError):  # it was removed after it had been packed
+                num_packed += len(packed(folder).records) == 8
+        return num_packed
+
+    with ThreadPoolExecutor() as pool:
+        packers = [pool.submit(pack_often) for _ in range(3)]
+        while not all(packer.done() for packer in packers):
+            for one in packing.list_packs():
+                packing.remove_pack(one)
+        assert all(packer.result() for packer in packers)
+    packed(folder)
+    assert len(packing.list_packs()) == 1
 
 
 def records_written() -> int:

@@ -155,7 +155,11 @@ def make_source(files: Files, side: int, config: DataConfig) -> Source:
     each_caption = config.captions == "all" and side == TRAIN
     common = (files.table, files.pack.size, side, each_caption)
     if not files.is_streamed:
-        return Packed(*common, pixels_file=files.pack.path / "pixels")
+        try:
+            return Packed(*common, pixels_file=files.pack.path / "pixels")
+        except (OSError, ValueError):
+            problem = f"another process removed the pack `{files.pack.path}`"
+            raise UserError(problem, hint="try again, to pack its images again") from None
     return Streamed(*common, reader=files.catalogue.reader, mean_bytes=mean_bytes(files.catalogue))
 
 

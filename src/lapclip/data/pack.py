@@ -22,7 +22,16 @@ from lapclip.data.decode import RECORD, Decoded, Unreadable, decode, digest
 from lapclip.data.files import MISSING
 from lapclip.data.workers import submit_ahead, with_held, worker_pool
 from lapclip.errors import UserError
-from lapclip.files import Taken, cache_folder, release_lock, take_lock, write_atomically, writing
+from lapclip.files import (
+    Taken,
+    cache_folder,
+    read_json,
+    release_lock,
+    remove_folder,
+    take_lock,
+    write_atomically,
+    writing,
+)
 from lapclip.machine.hardware import num_usable_cores
 from lapclip.units import Progress
 
@@ -230,17 +239,17 @@ def locked(path: Path) -> Iterator[None]:
     """One process at a time adds to a pack; the lock ends with the process. Waits a while for another one."""
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     while True:
-        try:
-            with writing(path):
+        with writing(path):
+            try:
                 path.mkdir(parents=True, exist_ok=True)
                 handle = take_lock(path / "lock")
-            break
-        except Taken:
-            if time.monotonic() > deadline:
-                problem = f"another process is packing into `{path}`"
-                raise UserError(problem, hint="wait until it is done, then try again") from None
+                break
+            except (Taken, FileNotFoundError):  # the second when it was removed at this moment
+                if time.monotonic() > deadline:
+                    problem = f"another process is packing into `{path}`"
+                    raise UserError(problem, hint="wait until it is done, then try again") from None
     try:
-        os.utime(path / "lock")  # when it was last used
+        os.utime(handle)  # when it was last used
         yield
     finally:
         release_lock(handle, keep=True)
@@ -270,7 +279,13 @@ def check_disk(needed: int) -> None:
 
 
 def folder_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    """Of its files; those that are removed meanwhile do not count."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(folder, name)).st_size
+    return total
 
 
 @dataclass(frozen=True)
@@ -288,15 +303,16 @@ def list_packs() -> list[CachedPack]:
     found = []
     for file in packs_folder().glob("*/pack.json"):
         try:
-            source = str(json.loads(file.read_text("utf-8"))["source"])
-        except (OSError, ValueError, KeyError, TypeError):
+            source = str(read_json(file)["source"])
+        except (OSError, ValueError, KeyError):
             source = "?"
-        last_used = (file.parent / "lock").stat().st_mtime
-        found.append(CachedPack(file.parent, source, folder_bytes(file.parent), last_used))
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            last_used = (file.parent / "lock").stat().st_mtime
+            found.append(CachedPack(file.parent, source, folder_bytes(file.parent), last_used))
     return sorted(found, key=lambda pack: -pack.last_used)
 
 
 def remove_pack(pack: CachedPack) -> None:
     """Removes a pack, unless another process is packing into it."""
     with locked(pack.path):
-        shutil.rmtree(pack.path)
+        remove_folder(pack.path)

@@ -6,13 +6,14 @@ a million captions cost a training run nothing. A source that changes gets anoth
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from lapclip.data.catalogue import Catalogue
 from lapclip.data.decode import digest
-from lapclip.files import atomic_path, remove
+from lapclip.files import atomic_path, refuse_pipes, remove
 
 TRAIN, VALIDATION, UNUSED = 0, 1, 2
 ALL = -1  # not an image's side: selects every image
@@ -26,6 +27,9 @@ class PairTable:
 
     def __init__(self, path: Path):
         self.path = path
+        refuse_pipes(path)
+        # Stands for images, captions and sides, however they are packed.
+        self.fingerprint = (path / "fingerprint").read_text()
         columns = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in COLUMNS}
         self.numbers = columns["numbers"]  # of each image in the catalogue
         self.rows = columns["rows"]  # of each image's pixels, -1 when it is not packed
@@ -37,11 +41,6 @@ class PairTable:
             name: (np.memmap(path / f"{name}s", np.uint8, mode="r"), columns[f"{name}_ends"])
             for name in ("caption", "name")
         }
-
-    @property
-    def fingerprint(self) -> str:
-        """Stands for images, captions and sides, however they are packed."""
-        return (self.path / "fingerprint").read_text()
 
     def text(self, kind: str, number: int) -> str:
         data, ends = self.texts[kind]
@@ -77,18 +76,19 @@ def write_pairs(
     contents = {name: column.tobytes() for name, column in columns.items()}
     fingerprint = digest(caption_data, name_data, *(contents[name] for name in ("ranks", "sides", "first")))
     path = folder / f"view-{digest(bytes([VERSION]), caption_data, name_data, *contents.values()).hex()}"
-    if not path.exists():
-        for left in folder.glob(".view-*"):
-            remove(left)  # by a killed process
-        with atomic_path(path, is_folder=True) as beside:
-            (beside / "captions").write_bytes(caption_data or b"\0")  # an empty file cannot be mapped
-            (beside / "names").write_bytes(name_data or b"\0")
-            (beside / "fingerprint").write_text(fingerprint.hex())
-            for name, column in columns.items():
-                np.save(beside / f"{name}.npy", column)
-        for other in folder.glob("view-*"):
-            if time.time() - other.stat().st_mtime > SECONDS_KEPT:
-                remove(other)  # a run that uses it has it open by now
+    with suppress(OSError, ValueError, EOFError):  # there is none yet, or it is damaged
+        return PairTable(path)
+    for left in folder.glob(".view-*"):
+        remove(left)  # by a killed process
+    with atomic_path(path, is_folder=True) as beside:
+        (beside / "captions").write_bytes(caption_data or b"\0")  # an empty file cannot be mapped
+        (beside / "names").write_bytes(name_data or b"\0")
+        (beside / "fingerprint").write_text(fingerprint.hex())
+        for name, column in columns.items():
+            np.save(beside / f"{name}.npy", column)
+    for other in folder.glob("view-*"):
+        if time.time() - other.stat().st_mtime > SECONDS_KEPT:
+            remove(other)  # a run that uses it has it open by now
     return PairTable(path)
 
 
