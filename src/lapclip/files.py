@@ -9,8 +9,11 @@ import errno
 import fcntl
 import glob
 import io
+import itertools
 import json
 import os
+import re
+import secrets
 import shutil
 import stat
 import sys
@@ -28,26 +31,43 @@ from lapclip.errors import UserError
 BLOCK = 4096  # bytes: the content stays within one block, so that it can be written on a full disk
 PATIENCE_SECONDS = 3.0
 TRIES = 4  # a process that reads the owner holds the lock for a moment
-
-
 NOT_REGULAR = "is not a regular file"
 MAX_JSON_BYTES = 10 * 2**20  # of a file of ours: more is a mistake or an attack
+TOKEN, NUMBERS = secrets.token_hex(4), itertools.count()  # make the names of temporary files unique
 
 
-def open_regular(path: str | Path) -> BinaryIO:
-    """A file to read from; for a pipe, which would wait for a writer, or a device: an OSError (and ValueError)."""
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: str = "rb") -> BinaryIO:
+    """Opens a file; for a pipe, which would wait for its other end, or a device: an OSError (and ValueError)."""
+    return open(open_handle(path, flags), mode)  # type: ignore[return-value]
+
+
+def open_handle(path: str | Path, flags: int) -> int:
+    number = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise io.UnsupportedOperation(NOT_REGULAR)
-    return open(number, "rb")
+        raise unsupported(NOT_REGULAR)
+    return number
+
+
+def refuse_pipes(folder: Path) -> None:
+    """For files that a library opens by their path."""
+    for file in folder.glob("*"):
+        if file.is_fifo():
+            raise unsupported(f"`{file.name}` {NOT_REGULAR}")
+
+
+def unsupported(why: str) -> OSError:
+    """An OSError and ValueError; the reason is where the system gives one, too."""
+    error = io.UnsupportedOperation(why)
+    error.strerror = why
+    return error
 
 
 def read_bounded(path: str | Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """The bytes of a regular file that is not larger than expected: a sparse one can claim any size."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > max_bytes:
-            raise io.UnsupportedOperation("is too large")
+            raise unsupported("is too large")
         return file.read(max_bytes)
 
 
@@ -84,7 +104,7 @@ class Held:
 
 def read_lock(path: Path) -> Held:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             held = replace(msgspec.json.decode(file.read(BLOCK), type=Held), is_held=False)
             if held.pid is not None:  # otherwise this would be in the way of a process that takes it
                 try:
@@ -99,7 +119,7 @@ def read_lock(path: Path) -> Held:
 def take_lock(path: Path) -> int:
     """Takes a lock and returns its handle; Taken if another process holds it."""
     for tries_left in reversed(range(TRIES)):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = open_handle(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if is_same_file(handle, path):
@@ -153,15 +173,14 @@ def release_lock(handle: int, *, keep: bool = False) -> None:
 
 @contextlib.contextmanager
 def atomic_path(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
-    """A temporary file or folder beside `path`, which replaces it when the block ends; after an error it is removed."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.writing")
-    old = beside.with_name(f"{beside.name}-old")
+    """A temporary file or folder beside `path`, which replaces it when the block ends; after an error it is removed.
+
+    A folder that exists may only be written again with the same content: its files are replaced one after the other.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{TOKEN}-{next(NUMBERS)}.writing")
     with writing(path):
         try:
-            for found in path.parent.glob(f".{glob.escape(path.name)}.*writing*"):
-                pid = found.name.removeprefix(f".{path.name}.").partition(".")[0]
-                if not pid.isdecimal() or int(pid) == os.getpid() or not psutil.pid_exists(int(pid)):
-                    remove(found)  # abandoned
+            remove_abandoned(path.parent, glob.escape(path.name))
             if is_folder:
                 beside.mkdir(parents=True)
             else:  # never through a link, which an untrusted folder may contain
@@ -169,13 +188,33 @@ def atomic_path(path: Path, *, is_folder: bool = False) -> Iterator[Path]:
             yield beside
             for made in (*beside.rglob("*"), beside):
                 sync(made)
-            if is_folder and path.exists():
-                path.rename(old)
-            beside.replace(path)
+            try:
+                beside.replace(path)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                replace_files(beside, path)
             sync(path.parent)
         finally:
             remove(beside)
-    remove(old)
+
+
+def replace_files(new: Path, old: Path) -> None:
+    """Moves the files of a folder into another: a folder that has files cannot be replaced at once."""
+    for file in filter(Path.is_file, list(new.rglob("*"))):
+        target = old / file.relative_to(new)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        file.replace(target)
+        sync(target.parent)
+
+
+def remove_abandoned(folder: Path, pattern: str) -> None:
+    """Removes what killed processes left of files with such names; those being written now are left alone."""
+    for found in folder.glob(f".{pattern}.*.writing"):
+        named = re.fullmatch(r"\..+\.(\d{1,9})(\.\w+-\d+)?\.writing", found.name, re.DOTALL)
+        pid = int(named[1]) if named else 0
+        if TOKEN not in found.name if pid == os.getpid() else pid and not psutil.pid_exists(pid):
+            remove(found)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -191,6 +230,15 @@ def remove(path: Path) -> None:
     else:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Removes a folder that others may be looking for; what has its name is whole."""
+    doomed = path.with_name(f".removed-{path.name}")
+    with writing(path):
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed)
 
 
 def sync(path: Path) -> None:

@@ -118,6 +118,44 @@ def test_a_reader_sees_the_old_file_or_the_new_one(tmp_path):
     assert path.read_text() == "new and longer" and list(tmp_path.iterdir()) == [path]
 
 
+def test_writers_of_one_file_at_the_same_time_do_not_harm_one_another(tmp_path):
+    """Threads and processes, of this file and of one whose name begins alike: a reader only ever sees whole contents."""
+    program = (
+        "import sys, threading; from pathlib import Path; from lapclip.files import write_atomically\n"
+        "def write(name, letter):\n"
+        "    for _ in range(100):\n        write_atomically(Path(name), letter * 100_000)\n"
+        "both = [threading.Thread(target=write, args=x) for x in (('page', sys.argv[1]), ('page', 'x'), ('page.html', 'y'))]\n"
+        "[one.start() for one in both]; [one.join() for one in both]\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", program, x], stderr=subprocess.PIPE) for x in "ab"]
+    while any(writer.poll() is None for writer in writers):
+        for page in tmp_path.glob("page*"):
+            content = page.read_text()
+            assert len(content) == 100_000 and len(set(content)) == 1
+    assert [writer.communicate()[1] for writer in writers] == [b"", b""]
+    assert {path.name for path in tmp_path.iterdir()} == {"page", "page.html"}
+
+
+def test_what_a_killed_writer_left_is_removed_also_when_its_process_id_is_ours(tmp_path):
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    for left in (
+        f".file.{gone.pid}.0a-1.writing",
+        f".file.{os.getpid()}.0a-1.writing",
+        f".file.{gone.pid}.writing",
+    ):
+        (tmp_path / left).mkdir()
+    (tmp_path / f".file.{os.getppid()}.0a-1.writing").touch()  # somebody else's
+    write_atomically(tmp_path / "file", "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", f".file.{os.getppid()}.0a-1.writing"}
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~current_umask()
+
+
+def current_umask() -> int:
+    os.umask(mask := os.umask(0))
+    return mask
+
+
 def test_an_event_after_a_torn_line_is_not_lost():
     run = new_run("cats", prefix="x")
     (run.path / "events.jsonl").write_text(to_line(step(1)) + to_line(step(2))[:30])

@@ -88,10 +88,11 @@ def test_a_damaged_file_is_named_with_a_way_back(tmp_path, damage):
     with pytest.raises(UserError, match=r"model\.safetensors") as caught:
         checkpoint.load_weights(path, model_and_optimizer()[0])
     assert "remove" in caught.value.hint
-    (path / "state" / "progress.json").write_text("{")
-    with pytest.raises(UserError, match=r"progress\.json") as caught:
-        checkpoint.load_progress(path)
-    assert f"remove `{path}`" in caught.value.hint, "the whole checkpoint, not a part of it"
+    for progress in ("{", "[]", '{"step": "5"}', '{"seconds": NaN}', '{"best_step": -1}', "[" * 5000):
+        (path / "state" / "progress.json").write_text(progress)
+        with pytest.raises(UserError, match=r"progress\.json") as caught:
+            checkpoint.load_progress(path)
+        assert f"remove `{path}`" in caught.value.hint, "the whole checkpoint, not a part of it"
 
 
 KILLED = """
@@ -117,10 +118,10 @@ for count in range(1, 100):
     if os.fork() == 0:
         folder = Path(str(count))
         made = trained()
-        for step in (1, 2):
+        for step in {before}:
             save(folder, step, best=1, made=made)
         die_at(count)
-        save(folder, 3, best=1, made=made)
+        save(folder, {step}, best=1, made=made)
         os._exit(0)
     _, status = os.wait()
     if status == 0:
@@ -130,9 +131,13 @@ print(count)
 
 
 @pytest.mark.prove
-def test_a_kill_at_any_point_of_a_save_leaves_a_loadable_run():
-    """Killed with SIGKILL at the first, second, third ... thing a save does to the disk, until one save survives."""
-    program = KILLED.format(tests=str(Path(__file__).parent))
+@pytest.mark.parametrize(("before", "step"), [((1, 2), 3), ((1,), 1)])
+def test_a_kill_at_any_point_of_a_save_leaves_a_loadable_run(before, step):
+    """Killed with SIGKILL at the first, second, third ... thing a save does to the disk, until one save survives.
+
+    Of a new step, and of the only one again, as the end of a run does.
+    """
+    program = KILLED.format(tests=str(Path(__file__).parent), before=before, step=step)
     done = run(program)
     num_moments = int(done.stdout)
     assert 10 < num_moments < 90
@@ -147,9 +152,10 @@ def test_a_kill_at_any_point_of_a_save_leaves_a_loadable_run():
         assert path.name == f"step-{found[-1]:06d}"
         assert checkpoint.best(folder).name == "step-000001"
         if list(folder.glob(".*")) and count % 3 == 0:
-            save(folder, 4, best=1)  # and the next save clears what the kill left behind
+            save(folder, step, best=1)  # and the next save clears what the kill left behind
             assert not list(folder.glob(".*")), list(folder.iterdir())
-    assert found == sorted(found) and set(found) == {2, 3}, "the old one, and from some moment on the new one"
+    assert found == sorted(found), "the old one, and from some moment on the new one"
+    assert set(found) == {before[-1], step}
 
 
 @pytest.mark.slow

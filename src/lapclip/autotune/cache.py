@@ -16,7 +16,7 @@ from lapclip import __version__
 from lapclip.autotune.plans import Measured
 from lapclip.config import Plan
 from lapclip.errors import UserError
-from lapclip.files import cache_folder, write_atomically
+from lapclip.files import cache_folder, read_bounded, write_atomically
 from lapclip.machine.device import DEVICES, present_devices
 from lapclip.machine.hardware import Machine
 
@@ -73,9 +73,7 @@ def store(path: Path, result: dict[str, Any]) -> None:
 def load(path: Path, kind: type[T]) -> T | None:
     """A stored result that is not too old, as a dataclass or dictionary of that type; None for any other file."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            return None
-        stored = path.read_bytes()
+        stored = read_bounded(path, MAX_BYTES)
         age_seconds = time.time() - msgspec.json.decode(stored, type=Stored).when
         return msgspec.json.decode(stored, type=kind) if 0 <= age_seconds < MAX_DAYS * 86400 else None
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):

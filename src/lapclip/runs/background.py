@@ -4,6 +4,7 @@ The run's lock is taken here and handed to the new process while it is held, so 
 owned, and nobody comes in between.
 """
 
+import os
 import shlex
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import psutil
 
 from lapclip.config import SETTINGS
 from lapclip.errors import UserError
-from lapclip.files import cannot_write
+from lapclip.files import cannot_write, open_regular
 from lapclip.runs.run import Run
 
 # Until it listens to them: what is asked of it while it starts is not lost.
@@ -35,7 +36,7 @@ def start_training(run: Run, arguments: Sequence[str]) -> int:
     own = ["-P", "-m", "lapclip", "train", *arguments, f"--lock-handle={run.handle}"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     try:
-        with log_of(run).open("ab") as log:
+        with open_regular(log_of(run), os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab") as log:
             log.write(f"lapclip train {shlex.join(arguments)}\n".encode(errors="surrogateescape"))
             log.flush()
             process = subprocess.Popen(  # noqa: S603  # ourselves

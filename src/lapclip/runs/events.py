@@ -18,6 +18,8 @@ from typing import Annotated, Any, BinaryIO, Literal
 import msgspec
 from msgspec import Meta
 
+from lapclip.files import open_regular
+
 VERSION = 1
 MAX_SECONDS = 1e11  # since 1970, or of training: what can still be written as a date
 LARGE = 1e30  # what can still be added up and squared
@@ -324,7 +326,7 @@ class Follower:
     def new(self) -> Iterator[Event]:
         """Every event that was added since the last call."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 if self.offset and not self.is_same(file):
                     self.num_restarts, self.offset = self.num_restarts + 1, 0
                 file.seek(self.offset)

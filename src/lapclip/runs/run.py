@@ -71,10 +71,9 @@ class Run:
     def load_machine(self) -> dict[str, Any]:
         """What the run was prepared on, and under `reasons` why each automatic choice was made."""
         try:
-            facts = json.loads((self.path / "machine.json").read_text("utf-8"))
+            return files.read_json(self.path / "machine.json")
         except (OSError, ValueError):
             return {}
-        return facts if isinstance(facts, dict) else {}
 
     def write_machine(self, facts: dict[str, Any]) -> None:
         files.write_atomically(self.path / "machine.json", json.dumps(facts, indent=2))
@@ -95,7 +94,8 @@ class Run:
             events = [self.step_left_out, event]
         self.step_left_out, text = None, "".join(map(to_line, events))
         try:
-            with (self.path / "events.jsonl").open("a+b") as file:
+            how = os.O_RDWR | os.O_APPEND | os.O_CREAT, "a+b"
+            with files.open_regular(self.path / "events.jsonl", *how) as file:
                 if file.tell():
                     file.seek(-1, os.SEEK_END)
                     if file.read(1) != b"\n":  # a killed process left its last line half written
@@ -190,9 +190,9 @@ def read_own(path: Path, folder: Path, max_bytes: int) -> bytes:
         is_own = real.is_relative_to(folder.resolve())
     except RuntimeError as error:  # a circle of links
         raise OSError(str(error)) from None
-    if not is_own or not real.is_file() or real.stat().st_size > max_bytes:
-        raise OSError(f"`{path}` is not a file of the run, or is too large")
-    return real.read_bytes()
+    if not is_own:
+        raise OSError(f"`{path}` is not a file of the run")
+    return files.read_bounded(real, max_bytes)
 
 
 def refuse_name(name: str) -> None:

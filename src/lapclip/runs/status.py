@@ -5,7 +5,6 @@ How a run stands follows from its lock, which the system keeps, and from the end
 
 import os
 import re
-import shutil
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import psutil
 
 from lapclip.config import BUDGETS, Config
 from lapclip.errors import UserError
-from lapclip.files import cannot_write
+from lapclip.files import open_regular, remove_folder
 from lapclip.runs.events import MAX_LINE, Event, from_line, read_events
 from lapclip.runs.history import History, Summary, summarize
 from lapclip.runs.run import RUNS, Run, find_run, is_leftover, is_run
@@ -68,7 +67,7 @@ def read_end(path: Path) -> History:
     """The state, the step and the best recall; of what lies before the end only the rare kinds of events are read."""
     history = History()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read(TAIL).split(b"\n")[1 if start else 0 :]
             events = list(filter(None, map(from_line, lines)))
@@ -163,12 +162,7 @@ def remove(run: Run) -> None:
             hint="check what is in it, and remove it yourself",
         )
     run.take_lock()
-    doomed = run.path.with_name(f".removed-{run.name}")  # out of sight first: a run with its name is whole
     try:
-        shutil.rmtree(doomed, ignore_errors=True)
-        run.path.rename(doomed)
-        shutil.rmtree(doomed)
-    except OSError as error:
-        raise cannot_write(run.path, error) from None
+        remove_folder(run.path)
     finally:
         run.release()

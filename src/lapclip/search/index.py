@@ -8,6 +8,7 @@
 Nothing here needs torch.
 """
 
+import io
 import json
 import os
 import re
@@ -25,7 +26,7 @@ import msgspec
 import numpy as np
 
 from lapclip.errors import UserError, suggest
-from lapclip.files import cache_folder, cannot_write, write_atomically
+from lapclip.files import cache_folder, cannot_write, read_json, refuse_pipes, write_atomically
 from lapclip.runs.run import RUNS, find_run
 
 VERSION = 1
@@ -173,6 +174,7 @@ def path_range(folder: str) -> tuple[bytes, bytes]:
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """A connection that sees one state from its first query on."""
+    refuse_pipes(path)  # by name: opening the files here would end the locks that SQLite has on them
     name = f"file:{urllib.parse.quote(os.fsencode((path / FILES).absolute()))}?mode=ro"
     if not os.access(path, os.W_OK) and not (path / f"{FILES}-wal").exists():
         name += "&immutable=1"  # SQLite cannot create its shared-memory file there, and nobody can write
@@ -218,7 +220,8 @@ def index_errors(path: Path) -> Iterator[None]:
         is_storage = code in STORAGE or (code == sqlite3.SQLITE_CANTOPEN and not os.access(path, os.W_OK))
         raise (cannot_write(path, OSError(str(error))) if is_storage else damaged(path, str(error))) from None
     except OSError as error:
-        raise cannot_write(path, error) from None
+        is_damage = isinstance(error, io.UnsupportedOperation)
+        raise (damaged(path, str(error)) if is_damage else cannot_write(path, error)) from None
     except (ValueError, TypeError, OverflowError, KeyError) as error:
         raise damaged(path, str(error)) from None
 
@@ -244,11 +247,10 @@ def list_indexes() -> list[IndexInfo]:
 def read_info(path: Path) -> IndexInfo | None:
     """The index in a folder, with default values if `about.json` is damaged; None where there is none."""
     try:
-        content = json.loads((path / INFO).read_text("utf-8"))
-        return msgspec.convert({**content, "path": path}, IndexInfo)
+        return msgspec.convert({**read_json(path / INFO), "path": path}, IndexInfo)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, RecursionError, msgspec.ValidationError):
+    except (OSError, ValueError, msgspec.ValidationError):
         return IndexInfo(path, path.name, str(path / MODEL), 0, (), 0.0, is_complete=False)
 
 

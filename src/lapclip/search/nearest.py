@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lapclip.files import atomic_path
+from lapclip.files import atomic_path, remove_abandoned
 
 BLOCK_BYTES = 32 << 20  # rows copied at a time
 SCAN_SHARE = 4  # if more than 1 in 4 rows may be found, all are read: sequential reads beat gathering
@@ -175,7 +175,8 @@ def build_graph(folder: Path, vectors_RE: np.ndarray, rows_N: np.ndarray) -> Ite
     path = graph_path(folder, vectors_RE, len(vectors_RE))
     with atomic_path(path) as beside:
         graph.save(str(beside))
-    for old in [*folder.glob("near-*.usearch"), *folder.glob(".near-*.writing")]:
+    remove_abandoned(folder, "near-*")
+    for old in folder.glob("near-*.usearch"):
         if old != path:
             old.unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lapclip.errors import UserError
-from lapclip.files import Taken, read_lock, release_lock, take_lock, write_lock_owner
+from lapclip.files import Taken, read_lock, refuse_pipes, release_lock, take_lock, write_lock_owner
 from lapclip.search.index import (
     FILES,
     INFO,
@@ -62,6 +62,7 @@ class Writer:
         self.row_bytes = 4 * width
         self.lock = threading.RLock()
         with index_errors(path):
+            refuse_pipes(path)
             self.db = sqlite3.connect(path / FILES, check_same_thread=False, isolation_level=None, timeout=30)
             try:
                 # Readers keep their snapshot while we commit; a killed process leaves the last commit.

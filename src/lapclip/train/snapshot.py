@@ -13,7 +13,7 @@ from lapclip.data.source import Source
 from lapclip.errors import UserError
 from lapclip.evaluate.difficulty import spread
 from lapclip.evaluate.pool import Pool, pair_matrix
-from lapclip.files import write_atomically
+from lapclip.files import atomic_path, write_atomically
 from lapclip.runs.events import Warned
 from lapclip.view import sheet
 
@@ -81,9 +81,8 @@ def keep_image(folder: Path, source: Source, index: int) -> str:
     name = f"pictures/{index:06d}.jpg"
     if not (folder / name).exists():
         picture = source.image(index, IMAGE_SIDE).resize((IMAGE_SIDE, IMAGE_SIDE))
-        beside = folder / f"{name}.writing"
-        picture.convert("RGB").save(beside, format="JPEG", quality=85)
-        beside.replace(folder / name)
+        with atomic_path(folder / name) as beside:
+            picture.convert("RGB").save(beside, format="JPEG", quality=85)
     return name
 
 

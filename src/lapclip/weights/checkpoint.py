@@ -5,10 +5,11 @@ A killed process leaves either the old checkpoints or the new one.
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lapclip.errors import UserError, shortened
-from lapclip.files import atomic_path, remove, write_atomically
+from lapclip.files import atomic_path, open_regular, read_bounded, read_json, remove, write_atomically
+from lapclip.runs.events import AboveZero, Count, Seconds, Share, is_recall
 
 MODEL = "model.safetensors"
 OPTIMIZER = "state/optimizer.safetensors"
@@ -28,22 +30,22 @@ NUM_KEPT = 2  # newest checkpoints, besides the best
 class Progress:
     """How far a run is. Order, patches and schedule follow from it and the seed: there is no other random state."""
 
-    step: int = 0
-    seconds: float = 0.0  # of training
-    num_pairs_seen: int = 0
-    last_eval_step: int = 0
-    last_eval_seconds: float = 0.0
-    best_step: int | None = None
+    step: Count = 0
+    seconds: Seconds = 0.0  # of training
+    num_pairs_seen: Count = 0
+    last_eval_step: Count = 0
+    last_eval_seconds: Seconds = 0.0
+    best_step: Count | None = None
     best_recall: dict[str, Any] | None = None
-    highest: float | None = None  # mean recall so far; `best` may be a later checkpoint with the same recall
-    loss_scale: float = 2.0**16  # of fp16, where small gradients would underflow
-    last_overflow_step: int = 0
+    highest: Share | None = None  # mean recall so far; `best` may be a later checkpoint with the same recall
+    loss_scale: AboveZero = 2.0**16  # of fp16, where small gradients would underflow
+    last_overflow_step: Count = 0
 
 
 def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> Path:
     """Writes a checkpoint and makes it the latest; removes older ones except the newest and the best."""
     target = folder / name_of(progress.step)
-    with atomic_path(target, is_folder=True) as beside:  # may be there: the end of a run saves a step again
+    with atomic_path(target, is_folder=True) as beside:  # the end of a run saves the same step again
         (beside / "state").mkdir()
         write_tensors(model.state_dict(), beside / MODEL)
         write_tensors(optimizer_tensors(model, optimizer), beside / OPTIMIZER)
@@ -81,24 +83,24 @@ def prune(folder: Path) -> None:
     """Removes all but the newest checkpoints and the best, and what a killed process left incomplete."""
     checkpoints = all_checkpoints(folder)
     kept = {*checkpoints[-NUM_KEPT:], pointed_at(folder, "best")}
-    for path in checkpoints:
-        if path not in kept:  # renamed first: what is called a checkpoint is always complete
-            path.rename(path.with_name(f".{path.name}.writing"))
     for path in folder.glob(".*writing*"):
         remove(path)
+    for path in checkpoints:
+        if path not in kept:  # renamed first: what is called a checkpoint is always complete
+            remove(path.rename(path.with_name(f".{path.name}.writing")))
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
-    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdigit()]
+    found = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
 def pointed_at(folder: Path, pointer: str) -> Path | None:
     try:
-        path = folder / (folder / pointer).read_text("utf-8").strip()
-    except OSError:
+        path = folder / read_bounded(folder / pointer).decode("utf-8").strip()
+    except (OSError, ValueError):
         return None
-    return path if path.parent == folder and path.is_dir() else None
+    return path if path in all_checkpoints(folder) and path.is_dir() else None
 
 
 def latest(folder: Path) -> Path | None:
@@ -122,14 +124,16 @@ def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> 
 
 def load_progress(checkpoint: Path) -> Progress:
     try:
-        return Progress(**json.loads((checkpoint / PROGRESS).read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        progress = msgspec.convert(read_json(checkpoint / PROGRESS), Progress)
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise unreadable(checkpoint, PROGRESS, error) from None
+    return progress if is_recall(progress.best_recall) else replace(progress, best_recall=None)
 
 
 def copy_tensors(checkpoint: Path, name_of_file: str, into: dict[str, Tensor]) -> None:
     file = checkpoint / name_of_file
     try:
+        open_regular(file).close()  # the library would wait for a pipe's writer
         with safe_open(file, framework="pt") as stored:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118  # no dict
             if difference := shape_difference(shapes, {name: tuple(one.shape) for name, one in into.items()}):
