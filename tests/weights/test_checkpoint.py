@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import environment
+from made_events import RECALL
 
 from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.pack import folder_bytes
@@ -45,7 +46,7 @@ def run(program: str) -> subprocess.CompletedProcess:
 
 def test_everything_comes_back_to_the_bit(tmp_path):
     model, optimizer = trained()
-    progress = Progress(7, 1.25, 56, 5, 0.1 + 0.2, 5, {"num_images": 3})
+    progress = Progress(7, 1.25, 56, 5, 0.1 + 0.2, 5, RECALL)
     path = checkpoint.save(tmp_path, model, optimizer, progress)
     other, its_optimizer = model_and_optimizer(seed=9)
     checkpoint.load_weights(path, other)

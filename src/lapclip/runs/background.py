@@ -36,7 +36,7 @@ def start_training(run: Run, arguments: Sequence[str]) -> int:
     own = ["-P", "-m", "lapclip", "train", *arguments, f"--lock-handle={run.handle}"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     try:
-        with open_regular(log_of(run), os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab") as log:
+        with open_regular(log_of(run), os.O_RDWR | os.O_APPEND | os.O_CREAT, "ab") as log:
             log.write(f"lapclip train {shlex.join(arguments)}\n".encode(errors="surrogateescape"))
             log.flush()
             process = subprocess.Popen(  # noqa: S603  # ourselves

@@ -303,6 +303,7 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 MAX_LINE = 1 << 20  # bytes; what is longer is no event
+MAX_OVERLONG = 1024  # pieces of that length are passed over at a time: a file with holes can claim any size
 MAX_IDENTITY = 128  # bytes of the first line, which has the time of the start in it
 
 
@@ -330,7 +331,9 @@ class Follower:
                 if self.offset and not self.is_same(file):
                     self.num_restarts, self.offset = self.num_restarts + 1, 0
                 file.seek(self.offset)
-                while line := file.readline(MAX_LINE):
+                num_overlong = 0
+                while num_overlong < MAX_OVERLONG and (line := file.readline(MAX_LINE)):
+                    num_overlong += len(line) == MAX_LINE
                     if len(line) < MAX_LINE and not line.endswith(b"\n"):
                         return  # still being written
                     if self.offset == 0:

@@ -15,7 +15,7 @@ import psutil
 from lapclip.config import BUDGETS, Config
 from lapclip.errors import UserError
 from lapclip.files import open_regular, remove_folder
-from lapclip.runs.events import MAX_LINE, Event, from_line, read_events
+from lapclip.runs.events import MAX_LINE, MAX_OVERLONG, Event, from_line, read_events
 from lapclip.runs.history import History, Summary, summarize
 from lapclip.runs.run import RUNS, Run, find_run, is_leftover, is_run
 
@@ -85,9 +85,10 @@ def read_end(path: Path) -> History:
 def rare_events(file: BinaryIO, end: int) -> Iterator[Event]:
     """Those of a kind that comes seldom, up to a place in the file; a run has thousands of others."""
     file.seek(0)
-    rest = b""
-    while file.tell() < end and (portion := file.read(min(MAX_LINE, end - file.tell()))):
+    rest, num_overlong = b"", 0
+    while num_overlong < MAX_OVERLONG and (portion := file.read(min(MAX_LINE, end - file.tell()))):
         lines, _, rest = (rest + portion).rpartition(b"\n")
+        num_overlong += not lines
         rest = rest[:MAX_LINE]
         for found in RARE.finditer(lines):
             if event := from_line(found[0]):
