@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import re
-import secrets
 import shutil
 import stat
 import sys
@@ -33,7 +32,7 @@ PATIENCE_SECONDS = 3.0
 TRIES = 4  # a process that reads the owner holds the lock for a moment
 NOT_REGULAR = "is not a regular file"
 MAX_JSON_BYTES = 10 * 2**20  # of a file of ours: more is a mistake or an attack
-TOKEN, NUMBERS = secrets.token_hex(4), itertools.count()  # make the names of temporary files unique
+TOKEN, NUMBERS = os.urandom(4).hex(), itertools.count()  # make the names of temporary files unique
 
 
 def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: str = "rb") -> BinaryIO:
