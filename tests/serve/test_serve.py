@@ -369,6 +369,7 @@ def test_other_names_and_other_sites_pages_are_refused(served):
         served.refused(403, "/search?q=a", **link)
     typed = {"Sec_Fetch_Site": "none", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
     assert served.told("/search?q=a", **typed)["results"]
+    served.refused(403, "/search?q=a", **typed, Sec_Purpose="prefetch")
     for origin in ("http://evil.example", "null", f"http://localhost:{port + 1}", f"https://x:{port}"):
         served.refused(403, "/embed", {"texts": ["a"]}, Origin=origin)
     for host in ("localhost", "127.0.0.1"):

@@ -223,7 +223,8 @@ class Guard:
         is_foreign = site in ("cross-site", "same-site")  # another port of this machine is the same site
         # A person may follow a link to the page. At any other address a script could open it again and again.
         is_link = mode == "navigate" and shown_in in (None, "document") and request.scope["path"] == "/"
-        if shown_in in FRAMES or (is_foreign and not is_link):
+        # Chromium says `none` of what another site's page has it prefetch, and loads a refused page when it is opened.
+        if shown_in in FRAMES or "sec-purpose" in headers or (is_foreign and not is_link):
             raise Refused(403, "pages of other sites may not read this page", f"open {self.address}")
         is_reading = request.method in ("GET", "HEAD")
         if not is_reading and headers.get("origin", self.address.rstrip("/")) not in self.origins:
