@@ -21,15 +21,15 @@ from torch import Tensor
 
 from lapclip.config import DeviceName
 from lapclip.data.images import check_list, check_texts, squares
-from lapclip.data.tokenizer import Tokenizer, load_tokenizer
+from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, printable, shortened, suggest
 from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
-from lapclip.model.clip import CLIP, build_model
+from lapclip.model.clip import CLIP, shape_of
 from lapclip.runs.run import RUNS, Run, is_run, open_run
 from lapclip.step.loss import NEEDS_BIAS
 from lapclip.weights import folder as own
-from lapclip.weights import hugging_face
-from lapclip.weights.checkpoint import MODEL, best, load_weights
+from lapclip.weights import hugging_face, reading
+from lapclip.weights.checkpoint import MODEL, best
 from lapclip.weights.reading import Pretrained
 
 ImageInput = str | Path | Image.Image | np.ndarray | Tensor
@@ -293,15 +293,14 @@ def find_model(path: Path) -> Pretrained:
 def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
     """A checkpoint of a run, or its best one, with the run's settings and tokenizer."""
     config = run.load_config()
-    tokenizer = load_tokenizer(run.tokenizer_file)
-    has_bias = config.train.loss in NEEDS_BIAS
-    model = build_model(config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias)
+    size = shape_of(config.model)
+    tokenizer = reading.read_run(run.path, size)
     # As late as possible: a running training removes old ones.
     checkpoint = checkpoint or best(run.checkpoints)
     if checkpoint is None:
         hint = f"continue it: `lapclip train --resume {run.reference}`"
         raise UserError(f"run `{run.name}` has no checkpoint yet", hint=hint)
-    load_weights(checkpoint, model)
+    model = reading.read_model(checkpoint, size, tokenizer.vocab_size, config.train.loss in NEEDS_BIAS)
     return Pretrained(name, model, tokenizer, weights=checkpoint / MODEL)
 
 

@@ -30,15 +30,16 @@ from lapclip.data.batches import fetch
 from lapclip.data.doctor import MAX_READ, Report, examine
 from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
+from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, train_tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run, new_run
+from lapclip.step.loss import NEEDS_BIAS
 from lapclip.units import Progress, age, finished
-from lapclip.weights import checkpoint
+from lapclip.weights import checkpoint, reading
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
 NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
@@ -109,13 +110,22 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
     asked = {name for name, choice in choices.items() if choice.origin == "asked"}
     config = load_config(run.path / "config.toml", flags)
     config = with_values(config, dict.fromkeys(follow - flags.keys() - asked))
-    _, draft = draft_of(config, data or finished(open_here(config)), load_tokenizer(run.tokenizer_file))
+    _, draft = draft_of(config, data or finished(open_here(config)), own_tokenizer(config, run))
     resolved, new_choices, rate = yield from resolve_here(draft)
     if resolved != before:
         kept = {name: choice for name, choice in choices.items() if not (has_budget and name in BUDGETS)}
         changed = {n: c for n, c in new_choices.items() if n in flags or c.origin != "asked"}
         run.write_machine(machine | recorded(kept | changed) | ({"bench": rate} if rate else {}))
     return resolved
+
+
+def own_tokenizer(config: Config, run: Run) -> Tokenizer:
+    """The tokenizer of a run; before memory is allocated for a model, what does not fit its weights is refused."""
+    size = shape_of(config.model)
+    tokenizer = reading.read_run(run.path, size)
+    if newest := checkpoint.latest(run.checkpoints):
+        reading.check_stored(newest, size, tokenizer.vocab_size, config.train.loss in NEEDS_BIAS)
+    return tokenizer
 
 
 def draft_of(
