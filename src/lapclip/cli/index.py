@@ -72,7 +72,7 @@ def index(
         embedder = load(chosen.load_from)
     if chosen.why:
         say(f"using the model `{chosen.name}`, {chosen.why}; `--model` chooses another")
-    earlier = [info.path.name for info in list_indexes() if info.model == chosen.path]
+    earlier = [info.fingerprint for info in list_indexes() if info.model == chosen.path]
     if earlier and embedder.fingerprint not in earlier:
         say(
             f"`{chosen.name}` was trained further since it was indexed: all images are embedded again; "

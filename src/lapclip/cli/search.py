@@ -295,7 +295,7 @@ def was_trained_since(index: "Index") -> bool:
         checkpoint = best(find_run(index.model).checkpoints)
         if checkpoint is None or filecmp.cmp(checkpoint / MODEL, index.model_folder / MODEL, shallow=False):
             return False
-        return load(index.model).fingerprint != index.path.name
+        return load(index.model).fingerprint != index.fingerprint
     except (UserError, OSError):  # the run is gone or broken, and the index has a copy
         return False
 

@@ -66,8 +66,8 @@ class Service:
         """The same searcher for an index that has not changed, a new one for one that was updated."""
         if self.searcher is not None and not self.searcher.index.has_changed():
             return self.searcher
-        # An index is in a folder of its model's fingerprint; the rows of another model mean something else.
-        own = [info for info in list_indexes() if info.path.name == self.embedder.fingerprint]
+        own = [info for info in list_indexes() if info.fingerprint == self.embedder.fingerprint]
+        own.sort(key=lambda info: self.searcher is None or info.path != self.searcher.index.path)
         return Searcher(Index(own[0]), self.embedder) if own else None
 
     async def rows(self, kind: Batcher, items: Sequence[Any]) -> np.ndarray:
