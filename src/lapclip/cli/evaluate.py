@@ -63,7 +63,7 @@ def evaluate(
     """
     check_numbers(num_validation, pool_size, mistakes)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
-    config, folder = config_of(run)
+    config, folder = config_of(run, opens_source=source is None)
     if config is None and source is None:
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
@@ -121,7 +121,7 @@ def check_numbers(num_validation: int | None, pool_size: int | None, mistakes: i
         raise UserError(f"`--mistakes` is {mistakes}", hint=f"use 0 to {MAX_MISTAKES}")
 
 
-def config_of(name: str) -> tuple[Config | None, Path | None]:
+def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, Path | None]:
     """The settings and the folder of a run, or of the run of a checkpoint; None for other models."""
     from lapclip.runs.run import Run, open_run
 
@@ -135,7 +135,10 @@ def config_of(name: str) -> tuple[Config | None, Path | None]:
         if path.absolute().parent.name != "checkpoints" or not (above[1] / "config.toml").is_file():
             return None, None
         run = Run(above[1])
-    return run.load_config(), run.path
+    config = run.load_config()
+    if opens_source:
+        run.refuse_to_open(config, f"lapclip eval {shlex.quote(name)} SOURCE")
+    return config, run.path
 
 
 def page_path(named: Sequence[Path], folder: Path | None) -> Path:

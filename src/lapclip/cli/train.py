@@ -151,6 +151,8 @@ def go_on(
         from lapclip.train.prepare import open_here, refuse_if_other, revising
     where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}
     config = run.load_config()
+    if not run.may_open(config):
+        where = {"images": None, **where}
     config = replace(config, data=replace(config.data, **where))
     data = follow(open_here(config), requests, OPENING, is_kept=True)
     if "source" in flags:
@@ -167,6 +169,8 @@ RESUMABLE = {
 
 
 def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
+    if "source" not in flags:
+        run.refuse_to_open(run.load_config(), f"lapclip train --resume {shlex.quote(run.reference)} SOURCE")
     fixed = [SETTINGS[name].flag for name in flags if name not in RESUMABLE]
     if fixed:
         raise UserError(
