@@ -91,7 +91,7 @@ class Run:
 
     def refuse_to_open(self, config: Config, command: str) -> None:
         if not self.may_open(config):
-            what = f"run `{self.name}` was not trained here, and names `{shortened(config.data.source)}` as source"
+            what = f"run `{self.name}` was not trained here, and names `{shortened(config.data.source)}` as its source"
             raise UserError(what, hint=f"name the source that may be opened: `{command}`")
 
     def load_machine(self) -> dict[str, Any]:
