@@ -4,7 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from lapclip.autotune.plans import Budget
+from lapclip.autotune import resolve
+from lapclip.autotune.plans import Budget, Candidate, Measured
 from lapclip.autotune.resolve import (
     DataSummary,
     Draft,
@@ -14,7 +15,7 @@ from lapclip.autotune.resolve import (
     resolve_tokenizer,
 )
 from lapclip.autotune.work import Work
-from lapclip.config import Config, load_config
+from lapclip.config import Config, Plan, load_config
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.errors import UserError
 from lapclip.machine.hardware import Machine
@@ -54,6 +55,18 @@ def test_what_was_asked_for_stays():
         assert value in (getattr(getattr(config, s.name), name, None) for s in fields(config)), name
     assert {choices[name].origin for name in asked.keys() - {"size", "steps"}} == {"asked"}
     assert "minutes" not in choices
+
+
+def test_fewer_threads_are_not_chosen_for_being_faster_beside_other_programs(monkeypatch):
+    monkeypatch.setattr(resolve, "DEFAULT_THREADS", 4)
+    plans = {threads: Plan("cpu", "fp32", threads, chunk=128) for threads in (4, 1)}
+    timed = tuple(Candidate(plan, 100.0 / threads, 0.01) for threads, plan in plans.items())
+    for other_cores, threads, origin in ((0.1, 1, "measured"), (1.2, 4, "default")):
+        _, choices = resolved(measured=Measured(timed, 0.0, 1.0, other_cores=other_cores))
+        assert (choices["threads"].value, choices["threads"].origin) == (threads, origin)
+        assert ("other programs used" in choices["threads"].reason) == (threads == 4)
+    beside = Measured(timed[1:], 0.0, 1.0, other_cores=1.2)
+    assert resolved({"threads": 1}, measured=beside)[1]["threads"].origin == "asked"
 
 
 def test_a_run_of_the_first_version_knows_what_was_asked_for_by_its_reason():

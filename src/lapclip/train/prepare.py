@@ -71,7 +71,7 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
         named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in some)
         raise UserError(
             f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
-            hint=f"repair or remove them, or allow them: `--max-unreadable {share + 0.01:.2f}`",
+            hint=f"repair or remove them, or allow them: `--max-unreadable {min(share + 0.01, 1):.2f}`",
         )
 
 
@@ -160,7 +160,7 @@ def resolve_here(draft: Draft) -> Generator[str, None, tuple[Config, Choices, di
     if measured is not None and time.time() - measured.when > 60 and device.origin != "asked":
         reason = f"{device.reason}; all speeds measured {age(time.time() - measured.when)}"
         choices["device"] = replace(device, reason=reason)
-    candidates = measured.candidates if measured else ()
+    candidates = measured.candidates if measured and not measured.is_disturbed else ()
     rate = next((c.pairs_per_second for c in candidates if c.plan == plan_of(resolved)), None)
     return resolved, choices, {"pairs_per_second": rate} if rate else {}
 
