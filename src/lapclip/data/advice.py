@@ -151,7 +151,7 @@ def warnings(facts: DataFacts) -> Iterator[str]:
         leaked = plural(facts.num_leaks, "validation image")
         yield f"{leaked} also occur in training; recall is too high until they are removed"
     if num_images < MIN_IMAGES:
-        yield f"{plural(num_images, 'image')} are soon memorised; use strong augmentation, or add another source"
+        yield f"{plural(num_images, 'image')} are soon memorised; add images, or another source"
     if facts.num_validation < MIN_VALIDATION:
         few, points = plural(facts.num_validation, "validation image"), 100 / max(facts.num_validation, 1)
         yield f"{few}: one image is {points:.1f} points of recall, so small differences are not significant"

@@ -184,6 +184,7 @@ class Loop:
                 threads=torch.get_num_threads(),
                 minutes=cfg.minutes,
                 total_steps=self.budget.steps,
+                validation_limit=messages.validation_limit(data, self.config.data.num_validation),
             )
         )
         if self.distrust is not None:

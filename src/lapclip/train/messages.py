@@ -10,10 +10,11 @@ from lapclip.config import Plan, TrainConfig
 from lapclip.data.advice import in_eights, percentiles
 from lapclip.data.doctor import remarks
 from lapclip.data.open import Data, first_unreadable
+from lapclip.data.split import own_side
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
 from lapclip.machine.power import read_battery
-from lapclip.runs.events import Warned
+from lapclip.runs.events import ValidationLimit, Warned
 from lapclip.runs.run import Run
 from lapclip.train.prepare import NUM_CAPTIONS_READ, sample_captions
 from lapclip.weights import checkpoint
@@ -57,6 +58,13 @@ def before_training(
         message = f"{share:.0%} of the captions are longer than {text_length} tokens and are truncated"
         hint = f"`--text-length {in_eights(percentiles(lengths, [99])['99'])}` keeps 99% whole, but is slower"
         yield Warned(step, message, hint)
+
+
+def validation_limit(data: Data, num_validation: int) -> ValidationLimit:
+    if data.validation.num_different > num_validation:
+        return "num_validation"
+    is_by_share = any(part.files and not own_side(part.files)[0] for part in data.parts)
+    return "validation_share" if is_by_share else "source"
 
 
 def is_finite(model: nn.Module) -> bool:
