@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from lapclip.autotune import resolve
+from lapclip.autotune import plans
 from lapclip.autotune.plans import Budget, Candidate, Measured
 from lapclip.autotune.resolve import (
     DataSummary,
@@ -58,15 +58,15 @@ def test_what_was_asked_for_stays():
 
 
 def test_fewer_threads_are_not_chosen_for_being_faster_beside_other_programs(monkeypatch):
-    monkeypatch.setattr(resolve, "DEFAULT_THREADS", 4)
-    plans = {threads: Plan("cpu", "fp32", threads, chunk=128) for threads in (4, 1)}
-    timed = tuple(Candidate(plan, 100.0 / threads, 0.01) for threads, plan in plans.items())
-    for other_cores, threads, origin in ((0.1, 1, "measured"), (1.2, 4, "default")):
-        _, choices = resolved(measured=Measured(timed, 0.0, 1.0, other_cores=other_cores))
-        assert (choices["threads"].value, choices["threads"].origin) == (threads, origin)
-        assert ("other programs used" in choices["threads"].reason) == (threads == 4)
-    beside = Measured(timed[1:], 0.0, 1.0, other_cores=1.2)
-    assert resolved({"threads": 1}, measured=beside)[1]["threads"].origin == "asked"
+    monkeypatch.setattr(plans, "DEFAULT_THREADS", 4)
+    parts = ((4, 128, 100.0), (4, 64, 120.0), (8, 128, 140.0), (1, 128, 300.0))
+    timed = tuple(
+        Candidate(Plan("cpu", "fp32", threads, chunk), rate, 0.01) for threads, chunk, rate in parts
+    )
+    for other_cores, plan, origin in ((0.1, (1, 128), "measured"), (1.2, (4, 128), "default")):
+        config, choices = resolved(measured=Measured(timed, 0.0, 1.0, other_cores=other_cores))
+        assert (config.device.threads, config.train.chunk) == plan and choices["threads"].origin == origin
+        assert ("other programs used" in choices["threads"].reason) == (origin == "default")
 
 
 def test_a_run_of_the_first_version_knows_what_was_asked_for_by_its_reason():

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from lapclip.config import PLAN, Config, Plan, PrecisionName, TrainConfig, value_of, with_values
-from lapclip.machine.device import Device, has_glibc
+from lapclip.machine.device import DEFAULT_THREADS, Device, has_glibc
 from lapclip.machine.hardware import Machine, num_usable_cores
 
 HOPELESS = 1.5  # times as slow as the best: not timed any further
@@ -48,8 +48,16 @@ class Measured:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether it says little about this machine once the other programs are done."""
         return self.other_cores > MAX_OTHER_CORES
+
+    @property
+    def trusted(self) -> tuple[Candidate, ...]:
+        """To choose from; of a disturbed measurement only the usual plan of each device."""
+        if not self.is_disturbed:
+            return self.candidates
+        best_last = sorted(self.candidates, key=order_among_equals, reverse=True)
+        best_last.sort(key=lambda c: c.plan.threads == DEFAULT_THREADS)
+        return tuple({c.plan.device: c for c in best_last if c.rejected is None}.values())
 
     @property
     def others_in_words(self) -> str:

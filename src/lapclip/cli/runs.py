@@ -48,8 +48,7 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
     for status in found:
         row = (status.run.name, status.state_words, status.history.progress, status.history.num_steps)
         updated = "" if status.updated is None else age(time.time() - status.updated)
-        num_images = status.num_validation
-        recall = f"{percent(status.recall_1)} of {num_images:,}" if num_images else None
+        recall = status.num_validation and f"{percent(status.recall_1)} of {status.num_validation:,}"
         rows.append((*row, recall, status.seconds_left, updated))
     print_table(Table("", columns_of(columns), rows))
     for status in found:

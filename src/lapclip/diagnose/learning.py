@@ -100,9 +100,8 @@ class Pinned:
         if self.side == "high" and num_steps >= PINNED_STEPS:
             size = train.batch_size or 2
             message = f"{held}: the model separates {size} pairs easily, and a lower one would be unstable"
-            hint = "harmless while recall rises"
-            if 2 * size <= self.num_train:
-                hint += f"; in the next run, make the task harder: `--batch-size {2 * size}`"
+            harder = f"; in the next run, make the task harder: `--batch-size {2 * size}`"
+            hint = "harmless while recall rises" + harder * (2 * size <= self.num_train)
             yield Warned(event.step, message, hint, "scale-pinned")
 
 

@@ -187,11 +187,10 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
     said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
     if abs(after - before) <= noise:
-        end = f"within the noise of {100 * noise:.1f} points"
+        told = "It was no longer clearly improving at the end"
         if (rates := [step.lr for step in summary.history.steps]) and rates[-1] <= DECAYED * max(rates):
-            why = "the learning rate had decayed, so this does not show whether a longer run would improve"
-            return 0, f"In the last quarter, recall@1 went {said}, {end}; {why}."
-        return 0, f"It was no longer clearly improving at the end: recall@1 went {said}, {end}."
+            told = "The learning rate had decayed, so a longer run might still improve"
+        return 0, f"{told}: recall@1 went {said}, within the noise of {100 * noise:.1f} points."
     if after > before:
         return 1, f"It was still improving at the end: recall@1 rose {said}."
     return -1, f"It became worse at the end: recall@1 fell {said}."
