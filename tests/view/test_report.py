@@ -297,12 +297,10 @@ def test_whether_it_was_improving_is_told_from_the_last_quarter(recalls, said):
 
 def test_noise_is_that_of_images_and_advice_to_resume_is_not_given_to_a_finished_run():
     again = Warned(60, "training ends at 60% of its budget", "resume it", "lr-still-high")
-    evaluations = [evaluated(20 * n, share) for n, share in enumerate((0.1, 0.4, 0.45, 0.46, 0.5), 1)]
-    few = [replace(e, recall=recall(e.recall["text_to_image"]["recall@1"], num=100)) for e in evaluations]
-    few = [replace(e, recall=e.recall | {"num_captions": 5000}) for e in few]
-    document = document_of(
-        [summarize(told([started(), step(60), again, started(60), step(100), *few, finished(100)]))]
-    )
+    shares = enumerate((0.1, 0.4, 0.45, 0.46, 0.5), 1)
+    few = [replace(evaluated(20 * n, 0), recall=recall(s, 100) | {"num_captions": 5000}) for n, s in shares]
+    run = told([started(), step(60), again, started(60), step(100), *few, finished(100)])
+    document = document_of([summarize(run)])
     assert "within the noise of 10.0 points" in " ".join(document.sections[0].words)
     assert document.sections[1].points == ["Run the full evaluation: `lapclip eval told`."]
 
