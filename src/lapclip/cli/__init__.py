@@ -16,7 +16,7 @@ from lapclip.cli.evaluate import evaluate
 from lapclip.cli.index import index
 from lapclip.cli.report import report
 from lapclip.cli.runs import runs
-from lapclip.cli.screen import Stopped, complain
+from lapclip.cli.screen import Stopped, complain, write_any_text
 from lapclip.cli.search import search
 from lapclip.cli.serve import serve
 from lapclip.cli.train import train
@@ -39,6 +39,7 @@ for command in (index, search, serve, data, bench, report, runs, watch):
 
 def run_command(arguments: list[str]) -> int:
     limit_openmp_spinning()
+    write_any_text()
     warnings.filterwarnings("ignore", module="PIL")  # about metadata of images
     try:
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0

@@ -61,6 +61,9 @@ def evaluate(
         sheet: write the worst mistakes with their images as a PNG
         html: write an HTML page; by default `evaluation.html` in the run, or in this folder
     """
+    from lapclip.data.formats.detect import refuse_missing
+    from lapclip.weights.find import kind_of_model
+
     check_numbers(num_validation, pool_size, mistakes)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
     config, folder = config_of(run)
@@ -70,6 +73,10 @@ def evaluate(
     other_config = None if against is None else config_of(against)[0]
     page = None if html is None else page_path(html, folder)
     sheet = None if sheet is None else sheet_path(sheet)
+    if source is not None:
+        refuse_missing(source)
+    for name in filter(None, (run, against)):
+        kind_of_model(Path(name))
     with working("starting"):
         from lapclip.embedder import TEMPLATES, label_prompts, load
         from lapclip.evaluate.full import divide
@@ -197,7 +204,7 @@ def open_measured(
 
 def names_in(config: Config) -> set[str]:
     """The sources that a run was trained on."""
-    from lapclip.data.open import parse_source
+    from lapclip.data.formats.detect import parse_source
 
     return {name for name, _ in parse_source(config.data.source)}
 

@@ -4,13 +4,14 @@ import os
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, Switch
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, stop_requests, working
-from lapclip.errors import UserError, shortened, suggest
+from lapclip.errors import UserError, shortened, suggest, typed
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -61,9 +62,11 @@ def index(
             return 0
     from lapclip.search.index import indexes_of, list_indexes
     from lapclip.search.scan import real_folders
+    from lapclip.weights.find import kind_of_model
 
     chosen = choose_model(model)
-    # Refuses a folder that does not exist before a model is loaded for it.
+    # Refuses a model or folder that does not exist before torch is imported for it.
+    kind_of_model(Path(chosen.load_from))
     real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
     with working("starting"):
         from lapclip.embedder import load
@@ -144,7 +147,7 @@ def say_summary(summary: "Summary") -> None:
     for folder, why in summary.unreachable.items():
         say(
             f"`{shortened(folder)}` cannot be opened: {why}; its images stay in the index "
-            f"(to remove them: `{own_name()} index --forget '{shortened(folder)}'`)"
+            f"(to remove them: `{own_name()} index --forget {typed(folder)}`)"
         )
     for folder in summary.empty:
         say(f"`{shortened(folder)}` holds no images")

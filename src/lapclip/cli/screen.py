@@ -1,5 +1,7 @@
 """What every command says, and how: sentences on stderr, results on stdout."""
 
+import codecs
+import gc
 import io
 import json
 import os
@@ -50,6 +52,21 @@ class Stderr(io.TextIOBase):
         return self.real.encoding
 
 
+def write_any_text() -> None:
+    """Where the locale is not UTF-8 too: names as their bytes, and what cannot be written otherwise escaped."""
+
+    def encoded(error: UnicodeError) -> tuple[str | bytes, int]:
+        try:
+            return codecs.lookup_error("surrogateescape")(error)
+        except UnicodeError:
+            return codecs.lookup_error("backslashreplace")(error)
+
+    codecs.register_error("lapclip", encoded)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # not a program's that calls us, nor closed
+            stream.reconfigure(errors="lapclip")
+
+
 people = Console(file=cast(IO[str], Stderr()))
 T = TypeVar("T")
 OPENING = "opening the source"
@@ -66,9 +83,23 @@ def say(text: str, end: str = "\n") -> None:
     people.print(printable(text), end=end, markup=False, highlight=False, soft_wrap=True)
 
 
-def working(what: str) -> Any:
-    """A spinner on a terminal, nothing on a pipe."""
-    return people.status(what) if people.is_terminal else nullcontext()
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner on a terminal, nothing on a pipe.
+
+    What imports torch collects no garbage: there is none, and walking all that was imported, then and at the end of
+    the process, takes as long as a quarter of the import.
+    """
+    is_first = "torch" not in sys.modules and gc.isenabled()
+    if is_first:
+        gc.disable()
+    try:
+        with people.status(what) if people.is_terminal else nullcontext():
+            yield
+    finally:
+        if is_first:
+            gc.freeze()
+            gc.enable()
 
 
 def print_json(result: dict[str, Any]) -> None:

@@ -17,9 +17,10 @@ from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size
 from lapclip.weights import reading
 from lapclip.weights.checkpoint import write_tensors
+from lapclip.weights.find import OWN
 from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json, refused
 
-DESCRIPTION = "model.json"
+DESCRIPTION = OWN
 
 
 @dataclass(frozen=True)
