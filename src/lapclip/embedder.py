@@ -22,15 +22,14 @@ from torch import Tensor
 from lapclip.config import DeviceName
 from lapclip.data.images import as_list, list_of_texts, squares
 from lapclip.data.tokenizer import Tokenizer, load_tokenizer
-from lapclip.errors import UserError, printable
+from lapclip.errors import UserError, printable, shortened, suggest
 from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.model.clip import CLIP, build_model
-from lapclip.runs.run import Run, open_run
+from lapclip.runs.run import RUNS, Run, is_run, open_run
 from lapclip.step.loss import NEEDS_BIAS
 from lapclip.weights import folder as own
 from lapclip.weights import hugging_face
 from lapclip.weights.checkpoint import MODEL, best, load_weights
-from lapclip.weights.find import kind_of_model
 from lapclip.weights.reading import Pretrained
 
 ImageInput = str | Path | Image.Image | np.ndarray | Tensor
@@ -266,22 +265,28 @@ def progress_bar(total: int, *, always: bool) -> Iterator[Callable[[int], None]]
 
 def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
     """The best model of a run, by its name or path; or a checkpoint, a model folder, a Hugging Face CLIP folder."""
-    place, found = device_named(device), find_model(Path(path))
+    place = device_named(device)
+    try:
+        found = find_model(Path(path))
+    except OSError as error:  # a name that is too long, a folder without permission
+        what = f"`{shortened(str(path))}`: {(error.strerror or str(error)).lower()}"
+        raise UserError(f"cannot open {what}", hint="name a readable folder") from None
     model = place.place(found.model).eval()
     return Embedder(model, found.tokenizer, place, name=found.name, weights=found.weights)
 
 
 def find_model(path: Path) -> Pretrained:
-    match kind_of_model(path):
-        case "own":
-            return own.load_model_folder(path)
-        case "hugging_face":
-            return hugging_face.load_hugging_face_folder(path)
-        case "checkpoint":
-            run = Run(path.absolute().parent.parent)
-            return load_checkpoint(run, path, f"{run.name} {path.absolute().name}")
-    run = open_run(str(path))
-    return load_checkpoint(run, None, run.name)
+    if is_run(path) or is_run(RUNS / path):
+        run = open_run(str(path))
+        return load_checkpoint(run, None, run.name)
+    if (path / own.DESCRIPTION).is_file():
+        return own.load_model_folder(path)
+    if (path / hugging_face.DESCRIPTION).is_file():
+        return hugging_face.load_hugging_face_folder(path)
+    run_above = path.absolute().parent.parent
+    if (path / MODEL).is_file() and (run_above / "config.toml").is_file():
+        return load_checkpoint(Run(run_above), path, f"{run_above.name} {path.absolute().name}")
+    raise nothing_there(path)
 
 
 def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
@@ -297,3 +302,22 @@ def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
         raise UserError(f"run `{run.name}` has no checkpoint yet", hint=hint)
     load_weights(checkpoint, model)
     return Pretrained(name, model, tokenizer, weights=checkpoint / MODEL)
+
+
+def nothing_there(path: Path) -> UserError:
+    """Names what could be loaded instead: the runs here, and models beside the path."""
+    if path.is_file():
+        hint = f"name its folder: `{path.parent}`"
+        return UserError(f"`{path}` is a file, but a model is a folder", hint=hint)
+    markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, MODEL)
+    known = [
+        child.name if folder == RUNS else str(child)
+        for folder in (path.parent, RUNS)
+        for child in (sorted(folder.iterdir()) if folder.is_dir() else ())
+        if child != path and any((child / marker).is_file() for marker in markers)
+    ]
+    there = "; there are " + ", ".join(f"`{name}`" for name in known[:5]) if known else "; there is none here"
+    shown = shortened(str(path))
+    what = f"`{shown}` holds no model" if path.is_dir() else f"there is no model `{shown}`"
+    hint = "name a run, a checkpoint, a model folder, or a Hugging Face CLIP folder"
+    return UserError(f"{what}{suggest(str(path), known) or there}", hint=hint)

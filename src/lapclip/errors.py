@@ -35,14 +35,8 @@ class MissingPackage(UserError):
 def install_command(extra: str) -> str:
     """Adds a group of optional dependencies to this environment; a lapclip that is installed stays as it is."""
     own = os.path.join(os.path.dirname(sys.executable), "pip")
-    is_other = os.path.exists(own) and shutil.which("pip") != own
-    pip = min(own, os.path.relpath(own), key=len) if is_other else "pip"
-    return f"{typed(pip)} install 'lapclip[{extra}]'"
-
-
-def install_first(extra: str) -> str:
-    """The hint for images that need an optional dependency."""
-    return f"first install what reads it: `{install_command(extra)}`"
+    is_found = shutil.which("pip") == own or not os.path.exists(own)
+    return f"{'pip' if is_found else typed(os.path.relpath(own))} install 'lapclip[{extra}]'"
 
 
 def typed(word: object) -> str:

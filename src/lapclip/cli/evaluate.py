@@ -62,7 +62,6 @@ def evaluate(
         html: write an HTML page; by default `evaluation.html` in the run, or in this folder
     """
     from lapclip.data.formats.detect import refuse_missing
-    from lapclip.weights.find import kind_of_model
 
     check_numbers(num_validation, pool_size, mistakes)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
@@ -75,8 +74,6 @@ def evaluate(
     sheet = None if sheet is None else sheet_path(sheet)
     if source is not None:
         refuse_missing(source)
-    for name in filter(None, (run, against)):
-        kind_of_model(Path(name))
     with working("starting"):
         from lapclip.embedder import TEMPLATES, label_prompts, load
         from lapclip.evaluate.full import divide

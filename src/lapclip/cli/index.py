@@ -4,7 +4,6 @@ import os
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -62,11 +61,9 @@ def index(
             return 0
     from lapclip.search.index import indexes_of, list_indexes
     from lapclip.search.scan import real_folders
-    from lapclip.weights.find import kind_of_model
 
     chosen = choose_model(model)
-    # Refuses a model or folder that does not exist before torch is imported for it.
-    kind_of_model(Path(chosen.load_from))
+    # Refuses a folder that does not exist before a model is loaded for it.
     real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
     with working("starting"):
         from lapclip.embedder import load
@@ -92,7 +89,7 @@ def index(
 
 def choose_model(model: str | None) -> ChosenModel:
     """The model that was named; else that of the index updated last, else the newest run with a checkpoint."""
-    from lapclip.runs.run import RUNS
+    from lapclip.runs.run import RUNS, find_run
     from lapclip.runs.status import all_runs
     from lapclip.search.index import MODEL, indexes_of, path_of_model
 
@@ -104,8 +101,8 @@ def choose_model(model: str | None) -> ChosenModel:
         why = "from the copy in the index: its run no longer exists"
         return ChosenModel(str(last.path / MODEL), last.model, last.name, why)
     if model is not None:
-        path = path_of_model(model)
-        return ChosenModel(path or model, path or model, os.path.basename(path or model))
+        path = path_of_model(model) or str(find_run(model).path)  # which raises the error
+        return ChosenModel(path, path, os.path.basename(path))
     for run in all_runs():
         if any(run.checkpoints.glob("step-*")):
             path = os.path.realpath(run.path)

@@ -5,7 +5,6 @@ import re
 import secrets
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
@@ -107,18 +106,20 @@ def checked_token(token: str | None) -> str | None:
 
 def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
     """The model and its index; without an index the model alone, by name or the newest run's."""
+    from lapclip.runs.run import find_run
     from lapclip.runs.status import newest_run
-    from lapclip.search.index import find_index, indexes_of
-    from lapclip.weights.find import kind_of_model
+    from lapclip.search.index import find_index, indexes_of, path_of_model
 
     newest = newest_run() if model is None else None
-    chosen = model or (newest.path if newest else None)
-    index = find_index(model) if chosen is None or indexes_of(model) else None
-    path = index.model_folder if index else Path(chosen or "")
-    kind_of_model(path)  # refuses a wrong one before torch is imported
+    if model is not None and path_of_model(model) is None and not indexes_of(model):
+        find_run(model)  # raises the error, before torch is imported
     from lapclip.embedder import load
 
-    return load(path), index
+    chosen = model or (newest.path if newest else None)
+    if chosen is not None and not indexes_of(model):
+        return load(chosen), None
+    index = find_index(model)
+    return load(index.model_folder), index
 
 
 def allow_many_files() -> None:

@@ -15,7 +15,7 @@ from lapclip.data.decode import Decoded, Unreadable, center_square, channels_fir
 from lapclip.data.files import read_file
 from lapclip.data.pack import size_for
 from lapclip.data.workers import in_order
-from lapclip.errors import UserError, install_first, printable
+from lapclip.errors import UserError, install_command, printable
 
 MIN_FOR_THREADS = 8  # images; for fewer no threads are started
 TOLERANCE = 1e-4  # beyond 0 and 1, as interpolation leaves it
@@ -26,7 +26,7 @@ def as_list(several: Any) -> Any:
     dimensions = getattr(several, "ndim", 1)  # of an array or a tensor
     if isinstance(several, str | bytes | os.PathLike | Image.Image) or dimensions in (2, 3):
         return [several]
-    is_list = hasattr(several, "__len__") and hasattr(several, "__getitem__") and dimensions
+    is_list = hasattr(several, "__len__") and hasattr(several, "__getitem__") and dimensions > 0
     if isinstance(several, Mapping) or not is_list:
         name = type(several).__name__
         raise UserError(f"expected a list, but got a `{name}`", hint="convert it: `list(...)`")
@@ -80,7 +80,7 @@ def square_of(image: Any, size: int, called: str) -> np.ndarray:
 def way_out(error: Exception) -> str:
     """What to do about an image that cannot be read."""
     if isinstance(error, Unreadable) and error.extra:
-        return install_first(error.extra)
+        return install_command(error.extra)
     return "check its path" if isinstance(error, OSError) else "omit it, or convert it to JPEG"
 
 

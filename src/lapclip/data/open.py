@@ -18,7 +18,7 @@ from lapclip.data.pairs import TRAIN, VALIDATION, PairTable, write_pairs
 from lapclip.data.source import Mixed, Packed, Source, Streamed
 from lapclip.data.split import content_groups, split
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
-from lapclip.errors import UserError, install_first, shortened, suggest
+from lapclip.errors import UserError, install_command, shortened, suggest
 from lapclip.files import writing
 from lapclip.units import Progress
 
@@ -142,7 +142,7 @@ def write_table(files: Files) -> PairTable:
         first = f"; {first_unreadable(catalogue, packed)}" if packed.unreadable else ""
         raise UserError(
             f"`{catalogue.name}` has {len(usable)} usable images, but at least {MIN_IMAGES} are needed{first}",
-            hint=install_first("heic")
+            hint=install_command("heic")
             if packed.num_needing_extra
             else "add images with captions to it, or repair the unreadable ones",
         )

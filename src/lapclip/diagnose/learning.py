@@ -65,9 +65,8 @@ class Collapsed:
             hint = "start again with less weight decay: `--weight-decay 0.1`"
         else:
             why = "all embeddings are the same, or the captions do not describe their images"
-            hint = (
-                f"check that captions and images match: `lapclip data show {typed(self.config.data.source)}`"
-            )
+            source = typed(self.config.data.source)
+            hint = f"check that captions and images match: `lapclip data show {source}`"
         return Warned(event.step, f"{message}; {why}", hint, "collapsed")
 
 

@@ -32,7 +32,7 @@ from lapclip.data.doctor import Report, examine
 from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
-from lapclip.errors import UserError, install_command, install_first, shortened, typed
+from lapclip.errors import UserError, install_command, shortened, typed
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
@@ -70,7 +70,7 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
         named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in some)
         raise UserError(
             f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
-            hint=install_first("heic")
+            hint=install_command("heic")
             if files.pack.num_needing_extra
             else f"repair or remove them, or allow them: `--max-unreadable {share + 0.01:.2f}`",
         )

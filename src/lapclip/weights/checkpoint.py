@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from lapclip.errors import UserError, shortened
 from lapclip.files import atomic_path, remove, write_atomically
-from lapclip.weights.find import MODEL
 
+MODEL = "model.safetensors"
 OPTIMIZER = "state/optimizer.safetensors"
 PROGRESS = "state/progress.json"
 NUM_KEPT = 2  # newest checkpoints, besides the best

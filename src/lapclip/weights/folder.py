@@ -17,10 +17,9 @@ from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size
 from lapclip.weights import reading
 from lapclip.weights.checkpoint import write_tensors
-from lapclip.weights.find import OWN
 from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json, refused
 
-DESCRIPTION = OWN
+DESCRIPTION = "model.json"
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
 from lapclip.weights import reading
-from lapclip.weights.find import HUGGING_FACE
 from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json, refused
 
-DESCRIPTION = HUGGING_FACE
+DESCRIPTION = "config.json"
 # The defaults of transformers for numbers that a config omits.
 THEIR_TEXT = {
     "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
