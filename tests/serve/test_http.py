@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -169,7 +170,9 @@ def test_other_names_and_other_sites_reach_nothing_but_a_person_may_follow_their
     assert f"http://127.0.0.1:{server.port}/" in json.loads(answer.body)["hint"]
     for path in ("/stream?run=first", "/snapshots/first/pictures/000012.jpg"):
         assert server.ask(path, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 403
-    assert server.ask("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+    followed = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    assert server.ask("/?run=first", **followed).status == 200
+    server.refused(403, "/runs", **followed)
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
         answer = server.ask("/runs", method=method)
         assert (answer.status, answer.getheader("allow")) == (405, "GET, HEAD")
@@ -303,6 +306,31 @@ def test_streams_are_bounded_and_a_closed_one_makes_room(server):
             assert streams.enter_context(Stream(server, "first")).next()[0] == "history"
         assert server.ask("/stream?run=first").status == 503
     wait_for(lambda: has_room(server), 5)
+
+
+def test_idle_connections_make_room_and_end_no_stream(folder, live):
+    """Also where few files may be open, of which a connection is one."""
+    serve = shlex.join(map(str, command("watch", "--web", "--no-open", "--port", "0")))
+    server = Server(folder, program=["sh", "-c", f"ulimit -n 256 && exec {serve}"])
+    with contextlib.ExitStack() as opened:
+        opened.callback(server.process.kill)
+        stream = opened.enter_context(Stream(server, live.name))
+        stream.next()
+        for sent in (b"", b"nonsense\r\n\r\n"):
+            idle = [opened.enter_context(server.connect(sent)) for _ in range(600)]
+            wait_for(lambda idle=idle: sum(map(is_open, idle)) < 64, 5)
+            assert server.told("/runs")["runs"]
+        append(live, step(4))
+        assert stream.next()[1]["steps"]["step"] == [4]
+        assert server.stop() == "", "no failure is printed"
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(4096) != b""
+    except OSError as problem:
+        return isinstance(problem, BlockingIOError)
 
 
 def has_room(server) -> bool:

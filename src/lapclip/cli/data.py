@@ -183,7 +183,7 @@ def remove(*names: str, all: Switch = False, json: AsJson = False) -> int:
     from lapclip.data.pack import list_packs, remove_pack
 
     known = list_packs()
-    asked = {name: {name, os.path.abspath(name)} for name in names}
+    asked = {name: {name, os.path.abspath(name), os.path.realpath(name)} for name in names}
     for name, forms in asked.items():
         if not any(forms & {pack.path.name, pack.source} for pack in known):
             like = suggest(name, [pack.path.name for pack in known])

@@ -4,7 +4,6 @@ import os
 import re
 import secrets
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 RATE_ELSEWHERE = 20.0  # requests a second of one client
 SECONDS_TO_END = 0.5
-MIN_FILES = 4096  # that may be open at once: more than connections and images need
 TOKEN = r"[A-Za-z0-9._~-]{16,256}"  # noqa: S105  # what one looks like
 
 
@@ -71,7 +69,6 @@ def serve(
         from lapclip.serve.api import build_server
         from lapclip.serve.service import Service
 
-        allow_many_files()
         # One core is left to clients: measured, a single text is embedded no slower by it.
         set_up_process(max(1, DEFAULT_THREADS - 1), keep_memory=False)
         service = Service(embedder, index, is_batching=batching)
@@ -120,13 +117,3 @@ def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
         return load(chosen), None
     index = find_index(model)
     return load(index.model_folder), index
-
-
-def allow_many_files() -> None:
-    """A connection is an open file, and macOS allows 256 of them unless asked."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < MIN_FILES:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(MIN_FILES, hard), hard))

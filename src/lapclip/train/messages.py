@@ -7,13 +7,15 @@ import torch
 from torch import nn
 
 from lapclip.config import Plan, TrainConfig
+from lapclip.data.advice import in_eights, percentiles
+from lapclip.data.doctor import remarks
 from lapclip.data.open import Data, first_unreadable
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError, typed
 from lapclip.machine.power import read_battery
 from lapclip.runs.events import Warned
 from lapclip.runs.run import Run
-from lapclip.train.prepare import sample_captions
+from lapclip.train.prepare import NUM_CAPTIONS_READ, sample_captions
 from lapclip.weights import checkpoint
 
 MAX_FAULTS_NAMED = 10  # each by itself, of images that turn out unreadable while training
@@ -47,11 +49,13 @@ def before_training(
         if pack.unreadable:
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
             yield Warned(step, f"{num:,} of {len(catalogue.names):,} images are omitted: {first}", hint)
-    lengths = embedder.tokenizer.lengths(sample_captions(data.training, 1000))
+        for remark in remarks(catalogue):
+            yield Warned(step, remark.why, "`lapclip data show` draws images with captions", kind=remark.kind)
+    lengths = embedder.tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_READ))
     text_length = embedder.model.size.text_length
-    if (share := float((lengths > text_length).mean())) >= MIN_SHARE_TRUNCATED:
+    if (share := float((lengths > text_length).mean())) > MIN_SHARE_TRUNCATED:
         message = f"{share:.0%} of the captions are longer than {text_length} tokens and are truncated"
-        hint = f"`--text-length {int(lengths.max())}` keeps them whole, but is slower"
+        hint = f"`--text-length {in_eights(percentiles(lengths, [99])['99'])}` keeps 99% whole, but is slower"
         yield Warned(step, message, hint)
 
 

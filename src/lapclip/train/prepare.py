@@ -7,7 +7,6 @@ import typing
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +24,15 @@ from lapclip.autotune.resolve import (
     resolve_tokenizer,
 )
 from lapclip.autotune.work import Work
-from lapclip.config import BUDGETS, PLAN, Config, FormatName, load_config, with_values
+from lapclip.config import BUDGETS, PLAN, Config, FormatName, load_config, value_of, with_values
 from lapclip.data.advice import Advice, advise, facts_of_captions, share_outside_a_to_z
 from lapclip.data.batches import fetch
-from lapclip.data.doctor import Report, examine
+from lapclip.data.doctor import MAX_READ, Report, examine
 from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
 from lapclip.errors import UserError, install_command, shortened, typed
+from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
@@ -128,6 +128,7 @@ def draft_of(
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
     kind = resolve_tokenizer(config, share_outside_a_to_z(captions))
     tokenizer = tokenizer or train_tokenizer(kind.value, captions, config.data.max_vocab)
+    captions = [caption for part in data.parts for caption in captions_of(part)]
     lengths = tokenizer.lengths(captions)
     summary = summarise(config, data, tokenizer, captions, lengths)
     config = with_values(config, {"source": data.source, "images": data.images})
@@ -201,10 +202,18 @@ def seconds_to_fetch(source: Source, image_size: int) -> float:
 
 
 def sample_captions(source: Source, most: int) -> list[str]:
-    """Captions from all over a source, all wordings of each pair."""
+    """Captions from all over a source."""
     num_pairs = min(source.num_different, most)
     indices = np.unique(np.linspace(0, source.num_different - 1, num_pairs).astype(int))
-    return list(islice((c for index in indices for c in source.captions(int(index))), most))
+    captions = [caption for index in indices for caption in source.captions(int(index))]
+    return [captions[number] for number in spread(len(captions), most)]
+
+
+def captions_of(part: Part) -> list[str]:
+    """Captions on both sides, as the doctor counts them: all, or many from all over."""
+    if part.files is None:
+        return sample_captions(part.training, NUM_CAPTIONS_READ)
+    return [part.files.table.caption(int(n)) for n in spread(int(part.files.table.first[-1]), MAX_READ)]
 
 
 def refuse_if_other(run: Run, data: Data) -> None:
@@ -228,9 +237,8 @@ def check_up(config: Config, part: Part) -> Report:
     report = examine(
         files, lengths, text_length=shape.text_length, tokenizer=kind, image_size=shape.image_size
     )
-    alone = Data((part,), "", part.training, part.validation)
-    advice = list(summarise(config, alone, tokenizer, sample, tokenizer.lengths(sample)).advice.values())
+    advice = [own for own in report.advice if not own.setting or value_of(config, own.setting) is None]
     if num := files.pack.num_needing_extra:
         why = f"{num:,} of the unreadable images are HEIC: `{install_command('heic')}`, then try again"
         advice.append(Advice(None, None, why))
-    return replace(report, advice=[*advice, *(other for other in report.advice if other.setting is None)])
+    return replace(report, advice=advice)

@@ -197,5 +197,5 @@ def find_tables(path: Path, names: set[str]) -> tuple[list[Path], list[Path]]:
         return [], parquet
     # Captions beside images are many small text files, and a table is none of them.
     stems = {os.path.splitext(name)[0] for name in names if is_image_name(name)}
-    texts = own_files(path, (name for name in names if os.path.splitext(name)[0] not in stems), ".txt")
+    texts = own_files(path, (n for n in names if os.path.splitext(n)[0] not in stems), (".txt", ".json"))
     return [], sorted({*own_files(path, names, SUFFIXES), *filter(looks_like_table, texts)})
