@@ -81,8 +81,14 @@ def test_the_set_up_says_what_pip_is_doing_and_why_it_failed(monkeypatch, capsys
     monkeypatch.syspath_prepend(ROOT / "tools")
     import bootstrap
 
-    lines = ["Collecting torch==2\n", "  Downloading torch-2-cp311.whl (532.1 MB)\n", "     0.1/532.1 MB\n"]
-    assert bootstrap.doing(lines) == ("downloading", "download torch-2-cp311.whl (532.1 MB)")
+    lines = [
+        "Collecting torch==2\n",
+        "  Downloading torch-2.1+cpu-cp311-x.whl (532.1 MB)\n",
+        "     0.1/532.1 MB\n",
+    ]
+    assert bootstrap.doing(lines) == ("downloading", "download torch-2.1+cpu (532.1 MB)")
+    lines += ["Processing /wheels/numpy-2.4.6-cp311-x.whl (from lapclip)\n"]
+    assert bootstrap.doing(lines) == ("downloading", "download numpy-2.4.6")
     lines += ["Installing collected packages: a, b, c\n"]
     assert bootstrap.doing(lines) == ("installing", "install 3 packages")
     with pytest.raises(SystemExit, match="no space left\nerror: could not install lapclip"):

@@ -5,6 +5,7 @@ Usage: python3 tools/bootstrap.py [extra ...]. Standard library only, since noth
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -97,7 +98,7 @@ def run(command, purpose):
             reader.join(0.5)
             phase, what = doing(lines) or (purpose, purpose)
             if is_terminal:
-                say(f"\r\033[K  {what[:60]}, {time.monotonic() - started:.0f} s", end="")
+                say(f"\r\033[K  {what}, {time.monotonic() - started:.0f} s", end="")
             elif phase != said:
                 say(f"  {what}")
                 said = phase
@@ -114,12 +115,11 @@ def run(command, purpose):
 def doing(lines):
     """What pip does now, by the last of its lines that says so."""
     for line in reversed(lines):
-        first, _, rest = line.strip().partition(" ")
+        wheel = re.search(r"([\w.]+-[\w.+]+)-\S*\.whl( \(\d.*\))?", line)  # and its size
         if line.startswith("Installing collected"):
-            return "installing", f"install {rest.count(',') + 1} packages"
-        if first in ("Downloading", "Collecting", "Processing"):
-            file, _, size = rest.partition(" (")
-            return "downloading", f"download {Path(file).name}" + f" ({size}" * (first == "Downloading")
+            return "installing", f"install {line.count(',') + 1} packages"
+        if wheel:
+            return "downloading", f"download {wheel[1]}{wheel[2] or ''}"
     return None
 
 
