@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from lapclip.config import DeviceName
-from lapclip.data.images import check_list, check_texts, squares
+from lapclip.data.images import as_list, list_of_texts, squares
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, printable, shortened, suggest
 from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
@@ -33,7 +33,7 @@ from lapclip.weights.checkpoint import MODEL, best
 from lapclip.weights.reading import Pretrained
 
 ImageInput = str | Path | Image.Image | np.ndarray | Tensor
-Images = Sequence[ImageInput] | np.ndarray | Tensor
+Images = ImageInput | Sequence[ImageInput]
 Rows = np.ndarray  # float32 [n, E], embedded already
 Method = TypeVar("Method", bound=Callable[..., np.ndarray])
 T = TypeVar("T")
@@ -103,18 +103,18 @@ class Embedder:
 
     @accepts_pictures
     def images(self, images: Images, *, progress: bool | None = None) -> Rows:
-        """Float32 unit rows, one per image: paths, PIL images, arrays or tensors of any size, or a batch of them.
+        """Float32 unit rows, one per image: paths, PIL images, arrays or tensors of any size, or a batch; or just one.
 
         Many files are decoded in threads while the model works. `progress` shows or hides a progress bar; by default
         there is one for many images, on a terminal or in a notebook.
         """
-        check_list(images)
-        with closing(squares(images, self.image_size)) as items:
-            return self.in_chunks(items, len(images), lambda some: self.pixels(np.stack(some)), progress)
+        several = as_list(images)
+        with closing(squares(several, self.image_size)) as items:
+            return self.in_chunks(items, len(several), lambda some: self.pixels(np.stack(some)), progress)
 
     def texts(self, texts: Sequence[str] | np.ndarray, *, progress: bool | None = None) -> Rows:
-        """Float32 unit rows, one per text; texts longer than the model's context are truncated."""
-        check_texts(texts)
+        """Float32 unit rows, one per text, also of one string; texts longer than the model's context are truncated."""
+        texts = list_of_texts(texts)
         return self.in_chunks(
             iter(texts), len(texts), lambda some: self.embed(some, self.embed_words), progress
         )
@@ -142,7 +142,7 @@ class Embedder:
     def label_rows(self, labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Rows:
         """Unit rows [labels, E]: each label in every template, averaged."""
         prompts = label_prompts(labels, templates)
-        return mean_of_prompts(self.texts(prompts, progress=False), len(labels))
+        return mean_of_prompts(self.texts(prompts, progress=False), len(as_list(labels)))
 
     @accepts_pictures
     def classify(
@@ -233,8 +233,7 @@ class Embedder:
 
 def label_prompts(labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> list[str]:
     """Every label in every template: the templates of the first label first."""
-    check_texts(labels)
-    check_texts(templates)
+    labels, templates = list_of_texts(labels), list_of_texts(templates)
     without = [template for template in templates if "{}" not in template]
     if without or not len(templates):
         what = f"the template `{printable(without[0])}`" if without else "an empty list of templates"

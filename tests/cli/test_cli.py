@@ -3,15 +3,18 @@
 import json
 import re
 import resource
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import SMALL, as_flags, environment, lapclip
 
 import lapclip as library
 from lapclip.cli import run_command
-from lapclip.config import SETTINGS
+from lapclip.config import SETTINGS, load_config
+from lapclip.runs.run import Run
 
 TRAIN = ["train", *as_flags(SMALL)]
 RECALL_KEYS = {"recall@1", "recall@5", "recall@10", "median_rank", "chance@1", "chance@10", "interval@10"}
@@ -47,6 +50,21 @@ def test_a_mistake_is_a_sentence_with_a_way_out(arguments, code, message, capsys
     error = said(capsys)
     assert re.search(message, error, re.IGNORECASE), error
     assert error.startswith("error: ") and "\nhint: " in error and "Traceback" not in error
+
+
+def test_commands_in_hints_can_be_pasted(capsys):
+    run = Run(Path("my runs/a"))
+    run.path.mkdir(parents=True)
+    run.write_config(load_config(flags=SMALL))
+    assert shlex.split(run.reference) == ["my runs/a"]
+    for arguments, path in (
+        (["train", "--resume", "my runs/a", "--size", "small"], "my runs/a/config.toml"),
+        (["search", "cat", "--model", "my model"], "my model"),
+    ):
+        assert run_command(arguments) == 1
+        error = said(capsys)
+        command = re.search(r"`(lapclip [^`]+)`", error)
+        assert command and path in shlex.split(command[1]), error
 
 
 def test_a_config_with_five_mistakes_names_all_five(tmp_path, capsys):

@@ -17,7 +17,6 @@ import pytest
 from conftest import begin, command, lapclip, wait_for
 from made_events import evaluated, finished, inspected, started, step
 
-from lapclip.cli.serve import require_web
 from lapclip.errors import UserError
 from lapclip.runs.events import Evaluated, Warned, to_line
 from lapclip.runs.history import Summary
@@ -378,13 +377,6 @@ def test_the_next_free_port_is_taken_but_one_that_was_asked_for_is_not_changed()
             listen(one.getsockname()[1])
     with pytest.raises(UserError, match="there is no port 70000"):
         listen(70000)
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError) as problem:
-        require_web()
-    assert problem.value.hint == "pip install 'lapclip[web]'"
 
 
 def test_the_page_is_told_what_was_measured_and_what_was_not():

@@ -31,6 +31,9 @@ def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
         hint = "`lapclip data check photos/`, or a table, shards, `hf:NAME`, `emoji`"
         raise UserError("name a source", hint=hint)
     config = load_config(flags=flags)
+    from lapclip.data.formats.detect import refuse_missing
+
+    refuse_missing(config.data.source)
     with working("starting"):
         from lapclip.data.open import open_source
         from lapclip.model.clip import shape_of

@@ -1,6 +1,5 @@
 """`lapclip eval`: recall and zero-shot accuracy beside chance and another model, and the worst mistakes."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from rich.console import Console
 from lapclip.cli.flags import AsJson, Switch, with_settings
 from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, Config, load_config
-from lapclip.errors import UserError, printable, shortened
+from lapclip.errors import UserError, printable, shortened, typed
 
 if TYPE_CHECKING:
     from lapclip.data.source import Source
@@ -61,6 +60,8 @@ def evaluate(
         sheet: write the worst mistakes with their images as a PNG
         html: write an HTML page; by default `evaluation.html` in the run, or in this folder
     """
+    from lapclip.data.formats.detect import refuse_missing
+
     check_numbers(num_validation, pool_size, mistakes)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
     config, folder = config_of(run, opens_source=source is None)
@@ -70,6 +71,8 @@ def evaluate(
     other_config = None if against is None else config_of(against)[0]
     page = None if html is None else page_path(html, folder)
     sheet = None if sheet is None else sheet_path(sheet)
+    if source is not None:
+        refuse_missing(source)
     with working("starting"):
         from lapclip.embedder import TEMPLATES, label_prompts, load
         from lapclip.evaluate.full import divide
@@ -137,7 +140,7 @@ def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, 
         run = Run(above[1])
     config = run.load_config()
     if opens_source:
-        run.refuse_to_open(config, f"lapclip eval {shlex.quote(name)} SOURCE")
+        run.refuse_to_open(config, f"lapclip eval {typed(name)} SOURCE")
     return config, run.path
 
 
@@ -200,7 +203,7 @@ def open_measured(
 
 def names_in(config: Config) -> set[str]:
     """The sources that a run was trained on."""
-    from lapclip.data.open import parse_source
+    from lapclip.data.formats.detect import parse_source
 
     return {name for name, _ in parse_source(config.data.source)}
 

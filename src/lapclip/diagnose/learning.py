@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from lapclip.config import MAX_SCALE, Config
+from lapclip.errors import typed
 from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
 from lapclip.runs.history import mean_recall
 
@@ -64,7 +65,8 @@ class Collapsed:
             hint = "start again with less weight decay: `--weight-decay 0.1`"
         else:
             why = "all embeddings are the same, or the captions do not describe their images"
-            hint = f"check that captions and images match: `lapclip data show {self.config.data.source}`"
+            source = typed(self.config.data.source)
+            hint = f"check that captions and images match: `lapclip data show {source}`"
         return Warned(event.step, f"{message}; {why}", hint, "collapsed")
 
 

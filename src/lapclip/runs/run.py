@@ -17,7 +17,7 @@ from typing import Any
 
 from lapclip import files
 from lapclip.config import Config, load_config, to_toml
-from lapclip.errors import UserError, shortened, suggest
+from lapclip.errors import UserError, shortened, suggest, typed
 from lapclip.runs.events import Event, Failed, Step, read_events, to_line
 
 RUNS = Path("runs")
@@ -46,8 +46,8 @@ class Run:
 
     @property
     def reference(self) -> str:
-        """What a command calls it: its name when it lies in `runs/` here, else its path."""
-        return self.name if self.path == RUNS / self.name else str(self.path)
+        """What one types to name it: its name when it lies in `runs/` here, else its path."""
+        return typed(self.name if self.path == RUNS / self.name else self.path)
 
     @property
     def checkpoints(self) -> Path:

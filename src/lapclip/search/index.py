@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lapclip.errors import UserError, suggest
+from lapclip.errors import UserError, suggest, typed
 from lapclip.files import cache_folder, cannot_write, write_atomically
 from lapclip.runs.run import RUNS, find_run
 
@@ -280,7 +280,7 @@ def find_index(model: str | None = None) -> Index:
     if model is not None:
         raise UserError(
             f"there is no index of a model `{model}`{suggest(model, [info.name for info in list_indexes()])}",
-            hint=f"index a folder with it: `lapclip index ~/Pictures --model {model}`",
+            hint=f"index a folder with it: `lapclip index ~/Pictures --model {typed(model)}`",
         )
     if any(RUNS.glob("*/checkpoints/step-*")):
         raise UserError("nothing is indexed yet", hint="index a folder: `lapclip index ~/Pictures`")

@@ -12,7 +12,7 @@ from lapclip.data.doctor import remarks
 from lapclip.data.open import Data, first_unreadable
 from lapclip.data.split import own_side
 from lapclip.embedder import Embedder
-from lapclip.errors import UserError
+from lapclip.errors import UserError, typed
 from lapclip.machine.power import read_battery
 from lapclip.runs.events import ValidationLimit, Warned
 from lapclip.runs.run import Run
@@ -43,7 +43,7 @@ def before_training(
         if part.files.is_streamed:
             message = f"`{part.name}` is not packed: its images are decoded again in every epoch"
             yield Warned(step, message, "`lapclip data pack` shows how much disk space a pack needs")
-        hint = f"`lapclip data check --json {part.name}` lists all of them"
+        hint = f"`lapclip data check --json {typed(part.name)}` lists all of them"
         for what, count in catalogue.problems.counts.most_common(3):
             more = f", and {count - 1:,} more" if count > 1 else ""
             yield Warned(step, f"`{catalogue.problems.names[what][0]}` {what}{more}", hint)

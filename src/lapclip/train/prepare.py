@@ -31,7 +31,7 @@ from lapclip.data.doctor import MAX_READ, Report, examine
 from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, train_tokenizer
-from lapclip.errors import UserError, shortened
+from lapclip.errors import UserError, install_command, shortened, typed
 from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
@@ -71,7 +71,9 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
         named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in some)
         raise UserError(
             f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
-            hint=f"repair or remove them, or allow them: `--max-unreadable {min(share + 0.01, 1):.2f}`",
+            hint=install_command("heic")
+            if files.pack.num_needing_extra
+            else f"repair or remove them, or allow them: `--max-unreadable {min(share + 0.01, 1):.2f}`",
         )
 
 
@@ -229,7 +231,7 @@ def refuse_if_other(run: Run, data: Data) -> None:
     if run.load_machine().get("data") not in (None, data.fingerprint):
         raise UserError(
             f"`{data.source}` has other pairs than when run `{run.name}` started",
-            hint=f"start a new run from its settings: `lapclip train --config {run.path}/config.toml --source ...`",
+            hint=f"make a run with its settings: `lapclip train --config {typed(run.path)}/config.toml --source ...`",
         )
 
 
@@ -247,6 +249,6 @@ def check_up(config: Config, part: Part) -> Report:
     )
     advice = [own for own in report.advice if not own.setting or value_of(config, own.setting) is None]
     if num := files.pack.num_needing_extra:
-        why = f"{num:,} of the unreadable images are HEIC: `pip install 'lapclip[heic]'`, then try again"
+        why = f"{num:,} of the unreadable images are HEIC: `{install_command('heic')}`, then try again"
         advice.append(Advice(None, None, why))
     return replace(report, advice=advice)
