@@ -84,7 +84,7 @@ def test_an_earlier_run_is_evaluated_as_it_was_and_loaded_by_python(earlier, exp
 
 def test_an_earlier_run_resumes_and_comes_to_the_same(earlier, expected, call, tmp_path):
     run = shutil.copytree(earlier / "runs/stopped", tmp_path / "stopped")
-    done = told(call("train", "--resume", str(run), "--json"))
+    done = told(call("train", "photos", "--resume", str(run), "--json"))
     assert (done["steps"], done["reason"]) == (200, "budget")
     last = [event for event in events_of(run) if event["event"] == "Step"][-1]
     for name in ("step", "epoch", "num_pairs_seen", "lr", "num_different"):

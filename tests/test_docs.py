@@ -72,6 +72,30 @@ def test_the_first_screen_of_the_readme_is_the_two_commands():
     assert "$ make train" in screen and "$ make test" in screen
 
 
+def test_no_page_replaces_the_editable_install():
+    for page in PAGES:
+        assert not re.search(r"pip install ['\"]?\.", page.read_text()), page.name
+
+
+def test_the_set_up_says_what_pip_is_doing_and_why_it_failed(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import bootstrap
+
+    lines = [
+        "Collecting torch==2\n",
+        "  Downloading torch-2.1+cpu-cp311-x.whl (532.1 MB)\n",
+        "     0.1/532.1 MB\n",
+    ]
+    assert bootstrap.doing(lines) == ("downloading", "download torch-2.1+cpu (532.1 MB)")
+    lines += ["Processing /wheels/numpy-2.4.6-cp311-x.whl (from lapclip)\n"]
+    assert bootstrap.doing(lines) == ("downloading", "download numpy-2.4.6")
+    lines += ["Installing collected packages: a, b, c\n"]
+    assert bootstrap.doing(lines) == ("installing", "install 3 packages")
+    with pytest.raises(SystemExit, match="no space left\nerror: could not install lapclip"):
+        bootstrap.run([sys.executable, "-c", "raise SystemExit('no space left')"], "install lapclip")
+    assert capsys.readouterr().err == "  install lapclip\n"
+
+
 @pytest.mark.parametrize("name", ["cli", "config"])
 def test_reference_pages_equal_what_the_code_says(name, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")

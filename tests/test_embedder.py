@@ -18,7 +18,7 @@ from lapclip.config import load_config
 from lapclip.data.images import decode_as_trained
 from lapclip.data.open import open_source
 from lapclip.embedder import TEMPLATES, Embedder, load
-from lapclip.errors import UserError
+from lapclip.errors import UserError, install_command
 from lapclip.evaluate.pool import embed_pool
 from lapclip.train.loop import train
 from lapclip.train.prepare import prepare
@@ -141,8 +141,6 @@ def test_similarity_is_the_cosine_and_takes_rows_too(model, files, rows):
     np.testing.assert_allclose(model.similarity(rows, model.texts(words)), cosines, atol=1e-5)
     tensor = torch.tensor(rows, requires_grad=True)
     np.testing.assert_allclose(model.similarity(tensor, words), cosines, atol=1e-5)
-    with pytest.raises(UserError, match="one item"):
-        model.similarity(rows, "red")
     with pytest.raises(UserError, match="5 values each"):
         model.similarity(rows[:, :5], words)
 
@@ -161,8 +159,8 @@ def test_labels_are_the_mean_over_templates_and_probabilities_a_softmax(model, f
 
 @pytest.mark.parametrize(
     ("labels", "templates", "said"),
-    [("cat", TEMPLATES, "one item"), ([], TEMPLATES, "labels is empty"), (["cat"], ["a photo"], "`a photo` has no placeholder"),
-     (["cat"], [], "empty list of templates"), (["cat"], "{}", "one item"), ([3], TEMPLATES, "text 0 has type `int`")],
+    [([], TEMPLATES, "labels is empty"), (["cat"], ["a photo"], "`a photo` has no placeholder"),
+     (["cat"], [], "empty list of templates"), ([3], TEMPLATES, "text 0 has type `int`")],
 )  # fmt: skip
 def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said):
     with pytest.raises(UserError, match=said):
@@ -172,8 +170,8 @@ def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said)
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        ("photos/00.jpg", "got one item"),
-        (torch.zeros(3, 4, 4), "got one item"),
+        (b"photos/00.jpg", "image 0 has type `bytes`"),
+        (torch.zeros(()), "got a `Tensor`"),
         ((name for name in ["a"]), "got a `generator`"),
         ({"a": "b"}, "got a `dict`"),
         (["nowhere.png"], "`nowhere.png`.*: No such file"),
@@ -192,6 +190,39 @@ def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said)
 def test_what_is_no_list_of_images_is_said(model, images, said):
     with pytest.raises(UserError, match=said):
         model.images(images)
+
+
+def test_one_alone_is_a_list_of_one(model, files, rows):
+    pixels = np.asarray(Image.open(files[0]))
+    for one in (
+        str(files[0]),
+        files[0],
+        Image.open(files[0]),
+        pixels,
+        torch.from_numpy(pixels.transpose(2, 0, 1).copy()),
+    ):
+        np.testing.assert_array_equal(model.images(one), model.images([one]))
+    np.testing.assert_array_equal(model.texts("a dog"), model.texts(["a dog"]))
+    assert model.similarity(files[0], "red").shape == model.classify(files[0], "red", "a {}").shape == (1, 1)
+
+
+def test_an_image_that_cannot_be_read_has_the_hint_that_helps(model, monkeypatch):
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    phone = b"\0\0\0\x18ftypheic" + bytes(100)
+    for number in range(4):
+        folder = Path("phone")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.heic").write_bytes(phone)
+        (folder / f"{number}.txt").write_text("a phone's image")
+    install = install_command("heic")
+    for images, hint in (("nowhere.png", "path"), ("photos/00.txt", "JPEG"), ("phone/0.heic", install)):
+        with pytest.raises(UserError) as caught:
+            model.images(images)
+        assert hint in caught.value.hint
+    with pytest.raises(UserError, match="0 usable images") as caught:
+        finished(open_source(load_config(flags={"source": "phone"}).data, 16))
+    assert install in caught.value.hint
 
 
 def test_an_unreadable_file_or_text_among_many_is_named_and_ends_the_threads(model, files):

@@ -5,15 +5,19 @@ Usage: python3 tools/bootstrap.py [extra ...]. Standard library only, since noth
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "lapclip-stamp"
 OLDEST = (3, 11)
+USED = "lapclip.cli, lapclip.train.loop, lapclip.search.update, lapclip.serve.api, lapclip.serve.watch, rich.progress"
 
 
 def main(extras):
@@ -24,15 +28,15 @@ def main(extras):
         return
     extras |= known  # whoever tested once wants to test again
     say(f"setting up {VENV.relative_to(ROOT)} with {version_of(python)} (once; about a minute and 1 GB)")
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+    own = str(VENV / "bin" / "python")
+    pip = [own, "-m", "pip", "--disable-pip-version-check", "install", "--constraint", "constraints.txt"]
     if not is_current:
         make_venv(python)
     target = "." if not extras else ".[{}]".format(",".join(sorted(extras)))
-    run(
-        [*pip, "install", "--quiet", "--constraint", "constraints.txt", "--editable", target],
-        "install lapclip",
-    )
-    run([*pip, "--quiet", "check"], "check the installed versions")
+    # Compiling all of torch takes as long as unpacking it, and most of it is never imported.
+    compiling = [] if extras else ["--no-compile"]
+    run([*pip, *compiling, "--editable", target], "install lapclip")
+    run([own, "-c", f"import {USED}"], "compile what the first commands import")
     STAMP.write_text("\n".join([fingerprint(python), *sorted(extras)]))
 
 
@@ -83,19 +87,44 @@ def make_venv(python):
         )
 
 
-def run(command, purpose, quiet=False):
-    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL if quiet else None, check=False)
-    if result.returncode:
+def run(command, purpose):
+    """Runs a program and shows what it is doing: on a terminal in one line with the time, elsewhere once a phase."""
+    lines, said, started, is_terminal = [], "", time.monotonic(), sys.stderr.isatty()
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    with subprocess.Popen(command, cwd=ROOT, **pipe) as program:
+        reader = threading.Thread(target=lambda: [lines.append(line) for line in program.stdout])
+        reader.start()
+        while reader.is_alive():
+            reader.join(0.5)
+            phase, what = doing(lines) or (purpose, purpose)
+            if is_terminal:
+                say(f"\r\033[K  {what}, {time.monotonic() - started:.0f} s", end="")
+            elif phase != said:
+                say(f"  {what}")
+                said = phase
+    say("\r\033[K" if is_terminal else "", end="")
+    if program.returncode:
         sys.exit(
-            "error: could not {}: `{}` failed\n"
-            "hint: read pip's message above; macOS needs version 14 or newer on Apple silicon".format(
-                purpose, " ".join(command)
+            "{}error: could not {}: `{}` failed\n"
+            "hint: read the message above; macOS needs version 14 or newer on Apple silicon".format(
+                "".join(lines[-20:]), purpose, " ".join(command)
             )
         )
 
 
-def say(sentence):
-    sys.stderr.write(sentence + "\n")
+def doing(lines):
+    """What pip does now, by the last of its lines that says so."""
+    for line in reversed(lines):
+        wheel = re.search(r"([\w.]+-[\w.+]+)-\S*\.whl( \(\d.*\))?", line)  # and its size
+        if line.startswith("Installing collected"):
+            return "installing", f"install {line.count(',') + 1} packages"
+        if wheel:
+            return "downloading", f"download {wheel[1]}{wheel[2] or ''}"
+    return None
+
+
+def say(sentence, end="\n"):
+    sys.stderr.write(sentence + end)
     sys.stderr.flush()
 
 

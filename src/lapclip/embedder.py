@@ -20,20 +20,20 @@ from PIL import Image
 from torch import Tensor
 
 from lapclip.config import DeviceName
-from lapclip.data.images import check_list, check_texts, squares
-from lapclip.data.tokenizer import Tokenizer, load_tokenizer
+from lapclip.data.images import as_list, list_of_texts, squares
+from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, printable, shortened, suggest
 from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
-from lapclip.model.clip import CLIP, build_model
+from lapclip.model.clip import CLIP, shape_of
 from lapclip.runs.run import RUNS, Run, is_run, open_run
 from lapclip.step.loss import NEEDS_BIAS
 from lapclip.weights import folder as own
-from lapclip.weights import hugging_face
-from lapclip.weights.checkpoint import MODEL, best, load_weights
+from lapclip.weights import hugging_face, reading
+from lapclip.weights.checkpoint import MODEL, best
 from lapclip.weights.reading import Pretrained
 
 ImageInput = str | Path | Image.Image | np.ndarray | Tensor
-Images = Sequence[ImageInput] | np.ndarray | Tensor
+Images = ImageInput | Sequence[ImageInput]
 Rows = np.ndarray  # float32 [n, E], embedded already
 Method = TypeVar("Method", bound=Callable[..., np.ndarray])
 T = TypeVar("T")
@@ -103,18 +103,18 @@ class Embedder:
 
     @accepts_pictures
     def images(self, images: Images, *, progress: bool | None = None) -> Rows:
-        """Float32 unit rows, one per image: paths, PIL images, arrays or tensors of any size, or a batch of them.
+        """Float32 unit rows, one per image: paths, PIL images, arrays or tensors of any size, or a batch; or just one.
 
         Many files are decoded in threads while the model works. `progress` shows or hides a progress bar; by default
         there is one for many images, on a terminal or in a notebook.
         """
-        check_list(images)
-        with closing(squares(images, self.image_size)) as items:
-            return self.in_chunks(items, len(images), lambda some: self.pixels(np.stack(some)), progress)
+        several = as_list(images)
+        with closing(squares(several, self.image_size)) as items:
+            return self.in_chunks(items, len(several), lambda some: self.pixels(np.stack(some)), progress)
 
     def texts(self, texts: Sequence[str] | np.ndarray, *, progress: bool | None = None) -> Rows:
-        """Float32 unit rows, one per text; texts longer than the model's context are truncated."""
-        check_texts(texts)
+        """Float32 unit rows, one per text, also of one string; texts longer than the model's context are truncated."""
+        texts = list_of_texts(texts)
         return self.in_chunks(
             iter(texts), len(texts), lambda some: self.embed(some, self.embed_words), progress
         )
@@ -142,7 +142,7 @@ class Embedder:
     def label_rows(self, labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Rows:
         """Unit rows [labels, E]: each label in every template, averaged."""
         prompts = label_prompts(labels, templates)
-        return mean_of_prompts(self.texts(prompts, progress=False), len(labels))
+        return mean_of_prompts(self.texts(prompts, progress=False), len(as_list(labels)))
 
     @accepts_pictures
     def classify(
@@ -233,8 +233,7 @@ class Embedder:
 
 def label_prompts(labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> list[str]:
     """Every label in every template: the templates of the first label first."""
-    check_texts(labels)
-    check_texts(templates)
+    labels, templates = list_of_texts(labels), list_of_texts(templates)
     without = [template for template in templates if "{}" not in template]
     if without or not len(templates):
         what = f"the template `{printable(without[0])}`" if without else "an empty list of templates"
@@ -293,15 +292,14 @@ def find_model(path: Path) -> Pretrained:
 def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
     """A checkpoint of a run, or its best one, with the run's settings and tokenizer."""
     config = run.load_config()
-    tokenizer = load_tokenizer(run.tokenizer_file)
-    has_bias = config.train.loss in NEEDS_BIAS
-    model = build_model(config.model, vocab_size=tokenizer.vocab_size, has_bias=has_bias)
+    size = shape_of(config.model)
+    tokenizer = reading.read_run(run.path, size)
     # As late as possible: a running training removes old ones.
     checkpoint = checkpoint or best(run.checkpoints)
     if checkpoint is None:
         hint = f"continue it: `lapclip train --resume {run.reference}`"
         raise UserError(f"run `{run.name}` has no checkpoint yet", hint=hint)
-    load_weights(checkpoint, model)
+    model = reading.read_model(checkpoint, size, tokenizer.vocab_size, config.train.loss in NEEDS_BIAS)
     return Pretrained(name, model, tokenizer, weights=checkpoint / MODEL)
 
 

@@ -1,7 +1,11 @@
 """The one error that is shown to users, and untrusted text made safe to show."""
 
 import difflib
+import os
 import re
+import shlex
+import shutil
+import sys
 from collections.abc import Iterable
 
 # Controls a terminal, changes the direction of text, or is not a character; tabs and line breaks are kept.
@@ -24,8 +28,20 @@ class MissingPackage(UserError):
     """An optional package is needed; `extra` is the group of lapclip's optional dependencies that installs it."""
 
     def __init__(self, message: str, extra: str):
-        super().__init__(message, hint=f"pip install 'lapclip[{extra}]'")
+        super().__init__(message, hint=install_command(extra))
         self.extra = extra
+
+
+def install_command(extra: str) -> str:
+    """Adds a group of optional dependencies to this environment; a lapclip that is installed stays as it is."""
+    own = os.path.join(os.path.dirname(sys.executable), "pip")
+    is_found = shutil.which("pip") == own or not os.path.exists(own)
+    return f"{'pip' if is_found else typed(os.path.relpath(own))} install 'lapclip[{extra}]'"
+
+
+def typed(word: object) -> str:
+    """A path or name as one types it in a shell."""
+    return shlex.quote(str(word))
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -1,6 +1,9 @@
 """Measuring: which plans are worth timing, what timing them finds, which is chosen, and what the cache keeps."""
 
 import json
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Generator
 from dataclasses import asdict, replace
@@ -26,7 +29,7 @@ from lapclip.autotune.plans import (
 from lapclip.autotune.work import Work
 from lapclip.config import Plan, load_config
 from lapclip.machine.device import DEVICES, Device
-from lapclip.machine.hardware import Machine
+from lapclip.machine.hardware import Machine, num_usable_cores
 from lapclip.units import age, finished
 
 LAPTOP = Machine("M1", "macOS", "3.11", num_cores=8, memory_bytes=8 * 10**9, available_bytes=4 * 10**9)
@@ -208,6 +211,25 @@ def test_one_that_fails_later_or_is_slow_without_hardware_is_rejected_too(work, 
 
 
 # What is remembered.
+
+
+def test_what_was_measured_beside_busy_programs_is_said_and_not_kept(work):
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(num_usable_cores() + 1)
+    ]
+    try:
+        found = finished(measure(work, [HERE], seconds=1.0))
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert found.is_disturbed and re.match(r"other programs used \d+% of the CPU", found.others_in_words)
+    folder = folder_for(LAPTOP, work.key())
+    remember(folder, found)
+    assert recall(folder, {HERE}) is None
+    calm = replace(found, other_cores=0.1)
+    remember(folder, calm)
+    assert recall(folder, {HERE}) == calm
 
 
 def test_the_newest_measurement_of_all_that_is_asked_for_comes_back(work):

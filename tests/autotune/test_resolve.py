@@ -4,7 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from lapclip.autotune.plans import Budget
+from lapclip.autotune import plans
+from lapclip.autotune.plans import Budget, Candidate, Measured
 from lapclip.autotune.resolve import (
     DataSummary,
     Draft,
@@ -14,7 +15,7 @@ from lapclip.autotune.resolve import (
     resolve_tokenizer,
 )
 from lapclip.autotune.work import Work
-from lapclip.config import Config, load_config
+from lapclip.config import Config, Plan, load_config
 from lapclip.data.tokenizer import NUM_CHARACTERS
 from lapclip.errors import UserError
 from lapclip.machine.hardware import Machine
@@ -54,6 +55,18 @@ def test_what_was_asked_for_stays():
         assert value in (getattr(getattr(config, s.name), name, None) for s in fields(config)), name
     assert {choices[name].origin for name in asked.keys() - {"size", "steps"}} == {"asked"}
     assert "minutes" not in choices
+
+
+def test_fewer_threads_are_not_chosen_for_being_faster_beside_other_programs(monkeypatch):
+    monkeypatch.setattr(plans, "DEFAULT_THREADS", 4)
+    parts = ((4, 128, 100.0), (4, 64, 120.0), (8, 128, 140.0), (1, 128, 300.0))
+    timed = tuple(
+        Candidate(Plan("cpu", "fp32", threads, chunk), rate, 0.01) for threads, chunk, rate in parts
+    )
+    for other_cores, plan, origin in ((0.1, (1, 128), "measured"), (1.2, (4, 128), "default")):
+        config, choices = resolved(measured=Measured(timed, 0.0, 1.0, other_cores=other_cores))
+        assert (config.device.threads, config.train.chunk) == plan and choices["threads"].origin == origin
+        assert ("other programs used" in choices["threads"].reason) == (origin == "default")
 
 
 def test_a_run_of_the_first_version_knows_what_was_asked_for_by_its_reason():

@@ -14,7 +14,7 @@ from lapclip.bench.ops import OpTiming
 from lapclip.bench.show import Result, check_out, write_out
 from lapclip.bench.sizes import SizeResult
 from lapclip.config import Plan
-from lapclip.errors import UserError
+from lapclip.errors import UserError, install_command
 from lapclip.view.document import Section, Table
 
 pytestmark = pytest.mark.slow
@@ -139,7 +139,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
     for attempt in (lambda: check_out(tmp_path / "bench.png"), lambda: draw_sizes(SIZES)):
         with pytest.raises(UserError, match="charts need matplotlib, which is not installed") as error:
             attempt()
-        assert error.value.hint == "pip install 'lapclip[plot]'"
+        assert error.value.hint == install_command("plot")
 
 
 def test_a_persons_own_settings_of_matplotlib_neither_change_the_image_nor_are_changed(tmp_path):

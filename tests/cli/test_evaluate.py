@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from conftest import SMALL, picture_folder, wait_for
 from PIL import Image
 
 from lapclip.config import load_config
+from lapclip.runs.run import Run
 
 HOSTILE = "cat\u202e[bold]x"
 
@@ -108,6 +110,37 @@ def trained_on(run: str, source: str, share: float = 0.05) -> None:
     changed = changed.replace("validation_share = 0.05", f"validation_share = {share}")
     settings.unlink()
     settings.write_text(changed)
+
+
+@pytest.mark.parametrize(
+    "place", ["photos", "emoji:{}", "http://127.0.0.1:{}/x-{{0..1}}.tar", "synthetic + hf:{}"]
+)
+def test_a_run_of_a_stranger_does_not_decide_what_is_opened(call, tmp_path, place):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0.2)
+        source = place.format(listening.getsockname()[1]) if "{" in place else str(Path(place).absolute())
+        trained_on("other", source)
+        shutil.copytree("runs/other", "theirs")
+        for arguments in (["eval", "theirs"], ["train", "--resume", "theirs"], ["runs", "resume", "theirs"]):
+            refused = call(*arguments)
+            assert refused.returncode == 1 and "was not trained here" in refused.stderr, refused.stderr
+            assert refused.stderr.count("hint:") == 1 and "theirs SOURCE`" in refused.stderr
+        with pytest.raises(TimeoutError):
+            listening.accept()
+    named = json.loads(call("eval", "theirs", "animals", "--json").stdout)
+    assert named["num_images"] == 12, "what a person names is opened"
+
+
+def test_what_this_user_trained_on_is_opened_for_any_run_and_older_runs_are_known_by_their_place(call):
+    trained_on("other", str(Path("photos").absolute()))
+    assert call("eval", "other").returncode == 0, "from before anything was recorded"
+    Run(Path("runs/mine")).write_config(Run(Path("runs/mine")).load_config())
+    assert call("eval", "other").returncode == 0
+    shutil.copytree("runs/other", "runs/unpacked")
+    assert call("eval", "unpacked").returncode == 1, "newer than the first record"
+    Run(Path("runs/other")).write_config(Run(Path("runs/other")).load_config())
+    Path("runs/unpacked").rename("elsewhere")
+    assert call("eval", "elsewhere").returncode == 0
 
 
 def test_what_either_model_was_trained_on_is_never_measured(call):

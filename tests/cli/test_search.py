@@ -1,10 +1,12 @@
 """`lapclip search`: what people and programs read, what a hostile name cannot do, and images in a terminal."""
 
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from test_searcher import COPIED, make_index
 from test_thumbnails import decoded
 
+from lapclip.cli import run_command
 from lapclip.cli.thumbnails import COLUMNS, GAP, ROWS
 from lapclip.weights.checkpoint import MODEL, best
 
@@ -83,6 +86,39 @@ def test_hostile_names_steer_nothing_and_come_out_whole(tmp_path, made, call, mo
     (found,) = json.loads(call("search", "cat", "--json").stdout)["results"]
     assert os.fsencode(found["path"]) == name
     assert call("search", "cat", "--sheet", "found.png").returncode == 0
+
+
+def test_a_locale_without_utf_8_escapes_what_it_cannot_write(tmp_path, made, call, monkeypatch):
+    monkeypatch.setenv("LAPCLIP_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "caf\xe9 \u2192"
+    shutil.copytree(made.photos / "b", folder)
+    assert call("index", str(folder), "--model", made.model).returncode == 0
+    for flag, expected in (
+        ("--top=9", b"caf\\xe9 \\u2192/copy.jpg"),
+        ("--paths", os.fsencode(folder / "copy.jpg")),
+    ):
+        stdout = io.TextIOWrapper(io.BytesIO(), "ascii", errors="strict")
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert run_command(["search", "cat", flag]) == 0
+        stdout.flush()
+        assert expected in stdout.buffer.getvalue()
+
+
+@pytest.mark.slow
+def test_a_search_imports_little_besides_torch_and_collects_no_garbage_meanwhile(made):
+    """It takes at most 1.2 times as long as `import torch` (`benchmarks/start.py`)."""
+    program = (
+        "import gc, sys, lapclip.cli as c\n"
+        "ended = []\n"
+        "gc.callbacks.append(lambda phase, info: phase == 'stop' and 'torch' in sys.modules and ended.append(info))\n"
+        "assert c.run_command(['search', 'cat']) == 0\n"
+        "heavy = 'torch._dynamo torch._inductor transformers datasets matplotlib pandas starlette lapclip.train'\n"
+        "assert not set(heavy.split()) & sys.modules.keys()\n"
+        "assert gc.isenabled() and gc.get_freeze_count() > 100_000 and len(ended) < 30, len(ended)\n"
+    )
+    own = environment(LAPCLIP_CACHE=str(made.cache))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=own)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_sheet_shows_what_was_found(search, tmp_path, made):

@@ -65,6 +65,28 @@ def test_advice_is_what_training_follows(tmp_path, call, check):
         assert f"`--{flag} {settled[flag.replace('-', '_')]['value']}`" in advice
 
 
+def test_the_text_length_that_is_advised_and_used_truncates_one_caption_in_a_hundred(tmp_path, call, check):
+    folder = picture_folder(tmp_path / "photos", 40)
+    for number in range(40):  # long captions are rare, and late
+        long = " ".join(f"word{i}" for i in range(12 if number < 38 else 28))
+        (folder / f"{number:02}.txt").write_text("".join(f"{i} {long}\n" for i in range(990)))
+    report = check(folder)
+    advised = -(-report["caption_tokens"]["99"] // 8) * 8
+    assert 40 < advised < 77 and f"`--text-length {advised}`" in " ".join(report["advice"])
+    done = call("train", str(folder), *NANO, "--steps", "1", "--image-size", "16", "--json")
+    assert json.loads(done.stdout)["settled"]["text_length"]["value"] == advised
+
+
+def test_check_and_train_say_that_captions_are_the_names_of_folders(tmp_path, call, check):
+    for number, name in enumerate(("2021-07 Italien", "Oma")):
+        for file in picture_folder(tmp_path / "photos" / name, 4, first=4 * number).glob("*.txt"):
+            file.unlink()
+    report = check(tmp_path / "photos")
+    assert "`Italien`, `Oma`" in dict(zip(report["advice_kinds"], report["advice"], strict=True))["names"]
+    done = call("train", str(tmp_path / "photos"), *NANO, "--image-size", "16", "--steps", "1")
+    assert done.returncode == 0 and "`Italien`, `Oma`" in done.stderr
+
+
 def test_pack_says_what_it_did(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 10)
     pack = ("data", "pack", str(folder), "--image-size", "64", "--json")

@@ -11,7 +11,7 @@ from lapclip.config import SETTINGS
 from lapclip.data.advice import DataFacts, advise, share_outside_a_to_z
 from lapclip.data.catalogue import Catalogue, Gathering
 from lapclip.data.decode import FORMATS, RECORD, TRAITS
-from lapclip.data.doctor import Report, examine, lines, script_of
+from lapclip.data.doctor import Report, examine, lines, remarks, script_of
 from lapclip.data.files import FileReader
 from lapclip.data.open import Files
 from lapclip.data.pack import Pack
@@ -175,6 +175,32 @@ def test_bpe_and_softmax_are_advised_only_where_they_help():
 )  # fmt: skip
 def test_what_would_mislead_is_said(facts, word):
     assert word in settings_of(**facts)[None] and not settings_of()[None]
+
+
+WORDS = [
+    f"{animal} {place}" for animal in ("ein Hund", "la pie", "cats", "Pferde") for place in "abcdefghijkl"
+]
+
+
+@pytest.mark.parametrize(
+    ("captions", "kind", "named"),
+    [
+        ([f"de.utf8={words}" for words in WORDS], "prefix", "`de.utf8=`"),
+        (["an exception", *(f"a photo of {words}" for words in WORDS)], "prefix", "`a photo of `"),
+        ([*WORDS[:3], *(f"a photo of {words}" for words in WORDS)], "", ""),
+        (["ab" + "_a" * 4000], "", ""),
+        (
+            [f"{mark}{words}" for words in WORDS for mark in ("", "de.utf8=", "pt_BR.utf8=")],
+            "languages",
+            "2 languages",
+        ),
+        (WORDS, "", ""),
+        (["de.utf8=ein Hund"] * 50, "", ""),
+    ],
+)
+def test_what_captions_begin_with_is_pointed_out_only_if_nearly_all_share_it(captions, kind, named):
+    found = [*remarks(replace(catalogue_of(*([caption] for caption in captions)), format="txt"))]
+    assert [remark.kind for remark in found] == [kind] * bool(kind) and named in "".join(r.why for r in found)
 
 
 def test_the_script_of_a_caption_is_that_of_its_letters():

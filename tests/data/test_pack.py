@@ -37,6 +37,14 @@ def test_a_pack_holds_what_decoding_gives(tmp_path):
         assert training.captions(index) == ((folder / training.name(index)).with_suffix(".txt").read_text(),)
 
 
+def test_a_folder_reached_through_a_link_has_the_same_pack(tmp_path):
+    one = packed(picture_folder(tmp_path / "photos", 12))
+    (tmp_path / "link").symlink_to("photos")
+    data = opened(f"{tmp_path}/link/")
+    assert data.parts[0].files.pack.path == one.path and data.parts[0].files.pack.num_reused == 12
+    assert data.source == f"{tmp_path}/link", "a link that is set anew still finds the data of a run"
+
+
 def test_the_second_time_nothing_is_read(tmp_path):
     folder = picture_folder(tmp_path / "photos", 12)
     assert packed(folder).num_reused == 0

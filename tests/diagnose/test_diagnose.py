@@ -2,15 +2,17 @@
 
 import math
 import random
+import re
 from dataclasses import replace
 
 import pytest
 
 from lapclip.autotune.resolve import RECIPES
-from lapclip.config import load_config
+from lapclip.config import SETTINGS, load_config, value_of
 from lapclip.diagnose.diagnosis import MAX_TIMES, SECONDS_AWAY, Diagnosis
 from lapclip.diagnose.learning import USUAL_LR
 from lapclip.runs.events import Evaluated, Inspected, Started, Step, Warned
+from lapclip.runs.history import is_as_good
 
 BATCH = 32
 RESOLVED = {
@@ -44,7 +46,7 @@ def inspected(number, norms=None, used=GB, **readings) -> Inspected:
 
 
 def evaluated(number, loss, recall, num_images=512) -> Evaluated:
-    way = {"recall@1": recall, "recall@5": recall, "recall@10": recall}
+    way = {"recall@1": recall, "recall@5": recall, "recall@10": recall, "interval@10": [0.31, 0.69]}
     found = {"num_images": num_images, "text_to_image": way, "image_to_text": way}
     return Evaluated(number, found, is_best=False, elapsed_seconds=0.1, loss=loss)
 
@@ -147,9 +149,11 @@ def test_the_wobble_of_a_pool_says_nothing():
 
 
 def evaluations(recalls, losses, training=lambda n: 1.0 / n, num_images=512):
-    events = [started()]
+    events, highest = [started()], None
     for n, (recall, loss) in enumerate(zip(recalls, losses, strict=True), 1):
-        events += [step(20 * n, loss=training(n)), evaluated(20 * n, loss, recall, num_images)]
+        found = evaluated(20 * n, loss, recall, num_images)
+        events += [step(20 * n, loss=training(n)), replace(found, is_best=is_as_good(found.recall, highest))]
+        highest = max(highest or 0.0, recall)
     return events
 
 
@@ -161,7 +165,7 @@ def test_a_rising_loss_means_what_recall_says():
     assert kinds(evaluations([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], RISING)) == ["over-fitting"]
     [fell] = said(evaluations([0.1, 0.5, 0.5, 0.4, 0.3, 0.3], RISING))
     assert fell.kind == "over-fitting" and "recall falls, from 47% to 40%" in fell.message
-    assert "1.50 at step 40" in fell.message and "`best` is step 40" in fell.message
+    assert "1.50 at step 40" in fell.message and "`best` is step 60" in fell.message, "the last one kept"
     assert "`--epochs 0.64`" in fell.hint
 
 
@@ -179,16 +183,66 @@ def test_evaluations_that_were_lost_are_taken_back():
     ]
 
 
-def test_a_small_pool_is_said_with_what_makes_it_larger(tmp_path):
-    [drawn] = said([started(), *(evaluated(n, 1.0, 0.5, 16) for n in (10, 20))])
-    assert "16 images" in drawn.message and "24 points" in drawn.message
-    assert "`--num-validation 512`" in drawn.hint
-    (tmp_path / "photos").mkdir()
-    of_files = {"source": str(tmp_path / "photos")}
-    [all_validation] = said([started(num_train=950), evaluated(10, 1.0, 0.5, 50)], **of_files)
-    assert "50 images" in all_validation.message and "`--validation-share 0.2`" in all_validation.hint
-    [some] = said([started(num_train=9500), evaluated(10, 1.0, 0.5, 50)], **of_files)
-    assert "`--num-validation 512`" in some.hint
+def test_a_small_pool_is_said_with_what_makes_it_larger():
+    part, share = "use a larger validation set: `--num-validation 512`", "set: `--validation-share 0.2`"
+    for limit, hint in {"num_validation": part, "validation_share": share, "source": "use a source"}.items():
+        first = started(num_train=950, validation_limit=limit)
+        [warned] = said([first, *(evaluated(n, 1.0, 0.5, 50) for n in (10, 20))], num_validation=50)
+        assert "50 images" in warned.message and "31% to 69%" in warned.message and hint in warned.hint
+
+
+def of_run(config, **more) -> Started:
+    return started(num_train=500, batch_size=config.train.batch_size, chunk=config.train.chunk, **more)
+
+
+def swapping(config):
+    yield of_run(config)
+    for n in range(1, 2500):
+        yield at_speed(n, (10.0 if n < 1000 else 5.0) * config.train.batch_size)
+        if n % 50 == 0:
+            yield inspected(n, swapped_bytes=max(0, n - 1000) * 1_000_000)
+
+
+def memorising(config):
+    for event in evaluations([0.1, 0.5, 0.5, 0.4, 0.3, 0.3], RISING):
+        budget = config.train.epochs or 10.0
+        yield replace(event, epoch=budget * event.step / 120) if isinstance(event, Step) else event
+
+
+VANISHED = {"image.patches": 1e-9, "image.0": 0.5, "image.out": 1.0}
+PROVOKED = {  # each kind of warning, by the events of a run with some settings
+    "collapsed": lambda c: (at_chance(n, loss=math.log(c.train.batch_size)) for n in range(1, 300)),
+    "cold": lambda c: [of_run(c), *(step(n, temperature=0.01) for n in range(1, 300))],
+    "hot": lambda c: [of_run(c), *(step(n, temperature=1.0) for n in range(1, 300))],
+    "equal": lambda c: [of_run(c), *(step(n, num_different=c.train.batch_size // 2) for n in range(1, 20))],
+    "exploding": lambda c: (step(n, grad_norm=n / 10, loss=1 + n / 300) for n in range(1, 900)),
+    "vanishing": lambda c: (inspected(n, VANISHED) for n in range(1, 40)),
+    "memorising": memorising,
+    "part": lambda c: [of_run(c, validation_limit="num_validation"), evaluated(10, 1.0, 0.5, 31)],
+    "share": lambda c: [of_run(c, validation_limit="validation_share"), evaluated(10, 1.0, 0.5, 31)],
+    "waiting": lambda c: (step(n, data_seconds=0.05 * c.train.batch_size / BATCH) for n in range(1, 300)),
+    "memory": lambda c: [of_run(c), *(inspected(n, used=8 * GB) for n in range(3))],
+    "swapping": swapping,
+}
+
+
+@pytest.mark.parametrize("flags", [{}, {"lr": 0.1, "weight_decay": 2.0, "pack": False}], ids=str)
+@pytest.mark.parametrize("name", PROVOKED)
+def test_advice_is_valid_and_never_what_is_already_set(name, flags):
+    """Following it each time, as often as a chunk of 8 can be halved and more."""
+    flags = {"num_validation": 31, "chunk": 8} | flags
+    for times in range(6):
+        now = load_config(flags={n: v for n, v in (RESOLVED | flags).items() if n != "steps"})
+        diagnosis = Diagnosis(now)
+        warned = [w for event in PROVOKED[name](now) for w in diagnosis.look(event)]
+        hints = " ".join(w.hint for w in warned)
+        assert len(warned) == 1 or times, "it is provoked"
+        for flag, value in re.findall(r"`--([\w-]+)(?: (\S+))?`", hints):
+            setting = SETTINGS[flag.replace("-", "_")]
+            if value or setting.type is bool:
+                flags = flags | {setting.name: setting.type(value or True)}
+                assert flags[setting.name] != value_of(now, setting.name), hints
+        assert flags.get("batch_size", 0) <= 500, "a batch that the source cannot fill"
 
 
 def at_speed(number, speed, **more) -> Step:

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from conftest import unit
 
-from lapclip.evaluate.full import independent_units
 from lapclip.evaluate.pool import Links, Pool
-from lapclip.evaluate.retrieval import DIRECTIONS, rank_answers, rank_block, retrieval
-from lapclip.evaluate.statistics import chance_of_none
+from lapclip.evaluate.retrieval import DIRECTIONS, independent_units, rank_answers, rank_block, retrieval
+from lapclip.evaluate.statistics import chance_of_none, wilson_interval
 from lapclip.units import finished
 
 
@@ -119,6 +118,17 @@ def test_images_are_one_witness_when_they_are_equal_or_share_words_also_through_
     )  # fmt: skip
     assert independent_units(held, share_captions=True).tolist() == [0, 0, 0, 1, 2, 2]
     assert independent_units(held, share_captions=False).tolist() == [0, 1, 2, 3, 4, 4]
+
+
+def test_five_captions_that_succeed_together_are_no_five_times_surer_while_training():
+    one = pool(31, 1)
+    five = different(one.image_NE, np.repeat(one.text_ME, 5, axis=0), np.repeat(np.arange(31), 5))
+    single, several = (retrieval(own, 8)["text_to_image"] for own in (one, five))
+    for k in (1, 5, 10):
+        assert several[f"interval@{k}"] == pytest.approx(single[f"interval@{k}"])
+    low, high = several["interval@1"]
+    of_captions = wilson_interval(round(155 * several["recall@1"]), 155)
+    assert low < several["recall@1"] < high and high - low > 1.8 * (of_captions[1] - of_captions[0])
 
 
 def test_one_long_caption_does_not_make_all_others_as_wide():

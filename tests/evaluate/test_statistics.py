@@ -46,6 +46,8 @@ def test_where_all_or_nothing_was_found_the_interval_is_wilsons_over_images():
     assert everything == pytest.approx(wilson_interval(40, 40)) and everything[1] == 1
     assert (nothing[1], everything[0]) == pytest.approx((0.0876, 0.9124), abs=1e-4)
     assert np.array_equal(intervals(found, asked), intervals(found, asked)), "the same every time"
+    [alike] = intervals(np.full((1, 1), 3.0), np.full((1, 1), 5.0))
+    assert alike == pytest.approx(wilson_interval(0.6, 1)), "one group of images is never certain"
     assert nearly[0] <= 199 / 200 <= nearly[1] and nearly[1] - nearly[0] < 0.03
 
 

@@ -245,12 +245,13 @@ def test_the_list_says_it_to_people_and_to_programs(call):
     made("dogs", begun())
     shown = call("runs")
     assert max(map(len, shown.stdout.splitlines())) <= 80 and shown.stderr == ""
-    for word in ("cats", "failed", "40.0%", "25.0%", "just now", "the data is gone", "dogs", "crashed"):
+    for word in ("cats", "failed", "40.0%", "25.0% of ", "just now", "the data is gone", "dogs", "crashed"):
         assert word in shown.stdout, word
     found = {run["name"]: run for run in json.loads(call("runs", "--json").stdout)["runs"]}
     assert found["cats"].keys() >= {"name", "state", "pid", "step", "steps", "recall@1", "seconds_left"}
     cats = found["cats"]
     assert (cats["state"], cats["recall@1"], cats["steps"]) == ("failed", 0.25, 100)
+    assert cats["num_validation"] == RECALL["num_images"] and found["dogs"]["num_validation"] is None
     assert cats["message"] == "the data is gone" and cats["started"] == NOW
 
 
@@ -288,6 +289,17 @@ def test_comparing_shows_what_differs_and_nothing_else(call):
         assert word in shown, word
     assert "weight_decay" not in shown and "torch" not in shown
     assert "machine: the same" in call("runs", "compare", "a", "a").stdout
+
+
+@pytest.mark.parametrize("other", [{"num_images": 31}, {"data": "other"}, {}], ids=str)
+def test_recall_over_other_validation_images_is_said_not_to_be_comparable(call, other):
+    made("a", begun(), seen(40, 0.5)).write_machine({"data": "one"})
+    made("b", begun(), Evaluated(40, recall(0.5) | other, True, 1.0)).write_machine({"data": "one"} | other)
+    told = json.loads(call("runs", "compare", "a", "b", "--json").stdout)
+    assert told["same_validation"] is (not other)
+    assert told["results"]["num_validation"][1] == other.get("num_images", RECALL["num_images"])
+    shown = call("runs", "compare", "a", "b").stdout
+    assert "validation images" in shown and ("cannot be compared" in shown) == bool(other)
 
 
 def test_removing_asks_a_person_and_never_guesses(call, held):

@@ -249,6 +249,22 @@ def test_an_index_outlives_its_run(here, index):
     assert_is_right(here / "photos", model=str(find_index().model_folder))
 
 
+def test_an_identical_copy_of_a_run_has_an_index_of_its_own_and_a_moved_run_keeps_its(here, index, trained):
+    picture_folder(here / "more", 2, first=50)
+    first = index("photos")
+    shutil.copytree(here / "runs/a", here / "runs/b")
+    assert counts(index("more", "--model", "b")) == {"embedded": 2, "new": 2}
+    assert [find_index(name).num_images for name in "ab"] == [12, 2]
+    shutil.rmtree(here / "runs/b/checkpoints")
+    shutil.copytree(trained / "b/checkpoints", here / "runs/b/checkpoints")
+    again = index("--model", "b")
+    assert "trained further" in again["said"] and (again["num_replaced"], again["num_indexed"]) == (1, 2)
+    assert find_index("a").path == Path(first["path"]) and counts(index("--model", "a")) == {}
+    (here / "runs/a").rename(here / "runs/moved")
+    moved = index("--model", "moved")
+    assert moved["path"] == first["path"] and counts(moved) == {}
+
+
 def test_a_damaged_index_is_rebuilt_when_asked(here, index, call):
     index("photos")
     path = find_index().path

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,7 +17,6 @@ import pytest
 from conftest import begin, command, lapclip, wait_for
 from made_events import evaluated, finished, inspected, started, step
 
-from lapclip.cli.serve import require_web
 from lapclip.errors import UserError
 from lapclip.runs.events import Evaluated, Warned, to_line
 from lapclip.runs.history import Summary
@@ -170,7 +170,9 @@ def test_other_names_and_other_sites_reach_nothing_but_a_person_may_follow_their
     assert f"http://127.0.0.1:{server.port}/" in json.loads(answer.body)["hint"]
     for path in ("/stream?run=first", "/snapshots/first/pictures/000012.jpg"):
         assert server.ask(path, Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="no-cors").status == 403
-    assert server.ask("/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200
+    followed = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    assert server.ask("/?run=first", **followed).status == 200
+    server.refused(403, "/runs", **followed)
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "PATCH"):
         answer = server.ask("/runs", method=method)
         assert (answer.status, answer.getheader("allow")) == (405, "GET, HEAD")
@@ -306,6 +308,31 @@ def test_streams_are_bounded_and_a_closed_one_makes_room(server):
     wait_for(lambda: has_room(server), 5)
 
 
+def test_idle_connections_make_room_and_end_no_stream(folder, live):
+    """Also where few files may be open, of which a connection is one."""
+    serve = shlex.join(map(str, command("watch", "--web", "--no-open", "--port", "0")))
+    server = Server(folder, program=["sh", "-c", f"ulimit -n 256 && exec {serve}"])
+    with contextlib.ExitStack() as opened:
+        opened.callback(server.process.kill)
+        stream = opened.enter_context(Stream(server, live.name))
+        stream.next()
+        for sent in (b"", b"nonsense\r\n\r\n"):
+            idle = [opened.enter_context(server.connect(sent)) for _ in range(600)]
+            wait_for(lambda idle=idle: sum(map(is_open, idle)) < 64, 5)
+            assert server.told("/runs")["runs"]
+        append(live, step(4))
+        assert stream.next()[1]["steps"]["step"] == [4]
+        assert server.stop() == "", "no failure is printed"
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(4096) != b""
+    except OSError as problem:
+        return isinstance(problem, BlockingIOError)
+
+
 def has_room(server) -> bool:
     with Stream(server, "first") as stream:
         return stream.status == 200 and stream.next()[0] == "history"
@@ -350,13 +377,6 @@ def test_the_next_free_port_is_taken_but_one_that_was_asked_for_is_not_changed()
             listen(one.getsockname()[1])
     with pytest.raises(UserError, match="there is no port 70000"):
         listen(70000)
-
-
-def test_without_the_extra_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError) as problem:
-        require_web()
-    assert problem.value.hint == "pip install 'lapclip[web]'"
 
 
 def test_the_page_is_told_what_was_measured_and_what_was_not():

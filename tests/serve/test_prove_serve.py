@@ -142,13 +142,3 @@ def test_under_load_for_a_minute_nothing_fails_and_memory_stays(served, capsys):
         print(f"\n64 clients for 60 s: {told}, memory {megabytes}")
     assert told["num_errors"] == 0
     assert most - before < 64 * MEGABYTE
-
-
-def test_batching_answers_twice_as_many(served, capsys, monkeypatch):
-    monkeypatch.setenv("LAPCLIP_CACHE", str(served.folder / "cache"))
-    command = [sys.executable, BENCHMARK, "--model", served.folder / "mine", "--json"]
-    told = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    with capsys.disabled():
-        print(f"\n{told}")
-    assert told["batching"]["num_errors"] == told["no batching"]["num_errors"] == 0
-    assert told["gain"] >= 2

@@ -13,6 +13,7 @@ import sys
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -330,7 +331,9 @@ def test_what_means_nothing_is_refused_in_words_and_what_is_strange_is_answered(
     served.refused(400, "/search?q=a", b"x", method="GET")
     assert "terms" in served.refused(400, "/search?q=" + "+-+".join(map(str, range(300))))
     labels = "&".join(f"label={number}{'y' * 30}" for number in range(800))
-    assert "too much" in served.refused(400, f"/classify?id=1&{labels}&template={'%7B%7D' * 300}")
+    one = ids(served)["04.jpg"]
+    assert "too much" in served.refused(400, f"/classify?id={one}&{labels}&template={'%7B%7D' * 300}")
+    assert "2,048" in served.refused(400, f"/classify?id={one}&{labels}{'&template=%7B%7D' * 3}")
 
 
 def test_each_path_says_which_methods_it_has(served):
@@ -358,6 +361,15 @@ def test_other_names_and_other_sites_pages_are_refused(served):
         assert served.told("/health", Host=f"{host}:{port}")
     for site in ("cross-site", "same-site"):
         served.refused(403, "/search?q=a", Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors")
+        for kind, path in product(("iframe", "frame", "embed", "object"), ("/", "/search?q=a")):
+            framed = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": kind}
+            served.refused(403, path, **framed)
+        link = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+        assert served.ask("/", **link).status == 200
+        served.refused(403, "/search?q=a", **link)
+    typed = {"Sec_Fetch_Site": "none", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    assert served.told("/search?q=a", **typed)["results"]
+    served.refused(403, "/search?q=a", **typed, Sec_Purpose="prefetch")
     for origin in ("http://evil.example", "null", f"http://localhost:{port + 1}", f"https://x:{port}"):
         served.refused(403, "/embed", {"texts": ["a"]}, Origin=origin)
     for host in ("localhost", "127.0.0.1"):
@@ -390,6 +402,15 @@ def test_a_slow_client_is_sent_away_and_stops_nobody(served):
         assert silent.recv(10) == b""
         assert body.recv(4096).startswith(b"HTTP/1.1 408 ")
         assert served.told("/health")["status"] == "ok"
+
+
+def test_nothing_is_embedded_for_clients_that_have_left(served):
+    asked = f"GET /classify?id={ids(served)['04.jpg']}{'&template=%7B%7D' * 16}"
+    for number in range(400):
+        labels = "".join(f"&label={number}-{label}" for label in range(128))
+        request = f"{asked}{labels} HTTP/1.1\r\nHost: localhost:{served.port}\r\n\r\n".encode()
+        served.connect(request * (1 + number % 2)).close()  # every second has sent its next request already
+    wait_for(lambda: served.ask("/health").status == 200, 5)
 
 
 def test_nonsense_instead_of_http_is_refused_in_words(served):
@@ -514,7 +535,7 @@ def test_a_client_that_asks_too_often_is_told_when_to_come_back(embedder):
         rates.count(other)
 
 
-def test_more_than_can_be_worked_on_is_told_to_come_back(embedder):
+def test_more_than_can_be_worked_on_is_told_to_come_back(embedder, monkeypatch):
     async def too_many(client):
         answer = await client.get("/health")
         assert answer.status_code == 503 and answer.headers["retry-after"]
@@ -525,7 +546,14 @@ def test_more_than_can_be_worked_on_is_told_to_come_back(embedder):
         answer = await client.post("/embed", content=b"text", headers=kind)
         assert answer.status_code == 415, "what was refused is let go of"
 
+    async def too_many_texts(client):
+        for number, status in ((256, 503), (32, 200), (256, 503)):
+            answer = await client.post("/embed", json={"texts": ["a"] * number})
+            assert answer.status_code == status, "a small request has its turn"
+
     with_client(too_many, embedder, requests=0)
+    monkeypatch.setattr("lapclip.serve.service.MAX_ROWS", 255)
+    with_client(too_many_texts, embedder)
     with_client(too_large, embedder, held_bytes=1000)
 
 
@@ -533,6 +561,7 @@ def test_connections_that_keep_the_server_waiting_make_room(monkeypatch):
     def connection(cycle=None, is_unread=False):
         one = Mock(cycle=cycle, flow=SimpleNamespace(write_paused=is_unread))
         one.transport.abort = lambda: ended.append(one)
+        one.transport.get_write_buffer_size = lambda: 60
         return one
 
     def sweep(at, *connections):
@@ -542,12 +571,14 @@ def test_connections_that_keep_the_server_waiting_make_room(monkeypatch):
         return list(ended)
 
     ended = []
-    idle = Idle(Limits(connections=2, header_seconds=10, unread_seconds=30))
+    idle = Idle(Limits(connections=2, header_seconds=10, unread_seconds=30, held_bytes=100))
     asking = SimpleNamespace(response_complete=False)
     old, busy, unread, new = connection(), connection(asking), connection(asking, True), connection()
     assert sweep(0, old, busy) == [] and sweep(5, old, busy, new) == [old], "the longest idle"
     assert sweep(6, busy, unread) == [] and sweep(35, busy, unread) == []
     assert sweep(37, busy, unread) == [unread], "nobody reads its response"
+    later = connection(asking, True)
+    assert sweep(38, later) == [] and sweep(39, connection(asking, True), later) == [later], "too many bytes"
     assert sweep(40, new) == [] and sweep(51, new) == [new], "no request came"
     other = connection(SimpleNamespace(response_complete=False))
     assert sweep(60, busy, other) == [] and sweep(61, busy, other, last := connection(asking)) == [last]

@@ -3,13 +3,14 @@
 import shutil
 
 import pytest
-from conftest import SMALL, picture_folder
+from conftest import SMALL, opened, picture_folder
 from test_train import assert_equal_to_the_bit, of, stop_after, trained
 
 from lapclip.config import load_config
 from lapclip.data.pack import packs_folder
 from lapclip.runs.events import Step, Warned
 from lapclip.train.loop import train
+from lapclip.train.messages import validation_limit
 from lapclip.train.prepare import prepare
 
 
@@ -17,6 +18,17 @@ def config_for(source: object, **more):
     return load_config(
         flags=SMALL | {"source": str(source), "steps": 8, "eval_every": "8", "validation_share": 0.2} | more
     )
+
+
+def test_what_limits_the_validation_set_is_known(tmp_path):
+    photos = opened(picture_folder(tmp_path / "photos", 60), validation_share=0.2)
+    num_images = photos.validation.num_different
+    assert validation_limit(photos, num_images - 1) == "num_validation"
+    assert validation_limit(photos, num_images) == "validation_share"
+    for first, side in enumerate(("train", "val")):
+        picture_folder(tmp_path / "set" / side, 10, first=10 * first)
+    assert validation_limit(opened(tmp_path / "set"), 10) == "source"
+    assert validation_limit(opened("synthetic:200"), 512) == "source"
 
 
 @pytest.mark.slow

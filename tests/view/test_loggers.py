@@ -14,7 +14,7 @@ import pytest
 from conftest import environment, wait_for
 from made_events import evaluated, inspected, started, step
 
-from lapclip.errors import UserError
+from lapclip.errors import UserError, install_command
 from lapclip.runs.events import PARTS, Failed, Warned, read_events, to_line
 from lapclip.runs.run import Run
 from lapclip.view import loggers
@@ -219,4 +219,4 @@ def test_a_missing_package_is_said_with_what_to_install(package, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=f"`{package}` cannot be imported") as problem:
         loggers.LOGGERS[package](made_up(started(0)))
-    assert problem.value.hint == f"pip install 'lapclip[{package}]'"
+    assert problem.value.hint == install_command(package)

@@ -290,6 +290,19 @@ def test_whether_it_was_improving_is_told_from_the_last_quarter(recalls, said):
     events += [evaluated(20 * (n + 1), value) for n, value in enumerate(recalls)]
     text = summary(told([*events, finished(100)]))
     assert said in text if said else "improving" not in text
+    decayed = [replace(event, lr=1e-5) if event == events[100] else event for event in events]
+    text = summary(told([*decayed, finished(100)], "decayed"))
+    assert "no longer" not in text and ("a longer run might" in text) == (recalls[2:] == [0.5] * 3)
+
+
+def test_noise_is_that_of_images_and_advice_to_resume_is_not_given_to_a_finished_run():
+    again = Warned(60, "training ends at 60% of its budget", "resume it", "lr-still-high")
+    shares = enumerate((0.1, 0.4, 0.45, 0.46, 0.5), 1)
+    few = [replace(evaluated(20 * n, 0), recall=recall(s, 100) | {"num_captions": 5000}) for n, s in shares]
+    run = told([started(), step(60), again, started(60), step(100), *few, finished(100)])
+    document = document_of([summarize(run)])
+    assert "within the noise of 10.0 points" in " ".join(document.sections[0].words)
+    assert document.sections[1].points == ["Run the full evaluation: `lapclip eval told`."]
 
 
 def test_the_lowest_validation_loss_is_told():

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import tokenizers
 import torch
 from safetensors.torch import load_file, save_file
+from test_update import make_run
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from lapclip.embedder import load
@@ -270,3 +272,34 @@ def test_a_model_folder_of_ours_that_was_tampered_with_is_refused(clip, path, va
     Path("ours/model.json").write_text(json.dumps(about))
     with pytest.raises(UserError, match=said):
         load("ours")
+
+
+def changed(file: str, old: str, new: str):
+    return lambda run: (run / file).write_text((run / file).read_text().replace(old, new, 1))
+
+
+def poison(run: Path) -> None:
+    (weights,) = run.rglob("model.safetensors")
+    (weights.parent / "state").mkdir()
+    (weights.parent / "state/progress.json").write_text("{}")
+    save_file({name: tensor * float("nan") for name, tensor in load_file(weights).items()}, weights)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda run: change(run / "tokenizer.json", normalizer={"type": "Prepend", "prepend": "a" * 2000}), "times as long"),
+        (changed("tokenizer.json", '"b": 69', '"b": 70000'), "ids up to 70,000"),
+        (changed("config.toml", '"nano"', '"nano"\ntext_length = 100000000'), "text_length.* is 100000000"),
+        (changed("config.toml", '"nano"', '"large"'), "describes [0-9,]{11} parameters, and"),
+        (poison, "not finite"),
+    ],
+)  # fmt: skip
+def test_a_run_of_a_stranger_is_loaded_and_resumed_as_carefully_as_a_model_folder(spoil, said, call):
+    make_run(Path("runs/theirs"), seed=0)
+    load("theirs")
+    spoil(Path("runs/theirs"))
+    with pytest.raises(UserError, match=said):
+        load("theirs")
+    resumed = call("train", "--resume", "theirs")
+    assert resumed.returncode == 1 and re.search(said, resumed.stderr.replace("\n", " ")), resumed.stderr

@@ -57,8 +57,8 @@ def recall(
 
 
 def remember(folder: Path, measured: Measured) -> None:
-    """Stores a measurement, unless memory ran out, which may be different tomorrow."""
-    if not any(candidate.ran_out_of_memory for candidate in measured.candidates):
+    """Stores a measurement, unless memory ran out or other programs disturbed it, which may be different tomorrow."""
+    if not measured.is_disturbed and not any(c.ran_out_of_memory for c in measured.candidates):
         name = digest(sorted(plan.in_words() for plan in measured.plans))
         store(folder / f"{name}.json", asdict(measured))
 

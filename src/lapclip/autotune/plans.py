@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import msgspec
 
 from lapclip.config import PLAN, Config, Plan, PrecisionName, TrainConfig, value_of, with_values
-from lapclip.machine.device import Device, has_glibc
-from lapclip.machine.hardware import Machine
+from lapclip.machine.device import DEFAULT_THREADS, Device, has_glibc
+from lapclip.machine.hardware import Machine, num_usable_cores
 
 HOPELESS = 1.5  # times as slow as the best: not timed any further
 TIE = 0.05  # a difference up to this share counts as none
 MAX_NOISE = 0.2  # a larger difference counts, however noisy the machine
+MAX_OTHER_CORES = 0.5  # a step waits for its slowest thread: one busy core makes fewer threads look faster
 PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "bf16", "fp16")  # preferred in this order if equally fast
 ROUNDING_UP = 0.005  # of a timed run: half of its first step, whose length is not known yet
 
@@ -39,10 +40,28 @@ class Measured:
     when: float  # seconds since 1970
     seconds: float  # it took
     drift: float = 0.0  # by which share a step became slower from the first rounds to the last
+    other_cores: float = 0.0  # cores' worth of CPU time that other programs used while plans were timed
 
     @property
     def plans(self) -> set[Plan]:
         return {candidate.plan for candidate in self.candidates}
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.other_cores > MAX_OTHER_CORES
+
+    @property
+    def trusted(self) -> tuple[Candidate, ...]:
+        """To choose from; of a disturbed measurement only the usual plan of each device."""
+        if not self.is_disturbed:
+            return self.candidates
+        best_last = sorted(self.candidates, key=order_among_equals, reverse=True)
+        best_last.sort(key=lambda c: c.plan.threads == DEFAULT_THREADS)
+        return tuple({c.plan.device: c for c in best_last if c.rejected is None}.values())
+
+    @property
+    def others_in_words(self) -> str:
+        return f"other programs used {self.other_cores / num_usable_cores():.0%} of the CPU during this measurement"
 
 
 @dataclass(frozen=True)

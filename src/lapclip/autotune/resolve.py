@@ -167,7 +167,7 @@ def resolve_tokenizer(config: Config, share: float) -> Choice:
 def resolve_plan(draft: Draft, measured: Measured | None) -> tuple[Candidate, Choices]:
     """The fastest plan of those measured, or a plain one."""
     config, batch_size, asked = draft.config, draft.work.batch_size, asked_parts(draft.config)
-    chosen = choose(measured.candidates, draft.budget, batch_size) if measured else None
+    chosen = choose(measured.trusted, draft.budget, batch_size) if measured else None
     name = chosen.plan.device if chosen else asked.get("device", "cpu")
     chunk = resolve_chunk(draft, device_named(name))
     reasons = DEFAULTS | {"chunk": chunk.reason}
@@ -175,6 +175,9 @@ def resolve_plan(draft: Draft, measured: Measured | None) -> tuple[Candidate, Ch
     if measured is None and others:
         reasons["device"] = f"the run is too short to measure whether {' or '.join(others)} is faster"
     found = reasons_for(chosen, measured) if measured and chosen else {}
+    if measured and measured.is_disturbed:
+        found = {part: why for part, why in found.items() if part == "device"}
+        reasons["threads"] += f"; {measured.others_in_words}"
     if chosen and chosen.plan.chunk == chunk.value and "chunk" in found:
         found["chunk"] = f"{chunk.reason}; {found['chunk']}"
     told = reasons | found | dict.fromkeys(asked, ASKED)

@@ -48,8 +48,10 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
     rated = (
         f", at about {rate(result.predicted)} pairs/s including image preparation" if result.predicted else ""
     )
+    used = f"`{command}` uses this plan{rated}"
+    unused = f"{result.measured.others_in_words}: it is not kept, and `{command}` measures again"
     remarks = [
-        f"`{command}` uses this plan{rated}",
+        unused if result.measured.is_disturbed else used,
         measured_ago(result.measured.when),
         *compile_remarks(result.measured),
     ]

@@ -91,6 +91,8 @@ def as_json(result: StepsResult) -> dict[str, Any]:
         "reasons": result.reasons,
         "predicted_pairs_per_second": result.predicted,
         "drift": result.measured.drift,
+        "other_cores": result.measured.other_cores,
+        "is_disturbed": result.measured.is_disturbed,
         "measured": result.measured.when,
     }
 

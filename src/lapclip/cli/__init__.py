@@ -3,7 +3,9 @@
 stdout is data, stderr is for people. torch is imported by the commands that need it, never by `--help`.
 """
 
+import io
 import re
+import sys
 import traceback
 import warnings
 
@@ -39,6 +41,9 @@ for command in (index, search, serve, data, bench, report, runs, watch):
 
 def run_command(arguments: list[str]) -> int:
     limit_openmp_spinning()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # in a locale without UTF-8, what it lacks is escaped
+            stream.reconfigure(errors="backslashreplace")
     warnings.filterwarnings("ignore", module="PIL")  # about metadata of images
     try:
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0

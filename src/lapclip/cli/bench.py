@@ -42,6 +42,8 @@ def bench(
         fresh: ignore cached results and measure again
         out: also write the charts (`.png`) or a page with all results (`.html`)
     """
+    from lapclip.data.formats.detect import refuse_missing
+
     started = time.perf_counter()
     for flag in ("--ops",) * ops + ("--sizes",) * sizes:
         if other := next((SETTINGS[name].flag for name in flags if name not in ALWAYS), None):
@@ -51,6 +53,7 @@ def bench(
         from lapclip.bench.show import check_out
 
         check_out(out)
+    refuse_missing(config.data.source)
     with working("starting"):
         from lapclip.autotune.resolve import devices_for
         from lapclip.bench.show import ops_section, sizes_section, steps_section, write_out

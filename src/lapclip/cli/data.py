@@ -31,6 +31,9 @@ def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
         hint = "`lapclip data check photos/`, or a table, shards, `hf:NAME`, `emoji`"
         raise UserError("name a source", hint=hint)
     config = load_config(flags=flags)
+    from lapclip.data.formats.detect import refuse_missing
+
+    refuse_missing(config.data.source)
     with working("starting"):
         from lapclip.data.open import open_source
         from lapclip.model.clip import shape_of
@@ -180,7 +183,7 @@ def remove(*names: str, all: Switch = False, json: AsJson = False) -> int:
     from lapclip.data.pack import list_packs, remove_pack
 
     known = list_packs()
-    asked = {name: {name, os.path.abspath(name)} for name in names}
+    asked = {name: {name, os.path.abspath(name), os.path.realpath(name)} for name in names}
     for name, forms in asked.items():
         if not any(forms & {pack.path.name, pack.source} for pack in known):
             like = suggest(name, [pack.path.name for pack in known])

@@ -1,6 +1,5 @@
 """`lapclip eval`: recall and zero-shot accuracy beside chance and another model, and the worst mistakes."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,7 +12,7 @@ from rich.console import Console
 from lapclip.cli.flags import AsJson, Switch, with_settings
 from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, Config, load_config
-from lapclip.errors import UserError, printable, shortened
+from lapclip.errors import UserError, printable, shortened, typed
 
 if TYPE_CHECKING:
     from lapclip.data.source import Source
@@ -61,15 +60,19 @@ def evaluate(
         sheet: write the worst mistakes with their images as a PNG
         html: write an HTML page; by default `evaluation.html` in the run, or in this folder
     """
+    from lapclip.data.formats.detect import refuse_missing
+
     check_numbers(num_validation, pool_size, mistakes)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
-    config, folder = config_of(run)
+    config, folder = config_of(run, opens_source=source is None)
     if config is None and source is None:
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
     other_config = None if against is None else config_of(against)[0]
     page = None if html is None else page_path(html, folder)
     sheet = None if sheet is None else sheet_path(sheet)
+    if source is not None:
+        refuse_missing(source)
     with working("starting"):
         from lapclip.embedder import TEMPLATES, label_prompts, load
         from lapclip.evaluate.full import divide
@@ -121,7 +124,7 @@ def check_numbers(num_validation: int | None, pool_size: int | None, mistakes: i
         raise UserError(f"`--mistakes` is {mistakes}", hint=f"use 0 to {MAX_MISTAKES}")
 
 
-def config_of(name: str) -> tuple[Config | None, Path | None]:
+def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, Path | None]:
     """The settings and the folder of a run, or of the run of a checkpoint; None for other models."""
     from lapclip.runs.run import Run, open_run
 
@@ -135,7 +138,10 @@ def config_of(name: str) -> tuple[Config | None, Path | None]:
         if path.absolute().parent.name != "checkpoints" or not (above[1] / "config.toml").is_file():
             return None, None
         run = Run(above[1])
-    return run.load_config(), run.path
+    config = run.load_config()
+    if opens_source:
+        run.refuse_to_open(config, f"lapclip eval {typed(name)} SOURCE")
+    return config, run.path
 
 
 def page_path(named: Sequence[Path], folder: Path | None) -> Path:
@@ -197,7 +203,7 @@ def open_measured(
 
 def names_in(config: Config) -> set[str]:
     """The sources that a run was trained on."""
-    from lapclip.data.open import parse_source
+    from lapclip.data.formats.detect import parse_source
 
     return {name for name, _ in parse_source(config.data.source)}
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, Switch
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, stop_requests, working
-from lapclip.errors import UserError, shortened, suggest
+from lapclip.errors import UserError, shortened, suggest, typed
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def index(
         embedder = load(chosen.load_from)
     if chosen.why:
         say(f"using the model `{chosen.name}`, {chosen.why}; `--model` chooses another")
-    earlier = [info.path.name for info in list_indexes() if info.model == chosen.path]
+    earlier = [info.fingerprint for info in list_indexes() if info.model == chosen.path]
     if earlier and embedder.fingerprint not in earlier:
         say(
             f"`{chosen.name}` was trained further since it was indexed: all images are embedded again; "
@@ -89,7 +89,7 @@ def index(
 
 def choose_model(model: str | None) -> ChosenModel:
     """The model that was named; else that of the index updated last, else the newest run with a checkpoint."""
-    from lapclip.runs.run import RUNS
+    from lapclip.runs.run import RUNS, find_run
     from lapclip.runs.status import all_runs
     from lapclip.search.index import MODEL, indexes_of, path_of_model
 
@@ -101,8 +101,8 @@ def choose_model(model: str | None) -> ChosenModel:
         why = "from the copy in the index: its run no longer exists"
         return ChosenModel(str(last.path / MODEL), last.model, last.name, why)
     if model is not None:
-        path = path_of_model(model)
-        return ChosenModel(path or model, path or model, os.path.basename(path or model))
+        path = path_of_model(model) or str(find_run(model).path)  # which raises the error
+        return ChosenModel(path, path, os.path.basename(path))
     for run in all_runs():
         if any(run.checkpoints.glob("step-*")):
             path = os.path.realpath(run.path)
@@ -144,7 +144,7 @@ def say_summary(summary: "Summary") -> None:
     for folder, why in summary.unreachable.items():
         say(
             f"`{shortened(folder)}` cannot be opened: {why}; its images stay in the index "
-            f"(to remove them: `{own_name()} index --forget '{shortened(folder)}'`)"
+            f"(to remove them: `{own_name()} index --forget {typed(folder)}`)"
         )
     for folder in summary.empty:
         say(f"`{shortened(folder)}` holds no images")

@@ -12,7 +12,7 @@ from lapclip.cli.flags import AsJson, Switch, with_settings
 from lapclip.cli.screen import complain, own_name, print_json, print_table, say, working
 from lapclip.config import BUDGETS
 from lapclip.errors import UserError, printable, suggest
-from lapclip.units import age, size
+from lapclip.units import age, percent, size
 
 if TYPE_CHECKING:
     from lapclip.runs.history import Summary
@@ -43,12 +43,13 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
     if not found:
         say(f"`{RUNS.absolute()}` holds no runs yet; start one: `{own_name()} train`")
         return 0
-    columns = "run, state, done: share, steps: count, recall@1: share, left: seconds, last update"
+    columns = "run, state, done: share, steps: count, recall@1: number, left: seconds, last update"
     rows: list[tuple[Any, ...]] = []
     for status in found:
         row = (status.run.name, status.state_words, status.history.progress, status.history.num_steps)
         updated = "" if status.updated is None else age(time.time() - status.updated)
-        rows.append((*row, status.recall_1, status.seconds_left, updated))
+        recall = status.num_validation and f"{percent(status.recall_1)} of {status.num_validation:,}"
+        rows.append((*row, recall, status.seconds_left, updated))
     print_table(Table("", columns_of(columns), rows))
     for status in found:
         if status.failed:
@@ -64,6 +65,7 @@ def as_record(status: "Summary") -> dict[str, Any]:
         "step": status.history.num_steps,
         "steps": status.history.total_steps,
         "recall@1": status.recall_1,
+        "num_validation": status.num_validation,
         "seconds_left": status.seconds_left,
         "path": str(status.run.path),
         "progress": status.history.progress,
@@ -139,10 +141,13 @@ def compare(first: Name, second: Name, /, *, json: AsJson = False) -> int:
             if pair != [None, None]:
                 table.add_row(label, *(shown(value, kind, most=60) for value in pair))
     out.print(table)
+    if not found["same_validation"]:
+        out.print("", "the validation sets differ: recall and validation loss cannot be compared", sep="\n")
     return 0
 
 
 LABELS: "dict[str, tuple[str, Kind]]" = {  # what a key is called, and the kind of its values
+    "num_validation": ("validation images", "count"),
     "recall@1": ("recall@1, text → image", "share"),
     "recall@5": ("recall@5, text → image", "share"),
     "recall@10": ("recall@10, text → image", "share"),

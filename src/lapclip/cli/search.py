@@ -16,7 +16,7 @@ from rich.console import Console
 
 from lapclip.cli.flags import AsJson, Switch, refuse_together, whole_number
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, until_closed, working
-from lapclip.errors import UserError, shortened, suggest
+from lapclip.errors import UserError, install_command, shortened, suggest
 from lapclip.units import duration, plural
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def image_bytes(name: str) -> bytes:
     """The content of an image file; the error for anything else has its name."""
     from lapclip.data.decode import Unreadable, read_whole
     from lapclip.data.files import read_file
+    from lapclip.data.images import way_out
 
     try:
         data = read_file(os.path.expanduser(name))
@@ -151,7 +152,7 @@ def image_bytes(name: str) -> bytes:
     except (OSError, ValueError, Unreadable) as error:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         what = f"`{shortened(name)}` cannot be used as an image: {why.lower()}"
-        raise UserError(what, hint="name an image file, such as a JPEG") from None
+        raise UserError(what, hint=way_out(error)) from None
     return data
 
 
@@ -183,7 +184,7 @@ def prepare_graph(searcher: "Searcher") -> None:
         except UserError as problem:
             say(f"continuing without: {problem.message}")
     elif searcher.is_large and not has_usearch():
-        say("searching so many images is faster with `pip install 'lapclip[ann]'`")
+        say(f"searching so many images is faster with `{install_command('ann')}`")
 
 
 def show_results(
@@ -295,7 +296,7 @@ def was_trained_since(index: "Index") -> bool:
         checkpoint = best(find_run(index.model).checkpoints)
         if checkpoint is None or filecmp.cmp(checkpoint / MODEL, index.model_folder / MODEL, shallow=False):
             return False
-        return load(index.model).fingerprint != index.path.name
+        return load(index.model).fingerprint != index.fingerprint
     except (UserError, OSError):  # the run is gone or broken, and the index has a copy
         return False
 

@@ -1,11 +1,9 @@
 """`lapclip serve`: a model and its index as a page and over HTTP, for this machine only unless asked."""
 
-import importlib.util
 import os
 import re
 import secrets
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 RATE_ELSEWHERE = 20.0  # requests a second of one client
 SECONDS_TO_END = 0.5
-MIN_FILES = 4096  # that may be open at once: more than connections and images need
 TOKEN = r"[A-Za-z0-9._~-]{16,256}"  # noqa: S105  # what one looks like
 
 
@@ -49,7 +46,6 @@ def serve(
         open: open the page in the browser
         batching: embed requests of several clients in one batch
     """
-    require_web()
     import webbrowser
 
     from lapclip.serve.http import address_of, hosts_of, is_local, listen, names_of
@@ -73,7 +69,6 @@ def serve(
         from lapclip.serve.api import build_server
         from lapclip.serve.service import Service
 
-        allow_many_files()
         # One core is left to clients: measured, a single text is embedded no slower by it.
         set_up_process(max(1, DEFAULT_THREADS - 1), keep_memory=False)
         service = Service(embedder, index, is_batching=batching)
@@ -99,12 +94,6 @@ def serve(
     return 0
 
 
-def require_web() -> None:
-    """Refuses when the packages that serve pages are not installed."""
-    if not all(importlib.util.find_spec(name) for name in ("starlette", "uvicorn")):
-        raise UserError("serving a page needs starlette and uvicorn", hint="pip install 'lapclip[web]'")
-
-
 def checked_token(token: str | None) -> str | None:
     if token is not None and not re.fullmatch(TOKEN, token):
         message = "invalid token: it must have 16 to 256 characters, only letters, digits and `._~-`"
@@ -114,23 +103,17 @@ def checked_token(token: str | None) -> str | None:
 
 def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
     """The model and its index; without an index the model alone, by name or the newest run's."""
-    from lapclip.embedder import load
+    from lapclip.runs.run import find_run
     from lapclip.runs.status import newest_run
-    from lapclip.search.index import find_index, indexes_of
+    from lapclip.search.index import find_index, indexes_of, path_of_model
 
     newest = newest_run() if model is None else None
+    if model is not None and path_of_model(model) is None and not indexes_of(model):
+        find_run(model)  # raises the error, before torch is imported
+    from lapclip.embedder import load
+
     chosen = model or (newest.path if newest else None)
     if chosen is not None and not indexes_of(model):
         return load(chosen), None
     index = find_index(model)
     return load(index.model_folder), index
-
-
-def allow_many_files() -> None:
-    """A connection is an open file, and macOS allows 256 of them unless asked."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft < MIN_FILES:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(MIN_FILES, hard), hard))

@@ -1,6 +1,5 @@
 """`lapclip train`: starts or resumes a run, shows it, and ends with its result."""
 
-import shlex
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from lapclip.cli.screen import (
     working,
 )
 from lapclip.config import BUDGETS, PLAN, SETTINGS, load_config, value_of
-from lapclip.errors import UserError
+from lapclip.errors import UserError, typed
 
 if TYPE_CHECKING:
     from lapclip.config import Config
@@ -79,6 +78,8 @@ def start(
     config: Path | None, name: str | None, resume: str | None, flags: dict[str, Any], *, as_json: bool
 ) -> int:
     """Starts the training in a process of its own, once all is checked that can be checked at once."""
+    from lapclip.data.formats.detect import refuse_missing
+    from lapclip.data.open import plain_name
     from lapclip.runs.background import as_arguments, log_of, start_training
     from lapclip.runs.run import new_run, open_run, refuse_name
     from lapclip.runs.status import refuse_if_finished
@@ -87,15 +88,15 @@ def start(
         settings = load_config(config, flags)
         if name is not None:
             refuse_name(name)
-        prefix = f"{name_of_source(settings.data.source)}-{settings.model.size}"
-        run = new_run(name, prefix=prefix)
+        refuse_missing(settings.data.source)
+        run = new_run(name, prefix=f"{plain_name(settings.data.source)}-{settings.model.size}")
         whence = [f"--config={config}"] if config else []
         arguments = [*whence, *as_arguments(flags), f"--run={run.name}"]
     else:
         run = open_run(resume)
         refuse_fixed(run, flags)
         refuse_if_finished(run, load_config(run.path / "config.toml", flags))
-        arguments = [f"--resume={run.reference}", *as_arguments(flags)]
+        arguments = [f"--resume={run.path}", *as_arguments(flags)]
     pid = start_training(run, arguments)
     if as_json:
         print_json({"run": str(run.path), "name": run.name, "pid": pid})
@@ -108,27 +109,16 @@ def start(
     return 0
 
 
-def name_of_source(source: str) -> str:
-    """What a run over a source is called; a source that is not there is an error at once."""
-    from lapclip.data.formats.detect import not_there
-    from lapclip.data.formats.remote import is_shards
-    from lapclip.data.open import parse_source, plain_name
-
-    for name, _ in parse_source(source):
-        is_known = name.partition(":")[0] in ("synthetic", "emoji", "hf") or is_shards(name) or "*" in name
-        if not is_known and not Path(name).expanduser().exists():
-            raise not_there(name)
-    return plain_name(source)
-
-
 def begin(
     config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
 ) -> "tuple[Run, Config, Data]":
+    from lapclip.data.formats.detect import refuse_missing
     from lapclip.runs.run import refuse_name
 
     settings = load_config(config, flags)
     if name is not None and reserved is None:
         refuse_name(name)
+    refuse_missing(settings.data.source)
     with working("setting up"):
         from lapclip.train.prepare import open_here, preparing
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
@@ -139,6 +129,7 @@ def begin(
 def go_on(
     name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
 ) -> "tuple[Run, Config, Data]":
+    from lapclip.data.formats.detect import refuse_missing
     from lapclip.runs.run import open_run
     from lapclip.runs.status import refuse_if_finished
 
@@ -146,11 +137,15 @@ def go_on(
     refuse_fixed(run, flags)
     if reserved is None and run.owner() is not None:
         raise run.is_taken()  # before setting up, which takes a while
-    refuse_if_finished(run, load_config(run.path / "config.toml", flags))
+    settings = load_config(run.path / "config.toml", flags)
+    refuse_if_finished(run, settings)
+    refuse_missing(settings.data.source)
     with working("setting up"):
         from lapclip.train.prepare import open_here, refuse_if_other, revising
     where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}
     config = run.load_config()
+    if not run.may_open(config):
+        where = {"images": None, **where}
     config = replace(config, data=replace(config.data, **where))
     data = follow(open_here(config), requests, OPENING, is_kept=True)
     if "source" in flags:
@@ -167,11 +162,13 @@ RESUMABLE = {
 
 
 def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
+    if "source" not in flags:
+        run.refuse_to_open(run.load_config(), f"lapclip train --resume {run.reference} SOURCE")
     fixed = [SETTINGS[name].flag for name in flags if name not in RESUMABLE]
     if fixed:
         raise UserError(
             f"{' and '.join(f'`{flag}`' for flag in fixed)} cannot change when a run is resumed",
-            hint=f"start a new run from its settings: `lapclip train --config {run.path}/config.toml {fixed[0]} ...`",
+            hint=f"make a run with its settings: `lapclip train --config {typed(run.path)}/config.toml {fixed[0]} ...`",
         )
 
 
@@ -260,7 +257,7 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
         say(f"  {own_name()} eval {run.reference}")
         source = run.load_config().data.source
         if Path(source).is_dir():
-            say(f"  {own_name()} index {shlex.quote(source)} --model {shlex.quote(run.reference)}")
+            say(f"  {own_name()} index {typed(source)} --model {run.reference}")
     say(f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}")
 
 

@@ -58,9 +58,6 @@ def watch(
 
 def show_page(name: str | None, port: int | None, open_browser: bool) -> int:
     """Serves the page until Ctrl-C."""
-    from lapclip.cli.serve import require_web
-
-    require_web()
     import webbrowser
 
     from lapclip.runs.run import find_run

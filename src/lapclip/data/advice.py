@@ -1,9 +1,9 @@
 """What numbers about the data suggest for training on it, each with its reason; the doctor and `resolve` both ask."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class Advice:
     setting: str | None
     value: Any
     why: str
+    kind: Literal["", "names", "prefix", "languages"] = ""  # what captions have in common
 
     @property
     def sentence(self) -> str:
@@ -65,12 +66,18 @@ def facts_of_captions(captions: list[str], lengths: np.ndarray, **known: Any) ->
     counts = Counter(caption.casefold() for caption in captions)
     text_length = known["text_length"]
     return DataFacts(
-        caption_tokens={str(p): int(np.percentile(lengths, p, method="higher")) for p in (50, 99, 100)},
+        caption_tokens=percentiles(lengths, (50, 99, 100)),
         caption_tokens_cut={str(text_length): float((lengths > text_length).mean())},
         share_shared_captions=sum(n for n in counts.values() if n > 1) / len(captions),
         num_distinct_captions=len(counts),
         **known,
     )
+
+
+def percentiles(numbers: np.ndarray, which: Sequence[int]) -> dict[str, int]:
+    """Numbers that so many percent do not exceed, each one of those given."""
+    values = np.percentile(numbers, which, method="inverted_cdf")
+    return {str(percent): int(value) for percent, value in zip(which, values, strict=True)}
 
 
 def share_outside_a_to_z(captions: Iterable[str]) -> float:
@@ -144,7 +151,7 @@ def warnings(facts: DataFacts) -> Iterator[str]:
         leaked = plural(facts.num_leaks, "validation image")
         yield f"{leaked} also occur in training; recall is too high until they are removed"
     if num_images < MIN_IMAGES:
-        yield f"{plural(num_images, 'image')} are soon memorised; use strong augmentation, or add another source"
+        yield f"{plural(num_images, 'image')} are soon memorised; add images, or another source"
     if facts.num_validation < MIN_VALIDATION:
         few, points = plural(facts.num_validation, "validation image"), 100 / max(facts.num_validation, 1)
         yield f"{few}: one image is {points:.1f} points of recall, so small differences are not significant"
@@ -157,6 +164,6 @@ def warnings(facts: DataFacts) -> Iterator[str]:
     classes = facts.classes
     if classes and (ratio := classes["largest"][1] / classes["smallest"][1]) > MAX_CLASS_RATIO:
         yield f"the largest class has {ratio:,.0f} times as many images as the smallest, which will be found less often"
-    if facts.share_cut > MAX_CUT:
+    if facts.share_cut > MAX_CUT and not advise_text_length(facts):
         cut = percent(facts.share_cut)
         yield f"{cut} of the captions are truncated at {facts.text_length} tokens"

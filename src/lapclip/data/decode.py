@@ -147,7 +147,8 @@ def open_encoded(data: bytes) -> ImageFile.ImageFile:
         if accept is None or accept(data[:16]) is True:
             with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
                 return factory(io.BytesIO(data), "")
-    if data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc"):
+    is_heic = data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc")
+    if is_heic and "HEIF" not in Image.OPEN:
         raise Unreadable("is a HEIC image, which needs `pip install 'lapclip[heic]'`", extra="heic")
     is_text = b"\0" not in data[:1024]
     raise Unreadable("is text, not an image" if is_text else "is not an image in a known format")

@@ -1,16 +1,17 @@
 """The data doctor: everything worth knowing about a source before training on it, and what to do about it. Pure."""
 
+import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from lapclip.data.advice import MAX_TEXT_LENGTH, Advice, DataFacts, advise, share_outside_a_to_z
+from lapclip.data.advice import MAX_TEXT_LENGTH, Advice, DataFacts, advise, percentiles, share_outside_a_to_z
 from lapclip.data.catalogue import NUM_NAMED, Catalogue
 from lapclip.data.decode import FORMATS, TRAITS
 from lapclip.data.open import Files
@@ -21,6 +22,8 @@ from lapclip.units import percent, plural
 
 NUM_CAPTIONS_NAMED = 20
 MAX_READ = 100_000  # captions whose letters are looked at, from all over the source
+NUM_COMPARED, MIN_COMPARED = 10_000, 20  # images, and different captions, to see what captions have in common
+LANGUAGE_MARK = re.compile(r"[a-z]{2,3}([_@.][a-zA-Z0-9-]+)*=")  # `de.utf8=`, `pt_BR.utf8=`
 PERCENTILES = (50, 90, 95, 99, 100)
 SCRIPT_NAMES = {"CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana", "KATAKANA-HIRAGANA": "Kana"}
 EMOJI = re.compile("[\U0001f000-\U0001faff\u2600-\u27bf\u2b50\u2b55]")
@@ -50,7 +53,8 @@ class Report(DataFacts):
     advice: list[Advice] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"advice": [advice.sentence for advice in self.advice]}
+        kinds = [advice.kind for advice in self.advice]
+        return asdict(self) | {"advice": [advice.sentence for advice in self.advice], "advice_kinds": kinds}
 
 
 def examine(
@@ -121,13 +125,26 @@ def examine(
             for what, count in catalogue.problems.counts.most_common()
         },
     )
-    return replace(report, advice=advise(report))
+    return replace(report, advice=[*advise(report), *remarks(catalogue)])
 
 
-def percentiles(numbers: np.ndarray, which: Sequence[int]) -> dict[str, int]:
-    """Numbers that so many percent do not exceed, each one of those given."""
-    values = np.percentile(numbers, which, method="inverted_cdf")
-    return {str(percent): int(value) for percent, value in zip(which, values, strict=True)}
+def remarks(catalogue: Catalogue) -> Iterator[Advice]:
+    """What captions are, or have in common, that may not be meant."""
+    some = catalogue.captions[:: -(-len(catalogue.captions) // NUM_COMPARED)]
+    captions = list(dict.fromkeys(caption for own in some for caption in own))
+    if owners := {"classes": "folders", "names": "files"}.get(catalogue.format):
+        few = listed([f"`{brief(caption)}`" for caption in captions])
+        yield Advice(None, None, f"the captions are the names of the {owners}: {few}", "names")
+    marks = Counter(mark[0] for mark in map(LANGUAGE_MARK.match, captions) if mark)
+    ordered, edge = sorted(captions), len(captions) // 40
+    ends = ordered[edge], ordered[-1 - edge]  # 95% lie between, and share what these share
+    shared = re.sub(r"[^\W_]*$", "", os.path.commonprefix(ends)[:200])  # noqa: RUF071 - not paths
+    if len(marks) > 1 and 2 * marks.total() > len(captions):
+        what = f"the captions are in {len(marks)} languages, marked such as `{brief(next(iter(marks)))}`"
+        yield Advice(None, None, f"{what}, which are learned as words; keep one language", "languages")
+    elif len(captions) >= MIN_COMPARED and len(shared) > 2:
+        what = f"nearly all captions begin with `{brief(shared)}`"
+        yield Advice(None, None, f"{what}; remove it unless it describes the images", "prefix")
 
 
 def has_own_split(catalogue: Catalogue, is_readable: np.ndarray, is_validation: np.ndarray) -> bool:

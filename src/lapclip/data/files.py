@@ -12,7 +12,7 @@ from lapclip.files import open_regular
 
 # File name extensions of images; whether a file is an image is known once it is opened.
 SUFFIXES = (
-    ".jpg", ".jpeg", ".jpe", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif",
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif",
 )  # fmt: skip
 MAX_BYTES = 512 * 2**20  # of one image file; more than any camera writes
 MAX_PATH_BYTES = 4096

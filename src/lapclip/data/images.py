@@ -15,27 +15,31 @@ from lapclip.data.decode import Decoded, Unreadable, center_square, channels_fir
 from lapclip.data.files import read_file
 from lapclip.data.pack import size_for
 from lapclip.data.workers import in_order
-from lapclip.errors import UserError, printable
+from lapclip.errors import UserError, install_command, printable
 
 MIN_FOR_THREADS = 8  # images; for fewer no threads are started
 TOLERANCE = 1e-4  # beyond 0 and 1, as interpolation leaves it
 
 
-def check_list(several: Any) -> None:
-    is_one_image = getattr(several, "ndim", 1) in (0, 2, 3)  # of an array or a tensor
-    if isinstance(several, str | bytes | os.PathLike | Image.Image) or is_one_image:
-        raise UserError("expected a list, but got one item", hint="put it in brackets: `[...]`")
-    if isinstance(several, Mapping) or not (hasattr(several, "__len__") and hasattr(several, "__getitem__")):
+def as_list(several: Any) -> Any:
+    """A list of images or texts; one alone is a list of one."""
+    dimensions = getattr(several, "ndim", 1)  # of an array or a tensor
+    if isinstance(several, str | bytes | os.PathLike | Image.Image) or dimensions in (2, 3):
+        return [several]
+    is_list = hasattr(several, "__len__") and hasattr(several, "__getitem__") and dimensions > 0
+    if isinstance(several, Mapping) or not is_list:
         name = type(several).__name__
         raise UserError(f"expected a list, but got a `{name}`", hint="convert it: `list(...)`")
+    return several
 
 
-def check_texts(several: Any) -> None:
-    check_list(several)
+def list_of_texts(several: Any) -> Any:
+    several = as_list(several)
     for number, text in enumerate(several):
         if not isinstance(text, str):
             problem = f"text {number} has type `{type(text).__name__}`, not string"
             raise UserError(problem, hint="pass strings only")
+    return several
 
 
 def squares(images: Any, size: int) -> Generator[np.ndarray, None, None]:
@@ -70,8 +74,14 @@ def square_of(image: Any, size: int, called: str) -> np.ndarray:
         return channels_first(center_square(stored, size))
     except (Unreadable, OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        hint = "omit it, or convert it to JPEG"
-        raise UserError(f"cannot read {called} as an image: {printable(why)}", hint=hint) from None
+        raise UserError(f"cannot read {called} as an image: {printable(why)}", hint=way_out(error)) from None
+
+
+def way_out(error: Exception) -> str:
+    """What to do about an image that cannot be read."""
+    if isinstance(error, Unreadable) and error.extra:
+        return install_command(error.extra)
+    return "check its path" if isinstance(error, OSError) else "omit it, or convert it to JPEG"
 
 
 def decode_as_trained(data: bytes, size: int) -> Decoded:

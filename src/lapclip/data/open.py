@@ -12,20 +12,18 @@ import numpy as np
 from lapclip.config import DataConfig
 from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.decode import RECORD, digest
-from lapclip.data.formats.detect import open_catalogue
+from lapclip.data.formats.detect import open_catalogue, parse_source
 from lapclip.data.pack import Pack, describe_folder, folder_for, has_room, locked, pack, size_for
 from lapclip.data.pairs import TRAIN, VALIDATION, PairTable, write_pairs
 from lapclip.data.source import Mixed, Packed, Source, Streamed
 from lapclip.data.split import content_groups, split
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
-from lapclip.errors import UserError, shortened, suggest
+from lapclip.errors import UserError, install_command, shortened, suggest
 from lapclip.files import writing
 from lapclip.units import Progress
 
 MAX_SCENES = 100_000_000  # their order is held in memory
 MIN_IMAGES = 4
-MAX_WEIGHT = 1000
-WEIGHT = re.compile(r"(\d+(\.\d*)?|\.\d+)(e-?\d+)?")
 PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")  # that name no dataset
 
 
@@ -144,7 +142,9 @@ def write_table(files: Files) -> PairTable:
         first = f"; {first_unreadable(catalogue, packed)}" if packed.unreadable else ""
         raise UserError(
             f"`{catalogue.name}` has {len(usable)} usable images, but at least {MIN_IMAGES} are needed{first}",
-            hint="add images with captions to it, or repair the unreadable ones",
+            hint=install_command("heic")
+            if packed.num_needing_extra
+            else "add images with captions to it, or repair the unreadable ones",
         )
     with locked(packed.path), writing(packed.path):
         describe_folder(packed.path, files.name, packed.size)
@@ -183,20 +183,6 @@ def mean_bytes(catalogue: Catalogue) -> float:
 def first_unreadable(catalogue: Catalogue, packed: Pack) -> str:
     number, why = next(iter(packed.unreadable.items()))
     return f"`{shortened(catalogue.names[number])}` {shortened(why)}"
-
-
-def parse_source(text: str) -> list[tuple[str, float]]:
-    """Names and weights: `flickr8k + emoji@2` is two sources, the second one twice as often."""
-    parts = []
-    for part in [text] if os.path.exists(text) else text.split(" + "):
-        name, at, weight = part.strip().rpartition("@")
-        if not at or os.path.exists(part.strip()) or not WEIGHT.fullmatch(weight):
-            name, weight = part.strip(), "1"
-        if not name or not 0 < float(weight) <= MAX_WEIGHT:
-            hint = f"write `photos + captions.csv@2`; use a weight above 0 and at most {MAX_WEIGHT}"
-            raise UserError(f"`{part}` in `{text}` is not a source with an optional weight", hint=hint)
-        parts.append((name, float(weight)))
-    return parts
 
 
 def plain_name(source: str) -> str:

@@ -69,7 +69,8 @@ def packs_folder() -> Path:
 
 
 def folder_for(identity: str, size: int) -> Path:
-    """The folder of a source's pack; the identity opens the same source from any folder."""
+    """The folder of a source's pack; the identity opens the same source from any folder, and through any link."""
+    identity = os.path.realpath(identity) if os.path.isabs(identity) else identity
     plain = "".join(c if c.isalnum() else "-" for c in Path(identity).name)[:40].strip("-") or "source"
     key = digest(bytes([VERSION]), identity.encode(errors="surrogateescape")).hex()[:12]
     return packs_folder() / f"{plain}-{size}px-{key}"

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from lapclip.errors import UserError, printable
-from lapclip.files import open_regular
+from lapclip.files import read_bounded
 
 PAD, START, END, UNKNOWN = range(4)
 SPECIAL = ["<pad>", "<start>", "<end>", "<unknown>"]
@@ -76,14 +76,10 @@ class Tokenizer:
 
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
-        with open_regular(path) as file:
-            data = file.read(MAX_BYTES + 1)
-        if len(data) > MAX_BYTES:
-            raise ValueError("the file is too large")
-        pipeline = tokenizers.Tokenizer.from_str(data.decode("utf-8"))
+        pipeline = tokenizers.Tokenizer.from_str(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except OSError as error:
         hint = "copy the whole run folder, including `tokenizer.json`"
-        raise UserError(f"cannot read `{path}`: {error.strerror}", hint=hint) from None
+        raise UserError(f"cannot read `{path}`: {error.strerror or error}", hint=hint) from None
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that

@@ -8,6 +8,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from lapclip.config import MAX_SCALE, Config
+from lapclip.errors import typed
 from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
 from lapclip.runs.history import mean_recall
 
@@ -64,7 +65,8 @@ class Collapsed:
             hint = "start again with less weight decay: `--weight-decay 0.1`"
         else:
             why = "all embeddings are the same, or the captions do not describe their images"
-            hint = f"check that captions and images match: `lapclip data show {self.config.data.source}`"
+            source = typed(self.config.data.source)
+            hint = f"check that captions and images match: `lapclip data show {source}`"
         return Warned(event.step, f"{message}; {why}", hint, "collapsed")
 
 
@@ -80,8 +82,10 @@ class Pinned:
         self.config = config
         self.side: Literal["high", "low"] | None = None
         self.since = 0
+        self.num_train = math.inf
 
     def look(self, event: Event) -> Iterator[Warned]:
+        self.num_train = event.num_train if isinstance(event, Started) else self.num_train
         if not isinstance(event, Step):
             return
         scale, before = 1 / event.temperature, self.side
@@ -98,7 +102,8 @@ class Pinned:
         if self.side == "high" and num_steps >= PINNED_STEPS:
             size = train.batch_size or 2
             message = f"{held}: the model separates {size} pairs easily, and a lower one would be unstable"
-            hint = f"harmless while recall rises; in the next run, make the task harder: `--batch-size {2 * size}`"
+            harder = f"; in the next run, make the task harder: `--batch-size {2 * size}`"
+            hint = "harmless while recall rises" + harder * (2 * size <= self.num_train)
             yield Warned(event.step, message, hint, "scale-pinned")
 
 
@@ -113,8 +118,10 @@ class Duplicates:
     def __init__(self, config: Config):
         self.batch_size = config.train.batch_size or 2
         self.different: deque[int] = deque(maxlen=DUPLICATE_STEPS)
+        self.num_train = math.inf
 
     def look(self, event: Event) -> Iterator[Warned]:
+        self.num_train = event.num_train if isinstance(event, Started) else self.num_train
         if not isinstance(event, Step) or event.num_different is None:
             return
         self.different.append(event.num_different)
@@ -127,7 +134,7 @@ class Duplicates:
             what = f"all {batch_size} pairs of a batch have the same caption"
             told = "there is nothing to contrast"
         hint = "write captions that describe how the images differ"
-        if found >= MIXED * batch_size:
+        if found >= MIXED * batch_size and 2 * batch_size <= self.num_train:
             hint = f"use more different captions per batch: `--batch-size {2 * batch_size}`"
         message = f"{what}; equal captions are not contrasted, so {told}"
         yield Warned(event.step, message, hint, "duplicate-captions")
@@ -244,6 +251,7 @@ class Point:
     num_images: int
     training_loss: float | None  # since the evaluation before
     epoch: float
+    is_best: bool  # became the checkpoint `best`
 
     @property
     def noise(self) -> float:
@@ -273,7 +281,7 @@ class Evaluations:
             case Evaluated():
                 num_images = event.recall["num_images"]
                 if num_images < SMALL_POOL:
-                    yield small_pool(event.step, num_images, self.config, self.started)
+                    yield small_pool(event, self.config, self.started)
                 if event.loss is None:
                     return
                 training = fmean(self.losses) if self.losses else None
@@ -281,7 +289,8 @@ class Evaluations:
                 if self.points and self.points[-1].num_images != num_images:
                     self.points = []  # other images cannot be compared
                 recall = mean_recall(event.recall)
-                self.points.append(Point(event.step, event.loss, recall, num_images, training, self.epoch))
+                found = (recall, num_images, training, self.epoch, event.is_best)
+                self.points.append(Point(event.step, event.loss, *found))
                 if warned := judge(self.points):
                     yield warned
 
@@ -310,21 +319,22 @@ def judge(points: list[Point]) -> Warned | None:
     if not memorises or not (fell or is_level):
         return None
     what = f"recall falls, from {highest:.0%} to {now:.0%} on average" if fell else "recall no longer rises"
-    kept = max(points, key=lambda point: point.recall)
-    message = f"{rose} and {what}, while training loss falls: the model memorises its pairs; `best` is step {kept.step}"
+    kept = max((point.step for point in points if point.is_best), default=current.step)
+    message = f"{rose} and {what}, while training loss falls: the pairs are memorised; `best` is step {kept}"
     hint = f"train on more pairs, or stop at the lowest validation loss: `--epochs {float(f'{best.epoch:.2g}'):g}`"
     return Warned(current.step, message, hint, "over-fitting")
 
 
-def small_pool(step: int, num_images: int, config: Config, started: Started | None) -> Warned:
-    points = 100 * SIGMAS * math.sqrt(0.25 / num_images)
+def small_pool(event: Evaluated, config: Config, started: Started | None) -> Warned:
+    num_images, (low, high) = event.recall["num_images"], event.recall["text_to_image"]["interval@10"]
     what = f"recall is measured over {num_images} images only"
-    message = f"{what}: its 95% interval is up to ±{points:.0f} points"
-    share, num_train = config.data.validation_share, started.num_train if started else 0
-    is_part = not started or num_images < 0.9 * share / (1 - share) * num_train
-    if config.data.source.startswith("synthetic") or is_part:
-        flag = f"--num-validation {GOOD_POOL}"
-    else:
-        enough = math.ceil(100 * 2 * SMALL_POOL / (num_images + num_train)) / 100
-        flag = f"--validation-share {min(MAX_VALIDATION, max(2 * share, enough)):.2g}"
-    return Warned(step, message, f"in the next run, use a larger validation set: `{flag}`", "small-pool")
+    message = f"{what}: the 95% interval of recall@10, text → image, is {low:.0%} to {high:.0%}"
+    share, limit = config.data.validation_share, started.validation_limit if started else None
+    num_all = num_images + (started.num_train if started else 0)
+    larger = min(MAX_VALIDATION, max(2 * share, math.ceil(100 * 2 * SMALL_POOL / num_all) / 100))
+    hint = "use a source with more validation images"
+    if limit == "num_validation" and config.data.num_validation < GOOD_POOL:
+        hint = f"in the next run, use a larger validation set: `--num-validation {GOOD_POOL}`"
+    elif limit == "validation_share" and larger > share:
+        hint = f"in the next run, use a larger validation set: `--validation-share {larger:.2g}`"
+    return Warned(event.step, message, hint, "small-pool")

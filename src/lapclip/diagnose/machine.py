@@ -28,6 +28,13 @@ LIMITED = 0.95  # of full speed
 HOT, HOTTER = 80.0, 8.0  # degrees, and more than before
 
 
+def chunk_after(event: Event, chunk: int) -> int:
+    """The chunk from here on: a process starts with its own, and halves it when memory runs out."""
+    if isinstance(event, Started):
+        return event.chunk
+    return max(1, chunk // 2) if isinstance(event, Warned) and event.kind == RAN_OUT else chunk
+
+
 class DataBound:
     """A good part of the time of a step is spent waiting for its batch."""
 
@@ -63,10 +70,9 @@ class MemoryNearLimit:
         self.num_near = 0
 
     def look(self, event: Event) -> Iterator[Warned]:
-        if isinstance(event, Started):
-            self.chunk = event.chunk
+        self.chunk = chunk_after(event, self.chunk)
         if isinstance(event, Warned) and event.kind == RAN_OUT:
-            self.num_near, self.chunk = 0, max(1, self.chunk // 2)
+            self.num_near = 0
         if not isinstance(event, Inspected):
             return
         message = self.what_is_near(event)
@@ -90,6 +96,8 @@ class MemoryNearLimit:
             return f"halve the chunk, with the same gradients: `--chunk {self.chunk // 2}`"
         if not self.config.model.recompute:
             return "recompute activations instead of storing them: `--recompute`"
+        if self.config.model.size == "nano":
+            return "close other programs"
         return f"`{self.config.model.size}` hardly fits: choose a smaller `--size`"
 
 
@@ -107,7 +115,7 @@ class Slower:
     """Throughput has fallen below the level it once held, and stays there."""
 
     def __init__(self, config: Config):
-        self.config = config
+        self.config, self.chunk = config, config.train.chunk or 1
         self.is_whole = False
         self.reset()
 
@@ -119,6 +127,7 @@ class Slower:
         self.finding: tuple[str, str] | None = None  # message and hint
 
     def look(self, event: Event) -> Iterator[Warned]:
+        self.chunk = chunk_after(event, self.chunk)
         if isinstance(event, Warned) and event.kind == RAN_OUT:
             self.reset()  # smaller chunks are slower by design
         if isinstance(event, Inspected):
@@ -152,21 +161,21 @@ class Slower:
         if max(speeds) > MUCH_SLOWER * min(best) or now - before > MORE_WAITING:
             return None
         readings = [[r for b in blocks for r in b.readings] for blocks in (self.best, self.last)]
-        why, hint = likely_cause(readings[0], readings[1], self.config)
+        why, hint = likely_cause(readings[0], readings[1], self.chunk)
         usual, current = fmean(best), fmean(speeds)
         slower = f"{1 - current / usual:.0%} slower, {current:.0f} pairs/s instead of {usual:.0f}"
         return f"training is {slower}: {why}", hint
 
 
-def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], config: Config) -> tuple[str, str]:
+def likely_cause(before: list[dict[str, Any]], now: list[dict[str, Any]], chunk: int) -> tuple[str, str]:
     """Why it is slower and what to do, from what changed in the readings; what cannot be read says nothing."""
     cool = "improve the cooling: use a hard surface or a cooler place"
     if any(values(before, "is_plugged")) and not all(values(now, "is_plugged")):
         return "the machine runs on battery", "plug it in"
     swapped = values(now, "swapped_bytes")
     if swapped and swapped[-1] - swapped[0] > SWAPPED_BYTES:
-        chunk = max(1, (config.train.chunk or 2) // 2)
-        return "memory is low and the machine swaps", f"close programs, or resume with `--chunk {chunk}`"
+        smaller = f", or resume with `--chunk {chunk // 2}`" if chunk > 1 else ""
+        return "memory is low and the machine swaps", f"close programs{smaller}"
     if (limits := values(now, "speed_limit")) and fmean(limits) < LIMITED:
         return f"the machine is hot and limits its speed to {fmean(limits):.0%}", cool
     others, usual = values(now, "other_cores"), values(before, "other_cores")

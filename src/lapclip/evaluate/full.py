@@ -16,9 +16,9 @@ from lapclip.data.split import EvaluationSet
 from lapclip.embedder import TEMPLATES, Embedder, label_prompts
 from lapclip.errors import UserError, printable
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
-from lapclip.evaluate.pool import Links, Pool, caption_numbers, embed_pools
-from lapclip.evaluate.retrieval import DIRECTIONS, KS, Ranks, batch_accuracy, rank_both, recall_summary
-from lapclip.evaluate.statistics import intervals, resampled_intervals, sign_flip_p_values
+from lapclip.evaluate.pool import Links, Pool, embed_pools
+from lapclip.evaluate.retrieval import DIRECTIONS, KS, Ranks, Retrieved, batch_accuracy, retrieve
+from lapclip.evaluate.statistics import resampled_intervals, sign_flip_p_values
 from lapclip.evaluate.zero_shot import Predictions, predict, zero_shot
 from lapclip.units import Progress
 
@@ -68,7 +68,7 @@ def evaluate(
     predictions = yield from classify(embedder, whole, measured, templates)
     if predictions:
         result["zero_shot"] = zero_shot(predictions, list(templates))
-    result["mistakes"] = [mistake.record(source) for mistake in retrieved.mistakes(num_mistakes)]
+    result["mistakes"] = [mistake.record(source) for mistake in mistakes_of(retrieved, num_mistakes)]
     result["unreadable"] = [*measured.unreadable, *(source.name(index) for index in whole.unreadable)]
     if against is not None:
         other = yield from retrieve(pools[1], folds, published)
@@ -117,49 +117,14 @@ class Mistake:
         return {"caption": self.caption, **own, "rank": self.rank, "found": found}
 
 
-@dataclass(frozen=True)
-class Retrieved:
-    """The ranks in each of some pools, in both directions."""
-
-    pools: list[Pool]
-    links: list[Links]
-    ranks: list[dict[str, Ranks]]  # by direction
-    unit_N: dict[str, np.ndarray]  # by direction, over all pools: equal for images that count as one
-
-    def summary(self) -> dict[str, dict[str, Any]]:
-        table = {}
-        for direction in DIRECTIONS:
-            interval_K2 = intervals(*self.by_unit(direction)).tolist()
-            table[direction] = recall_summary([ranks[direction] for ranks in self.ranks])
-            table[direction] |= {f"interval@{k}": own for k, own in zip(KS, interval_K2, strict=True)}
-        return table
-
-    def by_unit(self, direction: str) -> tuple[np.ndarray, np.ndarray]:
-        """For each unit the share of queries that succeed at k, and the share of queries, [U, K] each.
-
-        Every pool has the same weight, however many captions it has.
-        """
-        found, asked = [], []
-        for pool, ranks in zip(self.pools, self.ranks, strict=True):
-            rank_Q = ranks[direction].rank_Q
-            image_Q = pool.image_of_caption if direction == "text_to_image" else np.arange(len(pool.indices))
-            hits = [np.bincount(image_Q, weights=rank_Q <= k) for k in KS]
-            found.append(np.stack(hits, axis=1) / len(rank_Q))
-            asked.append(np.stack([np.bincount(image_Q)] * len(KS), axis=1) / len(rank_Q))
-        unit_N = np.unique(self.unit_N[direction], return_inverse=True)[1]
-        found_UK, asked_UK = np.zeros((2, unit_N.max() + 1, len(KS)))
-        np.add.at(found_UK, unit_N, np.concatenate(found))
-        np.add.at(asked_UK, unit_N, np.concatenate(asked))
-        return found_UK, asked_UK
-
-    def mistakes(self, limit: int) -> list[Mistake]:
-        """The captions that find their own image last, over all pools."""
-        every = [
-            mistake
-            for pool, ranks, links in zip(self.pools, self.ranks, self.links, strict=True)
-            for mistake in worst_mistakes(pool, ranks["text_to_image"], links, limit)
-        ]
-        return sorted(every, key=lambda mistake: (-mistake.rank, -mistake.gap))[:limit]
+def mistakes_of(retrieved: Retrieved, limit: int) -> list[Mistake]:
+    """The captions that find their own image last, over all pools."""
+    every = [
+        mistake
+        for pool, ranks, links in zip(retrieved.pools, retrieved.ranks, retrieved.links, strict=True)
+        for mistake in worst_mistakes(pool, ranks["text_to_image"], links, limit)
+    ]
+    return sorted(every, key=lambda mistake: (-mistake.rank, -mistake.gap))[:limit]
 
 
 def worst_mistakes(pool: Pool, ranks: Ranks, links: Links, limit: int) -> list[Mistake]:
@@ -185,40 +150,6 @@ def worst_mistakes(pool: Pool, ranks: Ranks, links: Links, limit: int) -> list[M
             score, gap = float(ranks.correct_Q[query]), float(gap_M[query])
             worst.append(Mistake(pool.captions[query], index, rank, score, gap, found))
     return worst
-
-
-def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> Generator[Progress, None, Retrieved]:
-    """Ranks in each pool."""
-    is_whole = len(folds) == 1 and len(folds[0]) == len(whole.indices)
-    pools = [whole] if is_whole else [whole.part(fold) for fold in folds]
-    links = [Links.of_captions(pool, published) for pool in pools]
-    ranks = []
-    for pool, its_links in zip(pools, links, strict=True):
-        ranks.append((yield from rank_both(pool, its_links)))
-    images = np.concatenate(folds)
-    units = {
-        direction: independent_units(whole, share_captions=direction == "text_to_image")[images]
-        for direction in DIRECTIONS
-    }
-    return Retrieved(pools, links, ranks, units)
-
-
-def independent_units(pool: Pool, *, share_captions: bool) -> np.ndarray:
-    """A number for each image, [N], equal for images that succeed and fail together: equal images and, for text
-    queries, images with an equal caption, directly or through others."""
-    image_N = np.arange(len(pool.indices))
-    ties = [(np.unique(pool.groups, return_inverse=True)[1], image_N)]
-    if share_captions:
-        ties.append((caption_numbers(pool.captions), pool.image_of_caption))
-    unit_N = image_N.copy()
-    while True:
-        before = unit_N.copy()
-        for key, image in ties:
-            lowest = np.full(key.max() + 1, len(unit_N))
-            np.minimum.at(lowest, key, unit_N[image])
-            np.minimum.at(unit_N, image, lowest[key])
-        if np.array_equal(before, unit_N):
-            return np.unique(unit_N, return_inverse=True)[1]
 
 
 def classify(

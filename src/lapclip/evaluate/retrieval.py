@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
-from lapclip.evaluate.pool import Links, Pool
-from lapclip.evaluate.statistics import chance_of_none, wilson_interval
+from lapclip.evaluate.pool import Links, Pool, caption_numbers
+from lapclip.evaluate.statistics import chance_of_none, intervals
 from lapclip.step.loss import Loss
 from lapclip.units import Progress, finished
 
@@ -36,15 +36,83 @@ class Ranks:
 
 def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:
     """Recall in both directions and accuracy in batches, as `Evaluated` events report them."""
-    links = Links.of_captions(pool)
-    ranks = finished(rank_both(pool, links))
-    result: dict[str, Any] = {"num_images": len(pool.image_NE), "num_captions": len(pool.text_ME)}
-    for direction in DIRECTIONS:
-        is_found_Q = ranks[direction].rank_Q <= max(KS)
-        interval = wilson_interval(int(is_found_Q.sum()), len(is_found_Q))
-        result[direction] = recall_summary([ranks[direction]]) | {f"interval@{max(KS)}": interval}
-    result["in_batch"] = batch_accuracy(pool, batch_size)
-    return result | {"negatives": accuracy_by_difficulty(pool)}
+    return {
+        "num_images": len(pool.image_NE),
+        "num_captions": len(pool.text_ME),
+        **finished(retrieve(pool, [np.arange(len(pool.indices))], published=False)).summary(),
+        "in_batch": batch_accuracy(pool, batch_size),
+        "negatives": accuracy_by_difficulty(pool),
+    }
+
+
+@dataclass(frozen=True)
+class Retrieved:
+    """The ranks in each of some pools, in both directions."""
+
+    pools: list[Pool]
+    links: list[Links]
+    ranks: list[dict[str, Ranks]]  # by direction
+    unit_N: dict[str, np.ndarray]  # by direction, over all pools: equal for images that count as one
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        table = {}
+        for direction in DIRECTIONS:
+            interval_K2 = intervals(*self.by_unit(direction)).tolist()
+            table[direction] = recall_summary([ranks[direction] for ranks in self.ranks])
+            table[direction] |= {f"interval@{k}": own for k, own in zip(KS, interval_K2, strict=True)}
+        return table
+
+    def by_unit(self, direction: str) -> tuple[np.ndarray, np.ndarray]:
+        """For each unit the share of queries that succeed at k, and the share of queries, [U, K] each.
+
+        Every pool has the same weight, however many captions it has.
+        """
+        found, asked = [], []
+        for pool, ranks in zip(self.pools, self.ranks, strict=True):
+            rank_Q = ranks[direction].rank_Q
+            image_Q = pool.image_of_caption if direction == "text_to_image" else np.arange(len(pool.indices))
+            hits = [np.bincount(image_Q, weights=rank_Q <= k) for k in KS]
+            found.append(np.stack(hits, axis=1) / len(rank_Q))
+            asked.append(np.stack([np.bincount(image_Q)] * len(KS), axis=1) / len(rank_Q))
+        unit_N = np.unique(self.unit_N[direction], return_inverse=True)[1]
+        found_UK, asked_UK = np.zeros((2, unit_N.max() + 1, len(KS)))
+        np.add.at(found_UK, unit_N, np.concatenate(found))
+        np.add.at(asked_UK, unit_N, np.concatenate(asked))
+        return found_UK, asked_UK
+
+
+def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> Generator[Progress, None, Retrieved]:
+    """Ranks in each pool."""
+    is_whole = len(folds) == 1 and len(folds[0]) == len(whole.indices)
+    pools = [whole] if is_whole else [whole.part(fold) for fold in folds]
+    links = [Links.of_captions(pool, published) for pool in pools]
+    ranks = []
+    for pool, its_links in zip(pools, links, strict=True):
+        ranks.append((yield from rank_both(pool, its_links)))
+    images = np.concatenate(folds)
+    units = {
+        direction: independent_units(whole, share_captions=direction == "text_to_image")[images]
+        for direction in DIRECTIONS
+    }
+    return Retrieved(pools, links, ranks, units)
+
+
+def independent_units(pool: Pool, *, share_captions: bool) -> np.ndarray:
+    """A number for each image, [N], equal for images that succeed and fail together: equal images and, for text
+    queries, images with an equal caption, directly or through others."""
+    image_N = np.arange(len(pool.indices))
+    ties = [(np.unique(pool.groups, return_inverse=True)[1], image_N)]
+    if share_captions:
+        ties.append((caption_numbers(pool.captions), pool.image_of_caption))
+    unit_N = image_N.copy()
+    while True:
+        before = unit_N.copy()
+        for key, image in ties:
+            lowest = np.full(key.max() + 1, len(unit_N))
+            np.minimum.at(lowest, key, unit_N[image])
+            np.minimum.at(unit_N, image, lowest[key])
+        if np.array_equal(before, unit_N):
+            return np.unique(unit_N, return_inverse=True)[1]
 
 
 def rank_both(pool: Pool, links: Links) -> Generator[Progress, None, dict[str, Ranks]]:

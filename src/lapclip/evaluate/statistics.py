@@ -15,19 +15,19 @@ NUM_RESAMPLES = 2000
 NUM_FLIPS = 10_000
 CONFIDENCE = 0.95
 MAX_CELLS = 4_000_000  # numbers in memory at once
+ROUNDING = 1e-9  # of sums of fractions
 
 
 def intervals(
     found_NK: np.ndarray, asked_NK: np.ndarray, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
 ) -> np.ndarray:
-    """95% intervals of each share, [K, 2]: bootstrap percentiles; Wilson's where all or nothing was found, of which
-    a bootstrap would be certain."""
+    """95% intervals of each share, [K, 2]: bootstrap percentiles; Wilson's where all images agree, as when all or
+    nothing was found, of which a bootstrap would be certain."""
     interval_K2 = resampled_intervals(found_NK, asked_NK, num_resamples=num_resamples, seed=seed)
-    num_images = len(found_NK)
-    interval_K2[(found_NK == asked_NK).all(axis=0)] = wilson_interval(num_images, num_images)
-    interval_K2[~found_NK.any(axis=0)] = wilson_interval(0, num_images)
-    # The measured share lies within, even with very few images and despite rounding.
     share_K = found_NK.sum(axis=0) / asked_NK.sum(axis=0)
+    for k in np.flatnonzero(np.ptp(interval_K2, axis=1) < ROUNDING):
+        interval_K2[k] = wilson_interval(share_K[k] * len(found_NK), len(found_NK))
+    # The measured share lies within, even with very few images and despite rounding.
     return np.stack([np.minimum(interval_K2[:, 0], share_K), np.maximum(interval_K2[:, 1], share_K)], axis=1)
 
 
@@ -64,8 +64,7 @@ def sign_flip_p_values(difference_NK: np.ndarray, *, num_flips: int = NUM_FLIPS,
     if not len(differs):
         return np.ones(difference_NK.shape[1])
     random = np.random.default_rng(seed)
-    # Sums of fractions are equal only up to rounding.
-    least_K = np.abs(differs.sum(axis=0)) - 1e-9 * np.abs(differs).sum(axis=0)
+    least_K = np.abs(differs.sum(axis=0)) - ROUNDING * np.abs(differs).sum(axis=0)
     reached_K = np.zeros(difference_NK.shape[1])
     some = max(1, MAX_CELLS // len(differs))
     for start in range(0, num_flips, some):
@@ -82,7 +81,7 @@ def chance_of_none(num_bad_Q: np.ndarray, total: int, num_drawn: int) -> float:
     return float(np.average([math.comb(total - int(n), num_drawn) / whole for n in kinds], weights=counts))
 
 
-def wilson_interval(num_found: int, num_queries: int, confidence: float = CONFIDENCE) -> list[float]:
+def wilson_interval(num_found: float, num_queries: int, confidence: float = CONFIDENCE) -> list[float]:
     """An interval of a share that holds even when nothing or everything was found."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     share = num_found / num_queries

@@ -82,10 +82,10 @@ class CoreUsage:
             return {}
         before, own_before = self.times, self.own
         self.when, self.times, self.own = self.when + elapsed, core_times(), own_seconds()
-        pairs = zip(before, self.times, strict=True)  # ValueError, and no reading, when cores came or went
-        spent = [
-            (busy - busy_before, total - total_before) for (busy_before, total_before), (busy, total) in pairs
-        ]
+        if len(before) != len(self.times):  # cores came or went
+            return {}
+        pairs = zip(before, self.times, strict=True)
+        spent = [(busy - old_busy, total - old_total) for (old_busy, old_total), (busy, total) in pairs]
         others = (sum(busy for busy, _ in spent) - (self.own - own_before)) / elapsed
         return {
             "cores": [round(min(max(busy / max(total, 1e-9), 0.0), 1.0), 3) for busy, total in spent],

@@ -32,6 +32,8 @@ Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 Number = Annotated[float, Meta(ge=-LARGE, le=LARGE)]
 AboveZero = Annotated[float, Meta(ge=1e-12, le=MAX_SECONDS)]
 Finite = Annotated[float, Meta(ge=-HUGE, le=HUGE)]
+# What keeps a validation set from being larger: one of two settings, or the source itself.
+ValidationLimit = Literal["num_validation", "validation_share", "source"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Started(Event):
     threads: Count
     minutes: AboveZero | None
     total_steps: Positive | None
+    validation_limit: ValidationLimit | None = None
 
 
 @dataclass(frozen=True)

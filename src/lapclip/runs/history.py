@@ -331,7 +331,7 @@ def mean_recall(recall: dict[str, Any]) -> float:
 
 
 def is_as_good(recall: dict[str, Any], highest: float | None) -> bool:
-    """Whether it is the highest so far, or no further from it than chance may put it, by one standard error.
+    """Whether it is the highest so far, or no further below it than one standard error of a share over these images.
 
     Of two within the noise the later one has learned more: among 18 validation images an early peak is luck.
     """
@@ -422,6 +422,11 @@ class Summary:
         return self.history.recall["text_to_image"]["recall@1"] if self.history.recall else None
 
     @property
+    def num_validation(self) -> int | None:
+        """The images that recall is measured over."""
+        return self.history.recall["num_images"] if self.history.recall else None
+
+    @property
     def updated(self) -> float | None:
         """The time of the last event."""
         return max((e.time for e in (self.history.last, self.failed) if e is not None), default=None)
@@ -502,6 +507,7 @@ class Summary:
         found, back = recall.get("text_to_image", {}), recall.get("image_to_text", {})
         return {
             "state": self.state,
+            "num_validation": self.num_validation,
             **{f"recall@{k}": found.get(f"recall@{k}") for k in (1, 5, 10)},
             "recall@1, picture -> words": back.get("recall@1"),
             "held-out loss": history.best.loss if history.best else None,
@@ -514,6 +520,13 @@ class Summary:
             "num_parameters": history.started.num_parameters if history.started else None,
             "joules": history.joules,
         }
+
+
+def have_same_validation(summaries: Iterable[Summary]) -> bool:
+    """Whether recall and validation loss can be compared; runs that were not evaluated do not matter."""
+    seen = [summary for summary in summaries if summary.history.recall]
+    data = {str(summary.machine["data"]) for summary in seen if summary.machine.get("data")}
+    return len(data) <= 1 and len({summary.num_validation for summary in seen}) <= 1
 
 
 def summarize(run: Run) -> Summary:

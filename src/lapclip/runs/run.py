@@ -1,8 +1,10 @@
 """The run folder: settings, machine, tokenizer, events, checkpoints, and the lock of the process that owns it."""
 
 import contextlib
+import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -15,7 +17,7 @@ from typing import Any
 
 from lapclip import files
 from lapclip.config import Config, load_config, to_toml
-from lapclip.errors import UserError, suggest
+from lapclip.errors import UserError, shortened, suggest, typed
 from lapclip.runs.events import Event, Failed, Step, read_events, to_line
 
 RUNS = Path("runs")
@@ -25,6 +27,7 @@ SECONDS_BETWEEN_STEPS = 0.5
 MAX_SAID = 400  # characters of a message or a hint in the lock, whose block holds both
 # What lies in a run's folder before its `config.toml`, which is written last.
 WHILE_SET_UP = ("lock", "output.log", "events.jsonl", "checkpoints", "tokenizer.json", "machine.json")
+DRAWN = re.compile(r"(synthetic(:\w+)?|emoji)(@[\w.-]+)?")  # a source that names no file and no address
 
 
 @dataclass
@@ -43,8 +46,8 @@ class Run:
 
     @property
     def reference(self) -> str:
-        """What a command calls it: its name when it lies in `runs/` here, else its path."""
-        return self.name if self.path == RUNS / self.name else str(self.path)
+        """What one types to name it: its name when it lies in `runs/` here, else its path."""
+        return typed(self.name if self.path == RUNS / self.name else self.path)
 
     @property
     def checkpoints(self) -> Path:
@@ -67,6 +70,29 @@ class Run:
 
     def write_config(self, config: Config) -> None:
         files.write_atomically(self.path / "config.toml", to_toml(config))
+        record = record_of(config)
+        with contextlib.suppress(OSError, UserError):  # without a cache training goes on
+            record.parent.mkdir(parents=True, exist_ok=True)
+            if not record.exists():
+                files.write_atomically(record, json.dumps(config.data.source))
+
+    def may_open(self, config: Config) -> bool:
+        """Whether its settings may decide what is opened; a stranger's could name any folder and any address.
+
+        They may if lapclip draws the source, or if this user has trained on it. That is recorded; a run from before
+        the first record counts if this user wrote it to `runs/` here.
+        """
+        parts, record = config.data.source.split(" + "), record_of(config)
+        if (config.data.images is None and all(map(DRAWN.fullmatch, parts))) or record.exists():
+            return True
+        found, is_here = (self.path / "config.toml").lstat(), self.path.resolve().parent == RUNS.resolve()
+        first = min((other.stat().st_mtime for other in record.parent.glob("[0-9a-f]*")), default=math.inf)
+        return is_here and found.st_uid == os.getuid() and found.st_ctime < first
+
+    def refuse_to_open(self, config: Config, command: str) -> None:
+        if not self.may_open(config):
+            what = f"run `{self.name}` was not trained here, and names `{shortened(config.data.source)}` as its source"
+            raise UserError(what, hint=f"name the source that may be opened: `{command}`")
 
     def load_machine(self) -> dict[str, Any]:
         """What the run was prepared on, and under `reasons` why each automatic choice was made."""
@@ -181,6 +207,13 @@ class Run:
                 short = replace(event, message=event.message[:MAX_SAID], hint=event.hint[:MAX_SAID])
                 assert self.handle is not None, "owned"
                 files.write_lock(self.handle, {"said": asdict(short)})
+
+
+def record_of(config: Config) -> Path:
+    """The file that exists if this user has trained on the same source, read in the same way."""
+    data = config.data
+    place = [data.source, data.images, data.format, data.image_column, data.caption_column]
+    return files.cache_folder() / "sources" / hashlib.sha256(json.dumps(place).encode()).hexdigest()[:16]
 
 
 def read_own(path: Path, folder: Path, max_bytes: int) -> bytes:

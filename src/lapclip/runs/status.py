@@ -16,7 +16,7 @@ from lapclip.config import BUDGETS, Config
 from lapclip.errors import UserError
 from lapclip.files import open_regular, remove_folder
 from lapclip.runs.events import MAX_LINE, MAX_OVERLONG, Event, from_line, read_events
-from lapclip.runs.history import History, Summary, summarize
+from lapclip.runs.history import History, Summary, have_same_validation, summarize
 from lapclip.runs.run import RUNS, Run, find_run, is_leftover, is_run
 
 TAIL = 1 << 16  # bytes of the events that are read to know how a run stands
@@ -146,6 +146,7 @@ def compare(first: Run, second: Run) -> dict[str, Any]:
         "settings": differing(one.settings, two.settings, one.settings | two.settings),
         "machine": differing(one.machine, two.machine, MACHINE),
         "results": {name: [value, two.results()[name]] for name, value in one.results().items()},
+        "same_validation": have_same_validation([one, two]),
     }
 
 

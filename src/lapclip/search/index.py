@@ -8,6 +8,7 @@
 Nothing here needs torch.
 """
 
+import hashlib
 import io
 import json
 import os
@@ -25,7 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lapclip.errors import UserError, suggest
+from lapclip.errors import UserError, suggest, typed
 from lapclip.files import cache_folder, cannot_write, read_json, refuse_pipes, write_atomically
 from lapclip.runs.run import RUNS, find_run
 
@@ -58,6 +59,11 @@ class IndexInfo:
     updated: float
     is_complete: bool  # everything was embedded once; until then an older index of the same model is searched
 
+    @property
+    def fingerprint(self) -> str:
+        """Of the model: the rows of another one mean something else."""
+        return self.path.name[:16]
+
     def write(self) -> None:
         content = {**asdict(self), "version": VERSION}
         del content["path"]
@@ -79,7 +85,12 @@ class Index:
     """A read-only snapshot of an index, consistent while another process updates it. Threads may share it."""
 
     def __init__(self, info: IndexInfo):
-        self.path, self.name, self.model = info.path, info.name, info.model
+        self.path, self.name, self.model, self.fingerprint = (
+            info.path,
+            info.name,
+            info.model,
+            info.fingerprint,
+        )
         self.model_folder = info.path / MODEL
         self.lock = threading.Lock()
         for tries_left in reversed(range(MAX_OPEN_TRIES)):
@@ -235,10 +246,20 @@ def indexes_folder() -> Path:
     return cache_folder() / "index"
 
 
+def folder_for(model: str, fingerprint: str) -> Path:
+    """Where the index of a model is: in a folder of its fingerprint, or of its path too while a copy of it has that."""
+    shared = indexes_folder() / fingerprint
+    own = shared.with_name(f"{fingerprint}-{hashlib.sha256(os.fsencode(model)).hexdigest()[:8]}")
+    other = read_info(shared)
+    is_taken = other and other.model not in (model, str(shared / MODEL)) and os.path.isdir(other.model)
+    return own if is_taken or (own / INFO).exists() else shared
+
+
 def list_indexes() -> list[IndexInfo]:
     """Every index, also those whose files are damaged; the one updated last first."""
     try:
-        folders = [path for path in indexes_folder().iterdir() if re.fullmatch("[0-9a-f]{16}", path.name)]
+        found = indexes_folder().iterdir()
+        folders = [path for path in found if re.fullmatch("[0-9a-f]{16}(-[0-9a-f]{8})?", path.name)]
     except OSError:
         return []
     return sorted(filter(None, map(read_info, folders)), key=lambda info: -info.updated)
@@ -261,7 +282,7 @@ def find_index(model: str | None = None) -> Index:
     if model is not None:
         raise UserError(
             f"there is no index of a model `{model}`{suggest(model, [info.name for info in list_indexes()])}",
-            hint=f"index a folder with it: `lapclip index ~/Pictures --model {model}`",
+            hint=f"index a folder with it: `lapclip index ~/Pictures --model {typed(model)}`",
         )
     if any(RUNS.glob("*/checkpoints/step-*")):
         raise UserError("nothing is indexed yet", hint="index a folder: `lapclip index ~/Pictures`")

@@ -5,7 +5,6 @@ Shapes: T terms of a query, N rows, E numbers in an embedding, B rows of a block
 
 import os
 import re
-import shlex
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +14,7 @@ import numpy as np
 
 from lapclip.data.decode import Unreadable
 from lapclip.data.images import decode_as_trained
-from lapclip.errors import UserError, shortened
+from lapclip.errors import UserError, shortened, typed
 from lapclip.search import nearest
 from lapclip.search.index import Entry, Index
 from lapclip.search.nearest import NOISE, Graph, Hits
@@ -213,7 +212,7 @@ class Searcher:
 def refuse_unknown(index: Index, folder: str) -> None:
     """Refuses a folder that has no image in the index."""
     if not index.has_under(os.path.expanduser(folder)):
-        hint = f"index it: `lapclip index {shlex.quote(shortened(folder))}`"
+        hint = f"index it: `lapclip index {typed(folder)}`"
         raise NotIndexed(f"no image under `{shortened(folder)}` is indexed", hint=hint)
 
 

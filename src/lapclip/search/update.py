@@ -22,7 +22,7 @@ from lapclip.data.images import decode_as_trained
 from lapclip.data.workers import in_order
 from lapclip.errors import UserError
 from lapclip.files import atomic_path, open_regular
-from lapclip.search.index import INFO, MODEL, IndexInfo, index_errors, indexes_folder, list_indexes, read_info
+from lapclip.search.index import INFO, MODEL, IndexInfo, folder_for, index_errors, list_indexes, read_info
 from lapclip.search.scan import Stamp, Unopened, images_under, outermost, real_folders, why_unreachable
 from lapclip.search.writer import Writer, clear, owned
 from lapclip.units import Progress
@@ -82,7 +82,7 @@ def update(
     A model that was trained since has another index: everything is embedded again, then the old index is removed.
     """
     started = time.perf_counter()
-    path = indexes_folder() / embedder.fingerprint
+    path = folder_for(model, embedder.fingerprint)
     earlier = [info for info in list_indexes() if info.model == model and info.path != path]
     with owned(path):
         info = read_info(path)

@@ -14,6 +14,8 @@ import re
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -49,8 +51,10 @@ HEADERS = {
     "x-frame-options": "DENY",
     "cache-control": "no-store",
 }
+FRAMES = ("iframe", "frame", "fencedframe", "embed", "object")  # values of `Sec-Fetch-Dest`
 COOKIE_SECONDS = 30 * 86400
 SHUTDOWN_SECONDS = 0.3  # for requests to be answered after Ctrl-C
+MIN_FILES = 4096  # that may be open at once: more than connections and images need
 
 
 def listen(port: int | None, host: str = LOCALHOST) -> socket.socket:
@@ -215,10 +219,13 @@ class Guard:
             raise Refused(400, "two headers give the length of the body", hint, connection="close")
         if headers.get("host", "").lower() not in self.hosts:
             raise Refused(421, "this page is served to this machine only", f"open {self.address}")
-        # Another port of this machine is the same site, and another page.
-        is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-        if is_foreign and headers.get("sec-fetch-mode") != "navigate":
-            raise Refused(403, "pages of other sites may not read this page", "open it in its own tab")
+        site, mode, shown_in = (headers.get(f"sec-fetch-{name}") for name in ("site", "mode", "dest"))
+        is_foreign = site in ("cross-site", "same-site")  # another port of this machine is the same site
+        # A person may follow a link to the page. At any other address a script could open it again and again.
+        is_link = mode == "navigate" and shown_in in (None, "document") and request.scope["path"] == "/"
+        # Chromium says `none` of what another site's page has it prefetch, and loads a refused page when it is opened.
+        if shown_in in FRAMES or "sec-purpose" in headers or (is_foreign and not is_link):
+            raise Refused(403, "pages of other sites may not read this page", f"open {self.address}")
         is_reading = request.method in ("GET", "HEAD")
         if not is_reading and headers.get("origin", self.address.rstrip("/")) not in self.origins:
             message = "pages of other sites may not send requests to this server"
@@ -278,11 +285,28 @@ def send_static(name: str) -> Response:
     return send_file(PAGES, name, pattern=r"[A-Za-z][\w.-]*\.(html|css|js|svg)", max_bytes=1 << 20)
 
 
+def allow_many_files() -> int:
+    """How many files may be open, of which a connection is one; macOS allows 256 of them unless asked."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MIN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(MIN_FILES, hard)), hard))
+    return min(MIN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
 def serve(app: ASGIApp, listening: socket.socket, limits: Limits) -> None:
     """Answers until Ctrl-C or a kill; what is not answered soon after that is cancelled."""
-    idle = Idle(limits)
+    num_files = allow_many_files()
+    idle = Idle(replace(limits, connections=min(limits.connections, num_files // 4)))
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            listening.listen(MIN_FILES)  # so many may wait; a client whose connection did not fit would hang
+
         def handle_exit(self, sig: int, frame: Any) -> None:
             super().handle_exit(sig, frame)
             loop = asyncio.get_running_loop()
@@ -297,7 +321,8 @@ def serve(app: ASGIApp, listening: socket.socket, limits: Limits) -> None:
             return await super().on_tick(counter)
 
     quiet: Any = {"log_level": "error", "access_log": False, "server_header": False}
-    parts: Any = {"http": Connection, "lifespan": "off", "ws": "none"}
+    parts: Any = {"http": partial(Connection, idle), "lifespan": "off", "ws": "none"}
+    parts["backlog"] = num_files // 16  # accepted at once; three times more are, until the first are ended
     config = uvicorn.Config(app, timeout_graceful_shutdown=1, **parts, **quiet)
     gc.freeze()  # else a collection walks all that was imported, and requests wait 100 ms for it
     with suppress(KeyboardInterrupt):  # the usual end, not a failure

@@ -33,7 +33,7 @@ class Limits:
 
     upload_bytes: int = 32 << 20
     json_bytes: int = 1 << 20
-    held_bytes: int = 256 << 20  # of all uploads that are arriving or being decoded
+    held_bytes: int = 256 << 20  # of all uploads that are arriving or being decoded; of all unread responses
     header_seconds: float = 10.0  # for the head of a request
     silent_seconds: float = 10.0  # between two parts of a body
     body_seconds: float = 60.0
@@ -134,12 +134,13 @@ class Idle:
 
     def __init__(self, limits: Limits):
         self.limits = limits
+        self.is_due = False  # a sweep, before the next tick
         # The state of each connection, and since when it is seen.
         self.seen: dict[Any, tuple[tuple[Any, bool, bool], float]] = {}
 
     def sweep(self, connections: Collection[Any]) -> None:
-        """Called several times a second with the open connections."""
-        now, before, self.seen = time.monotonic(), self.seen, {}
+        """Called several times a second with the open connections, and at once when there are too many."""
+        now, before, self.seen, self.is_due = time.monotonic(), self.seen, {}, False
         for one in connections:
             is_asking = one.cycle is not None and not one.cycle.response_complete
             state = (one.cycle, is_asking, one.flow.write_paused)
@@ -150,6 +151,11 @@ class Idle:
                 one.transport.abort()  # without the rest of a response: it would only be waited for
         if len(connections) > self.limits.connections:
             for one in sorted(connections, key=self.rank)[: len(connections) - self.limits.connections]:
+                one.transport.abort()
+        num_bytes, unread = 0, [one for one in connections if one.flow.write_paused]
+        for one in sorted(unread, key=lambda one: self.seen[one][1], reverse=True):
+            num_bytes += one.transport.get_write_buffer_size()
+            if num_bytes > self.limits.held_bytes:
                 one.transport.abort()
 
     def rank(self, connection: Any) -> tuple[bool, float]:
@@ -176,11 +182,41 @@ class Reader(h11.Connection):
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which also says in JSON what is wrong with a request that is not HTTP."""
+    """uvicorn's connection, which is counted, stops the work for a client that has left, and refuses in JSON."""
 
-    def __init__(self, config: uvicorn.Config, *more: Any, **named: Any):
+    task: asyncio.Task[None] | None = None  # that answers the last request
+
+    def __init__(self, idle: Idle, config: uvicorn.Config, *more: Any, **named: Any):
         super().__init__(config, *more, **named)
-        self.conn = Reader(h11.SERVER, MAX_HEAD_BYTES)
+        self.conn, self.idle, self.app = Reader(h11.SERVER, MAX_HEAD_BYTES), idle, self.answer
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        self.task = asyncio.current_task()
+        if self.cycle is not None and not self.cycle.disconnected:  # else its client has left already
+            await self.config.loaded_app(scope, receive, send)
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.idle.limits.connections and not self.idle.is_due:
+            self.idle.is_due = True  # one sweep for all that came at once
+            self.loop.call_soon(self.idle.sweep, self.connections)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.task is not None and self.cycle is not None and not self.cycle.response_complete:
+            self.task.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        if self.conn.our_state is not h11.CLOSED:  # else it was refused
+            super().data_received(data)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.flow.read_paused and self.conn.their_state is h11.DONE:
+            # The client sends its next request already. Reading goes on, or its leaving would not be noticed.
+            self.flow.resume_reading()
+            if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
+                self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         problem = sys.exc_info()[1]
@@ -196,6 +232,7 @@ class Connection(H11Protocol):
         events = (response, h11.Data(data=body), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         # Closed at once it would be reset while the client still sends, which would never read why.
-        self.transport.set_protocol(asyncio.Protocol())
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
         self.connection_lost(OSError())  # so that nobody waits for the rest of the request
+        self.connections.add(self)  # until it is closed
+        self.cycle = None  # type: ignore[assignment]

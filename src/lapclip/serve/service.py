@@ -16,15 +16,17 @@ from lapclip.embedder import TEMPLATES, Embedder, label_prompts, mean_of_prompts
 from lapclip.errors import UserError
 from lapclip.search.index import Index, list_indexes
 from lapclip.search.searcher import NotIndexed, Searcher, Term, parse_query
-from lapclip.serve.batching import NUM_KNOWN, Batcher
+from lapclip.serve.batching import MAX_BATCH, NUM_KNOWN, Batcher
 from lapclip.serve.images import Missing, image_of, thumbnail_of
-from lapclip.serve.limits import Refused
+from lapclip.serve.limits import Refused, busy
 
 SECONDS_BETWEEN_LOOKS = 1.0  # at whether the index was updated
 NUM_DECODERS = 2  # each may hold as much memory as `decode` allows one image
 NUM_SEARCHERS = 2
 MAX_TEXTS = 256  # of one request
-MAX_LETTERS = 2_000_000  # of all prompts of one request: a template may repeat its label
+MAX_PROMPTS = NUM_KNOWN  # labels x templates: for the next image with the same labels, nothing is embedded
+MAX_LETTERS = 500_000  # of all prompts of one request: a template may repeat its label
+MAX_ROWS = 16_384  # being embedded or held for all requests
 T = TypeVar("T")
 
 
@@ -32,6 +34,7 @@ class Service:
     """A model and its index. Created before the event loop, used inside it."""
 
     needs_token = False
+    num_rows = 0  # being embedded or held
 
     def __init__(self, embedder: Embedder, index: Index | None, *, is_batching: bool = True):
         self.embedder = embedder
@@ -63,16 +66,21 @@ class Service:
         """The same searcher for an index that has not changed, a new one for one that was updated."""
         if self.searcher is not None and not self.searcher.index.has_changed():
             return self.searcher
-        # An index is in a folder of its model's fingerprint; the rows of another model mean something else.
-        own = [info for info in list_indexes() if info.path.name == self.embedder.fingerprint]
+        own = [info for info in list_indexes() if info.fingerprint == self.embedder.fingerprint]
+        own.sort(key=lambda info: self.searcher is None or info.path != self.searcher.index.path)
         return Searcher(Index(own[0]), self.embedder) if own else None
 
     async def rows(self, kind: Batcher, items: Sequence[Any]) -> np.ndarray:
         """Unit rows; Refused when the model fails: memory ran out, or its weights are not finite."""
+        self.num_rows += len(items)
         try:
+            if self.num_rows > MAX_ROWS and len(items) > MAX_BATCH:  # small requests have their turn between
+                raise busy()
             rows = await kind.rows(items)
         except UserError as problem:
             raise Refused(503, problem.message, problem.hint, retry_seconds=1) from None
+        finally:
+            self.num_rows -= len(items)
         if not np.isfinite(rows).all():
             hint = "serve a trained run: `lapclip serve --model RUN`"
             raise Refused(503, "the model returns embeddings that are not finite", hint, retry_seconds=60)
@@ -127,7 +135,10 @@ class Service:
     ) -> list[tuple[str, float]]:
         """The probability of each different label, best first."""
         labels, templates = list(dict.fromkeys(labels)), templates or TEMPLATES
-        num_letters = sum(map(len, labels))
+        num_prompts, num_letters = len(labels) * len(templates), sum(map(len, labels))
+        if num_prompts > MAX_PROMPTS:
+            message = f"{len(labels):,} labels x {len(templates)} templates; the maximum is {MAX_PROMPTS:,}"
+            raise Refused(400, message, "use fewer labels or templates")
         if sum(len(labels) * len(one) + one.count("{}") * num_letters for one in templates) > MAX_LETTERS:
             raise Refused(400, "the labels and templates are too much text", "use fewer labels or templates")
         label_LE = mean_of_prompts(await self.text_rows(label_prompts(labels, templates)), len(labels))

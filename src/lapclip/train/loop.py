@@ -21,7 +21,6 @@ from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable
 from lapclip.data.open import Data
 from lapclip.data.pack import folder_bytes
-from lapclip.data.tokenizer import load_tokenizer
 from lapclip.diagnose.diagnosis import Diagnosis
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
@@ -40,10 +39,10 @@ from lapclip.step.profile import Inspector, StepProfiler
 from lapclip.step.step import Update, choose_patches, fixed_length, move
 from lapclip.train import messages
 from lapclip.train.messages import Clock
-from lapclip.train.prepare import open_here
+from lapclip.train.prepare import open_here, own_tokenizer
 from lapclip.train.snapshot import draw_learned, take_snapshot
 from lapclip.units import finished, is_due
-from lapclip.weights import checkpoint
+from lapclip.weights import checkpoint, reading
 from lapclip.weights.checkpoint import Progress
 
 PAUSE_SECONDS = 1.0  # while training is paused, before whoever follows may stop it
@@ -185,6 +184,7 @@ class Loop:
                 threads=torch.get_num_threads(),
                 minutes=cfg.minutes,
                 total_steps=self.budget.steps,
+                validation_limit=messages.validation_limit(data, self.config.data.num_validation),
             )
         )
         if self.distrust is not None:
@@ -213,7 +213,7 @@ class Loop:
             self.update.optimizer.zero_grad()
             self.update.optimizer.state.clear()
             release_memory()  # reading a checkpoint would otherwise come on top of what training held
-            checkpoint.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
+            reading.read_weights(checkpoint.best(run.checkpoints) or run.path, model)
             self.pool = embed_pool(self.embedder, self.data.validation, self.config.data.num_validation)
         if problem := draw_learned(run.path / "learned.png", self.data.validation, self.pool, now.step):
             yield from self.tell(problem)
@@ -333,7 +333,7 @@ def set_up(config: Config, run: Run, data: Data) -> Loop:
     if config.device.max_memory is not None:
         device_named(plan.device).limit_memory(int(config.device.max_memory * 1e9))
     release_memory()  # of whatever was done before, such as training a tokenizer
-    tokenizer = load_tokenizer(run.tokenizer_file)
+    tokenizer = own_tokenizer(config, run)
     choices = recorded_choices(config, run.load_machine())
     parts = [choices[name] for name in ("device", "precision", "compile") if name in choices]
     is_asked = any(choice.origin == "asked" for choice in parts)
@@ -341,7 +341,7 @@ def set_up(config: Config, run: Run, data: Data) -> Loop:
     config = with_plan(config, plan)
     optimizer = build_optimizer(model, cfg)
     if newest:
-        checkpoint.load_weights(newest, model)
+        reading.read_weights(newest, model)
         checkpoint.load_optimizer(newest, model, optimizer)
     run.write_config(config)  # a resumed run may have been given more time
     diagnosis = Diagnosis(config, run.reference)

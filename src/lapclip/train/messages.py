@@ -7,13 +7,16 @@ import torch
 from torch import nn
 
 from lapclip.config import Plan, TrainConfig
+from lapclip.data.advice import in_eights, percentiles
+from lapclip.data.doctor import remarks
 from lapclip.data.open import Data, first_unreadable
+from lapclip.data.split import own_side
 from lapclip.embedder import Embedder
-from lapclip.errors import UserError
+from lapclip.errors import UserError, typed
 from lapclip.machine.power import read_battery
-from lapclip.runs.events import Warned
+from lapclip.runs.events import ValidationLimit, Warned
 from lapclip.runs.run import Run
-from lapclip.train.prepare import sample_captions
+from lapclip.train.prepare import NUM_CAPTIONS_READ, sample_captions
 from lapclip.weights import checkpoint
 
 MAX_FAULTS_NAMED = 10  # each by itself, of images that turn out unreadable while training
@@ -40,19 +43,28 @@ def before_training(
         if part.files.is_streamed:
             message = f"`{part.name}` is not packed: its images are decoded again in every epoch"
             yield Warned(step, message, "`lapclip data pack` shows how much disk space a pack needs")
-        hint = f"`lapclip data check --json {part.name}` lists all of them"
+        hint = f"`lapclip data check --json {typed(part.name)}` lists all of them"
         for what, count in catalogue.problems.counts.most_common(3):
             more = f", and {count - 1:,} more" if count > 1 else ""
             yield Warned(step, f"`{catalogue.problems.names[what][0]}` {what}{more}", hint)
         if pack.unreadable:
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
             yield Warned(step, f"{num:,} of {len(catalogue.names):,} images are omitted: {first}", hint)
-    lengths = embedder.tokenizer.lengths(sample_captions(data.training, 1000))
+        for remark in remarks(catalogue):
+            yield Warned(step, remark.why, "`lapclip data show` draws images with captions", kind=remark.kind)
+    lengths = embedder.tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_READ))
     text_length = embedder.model.size.text_length
-    if (share := float((lengths > text_length).mean())) >= MIN_SHARE_TRUNCATED:
+    if (share := float((lengths > text_length).mean())) > MIN_SHARE_TRUNCATED:
         message = f"{share:.0%} of the captions are longer than {text_length} tokens and are truncated"
-        hint = f"`--text-length {int(lengths.max())}` keeps them whole, but is slower"
+        hint = f"`--text-length {in_eights(percentiles(lengths, [99])['99'])}` keeps 99% whole, but is slower"
         yield Warned(step, message, hint)
+
+
+def validation_limit(data: Data, num_validation: int) -> ValidationLimit:
+    if data.validation.num_different > num_validation:
+        return "num_validation"
+    is_by_share = any(part.files and not own_side(part.files)[0] for part in data.parts)
+    return "validation_share" if is_by_share else "source"
 
 
 def is_finite(model: nn.Module) -> bool:

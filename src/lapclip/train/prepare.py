@@ -7,7 +7,6 @@ import typing
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,20 +24,22 @@ from lapclip.autotune.resolve import (
     resolve_tokenizer,
 )
 from lapclip.autotune.work import Work
-from lapclip.config import BUDGETS, PLAN, Config, FormatName, load_config, with_values
+from lapclip.config import BUDGETS, PLAN, Config, FormatName, load_config, value_of, with_values
 from lapclip.data.advice import Advice, advise, facts_of_captions, share_outside_a_to_z
 from lapclip.data.batches import fetch
-from lapclip.data.doctor import Report, examine
+from lapclip.data.doctor import MAX_READ, Report, examine
 from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
-from lapclip.errors import UserError, shortened
+from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, train_tokenizer
+from lapclip.errors import UserError, install_command, shortened, typed
+from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run, new_run
+from lapclip.step.loss import NEEDS_BIAS
 from lapclip.units import Progress, age, finished
-from lapclip.weights import checkpoint
+from lapclip.weights import checkpoint, reading
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
 NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
@@ -70,7 +71,9 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
         named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in some)
         raise UserError(
             f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
-            hint=f"repair or remove them, or allow them: `--max-unreadable {share + 0.01:.2f}`",
+            hint=install_command("heic")
+            if files.pack.num_needing_extra
+            else f"repair or remove them, or allow them: `--max-unreadable {min(share + 0.01, 1):.2f}`",
         )
 
 
@@ -109,13 +112,22 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
     asked = {name for name, choice in choices.items() if choice.origin == "asked"}
     config = load_config(run.path / "config.toml", flags)
     config = with_values(config, dict.fromkeys(follow - flags.keys() - asked))
-    _, draft = draft_of(config, data or finished(open_here(config)), load_tokenizer(run.tokenizer_file))
+    _, draft = draft_of(config, data or finished(open_here(config)), own_tokenizer(config, run))
     resolved, new_choices, rate = yield from resolve_here(draft)
     if resolved != before:
         kept = {name: choice for name, choice in choices.items() if not (has_budget and name in BUDGETS)}
         changed = {n: c for n, c in new_choices.items() if n in flags or c.origin != "asked"}
         run.write_machine(machine | recorded(kept | changed) | ({"bench": rate} if rate else {}))
     return resolved
+
+
+def own_tokenizer(config: Config, run: Run) -> Tokenizer:
+    """The tokenizer of a run; before memory is allocated for a model, what does not fit its weights is refused."""
+    size = shape_of(config.model)
+    tokenizer = reading.read_run(run.path, size)
+    if newest := checkpoint.latest(run.checkpoints):
+        reading.check_stored(newest, size, tokenizer.vocab_size, config.train.loss in NEEDS_BIAS)
+    return tokenizer
 
 
 def draft_of(
@@ -126,6 +138,7 @@ def draft_of(
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
     kind = resolve_tokenizer(config, share_outside_a_to_z(captions))
     tokenizer = tokenizer or train_tokenizer(kind.value, captions, config.data.max_vocab)
+    captions = [caption for part in data.parts for caption in captions_of(part)]
     lengths = tokenizer.lengths(captions)
     summary = summarise(config, data, tokenizer, captions, lengths)
     config = with_values(config, {"source": data.source, "images": data.images})
@@ -149,7 +162,7 @@ def resolve_here(draft: Draft) -> Generator[str, None, tuple[Config, Choices, di
     if measured is not None and time.time() - measured.when > 60 and device.origin != "asked":
         reason = f"{device.reason}; all speeds measured {age(time.time() - measured.when)}"
         choices["device"] = replace(device, reason=reason)
-    candidates = measured.candidates if measured else ()
+    candidates = measured.candidates if measured and not measured.is_disturbed else ()
     rate = next((c.pairs_per_second for c in candidates if c.plan == plan_of(resolved)), None)
     return resolved, choices, {"pairs_per_second": rate} if rate else {}
 
@@ -199,10 +212,18 @@ def seconds_to_fetch(source: Source, image_size: int) -> float:
 
 
 def sample_captions(source: Source, most: int) -> list[str]:
-    """Captions from all over a source, all wordings of each pair."""
+    """Captions from all over a source."""
     num_pairs = min(source.num_different, most)
     indices = np.unique(np.linspace(0, source.num_different - 1, num_pairs).astype(int))
-    return list(islice((c for index in indices for c in source.captions(int(index))), most))
+    captions = [caption for index in indices for caption in source.captions(int(index))]
+    return [captions[number] for number in spread(len(captions), most)]
+
+
+def captions_of(part: Part) -> list[str]:
+    """Captions on both sides, as the doctor counts them: all, or many from all over."""
+    if part.files is None:
+        return sample_captions(part.training, NUM_CAPTIONS_READ)
+    return [part.files.table.caption(int(n)) for n in spread(int(part.files.table.first[-1]), MAX_READ)]
 
 
 def refuse_if_other(run: Run, data: Data) -> None:
@@ -210,7 +231,7 @@ def refuse_if_other(run: Run, data: Data) -> None:
     if run.load_machine().get("data") not in (None, data.fingerprint):
         raise UserError(
             f"`{data.source}` has other pairs than when run `{run.name}` started",
-            hint=f"start a new run from its settings: `lapclip train --config {run.path}/config.toml --source ...`",
+            hint=f"make a run with its settings: `lapclip train --config {typed(run.path)}/config.toml --source ...`",
         )
 
 
@@ -226,9 +247,8 @@ def check_up(config: Config, part: Part) -> Report:
     report = examine(
         files, lengths, text_length=shape.text_length, tokenizer=kind, image_size=shape.image_size
     )
-    alone = Data((part,), "", part.training, part.validation)
-    advice = list(summarise(config, alone, tokenizer, sample, tokenizer.lengths(sample)).advice.values())
+    advice = [own for own in report.advice if not own.setting or value_of(config, own.setting) is None]
     if num := files.pack.num_needing_extra:
-        why = f"{num:,} of the unreadable images are HEIC: `pip install 'lapclip[heic]'`, then try again"
+        why = f"{num:,} of the unreadable images are HEIC: `{install_command('heic')}`, then try again"
         advice.append(Advice(None, None, why))
-    return replace(report, advice=[*advice, *(other for other in report.advice if other.setting is None)])
+    return replace(report, advice=advice)

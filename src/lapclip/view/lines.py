@@ -32,7 +32,7 @@ def sentence(event: Event) -> str:
                 f"recall@{k} {percent(found[f'recall@{k}'])} (chance {percent(found[f'chance@{k}'])})"
                 for k in (1, 10)
             )
-            return f"step {event.step:,}: {', '.join(shares)}" + (", best so far" if event.is_best else "")
+            return f"step {event.step:,}: {', '.join(shares)}" + (", kept as `best`" if event.is_best else "")
         case Warned():
             return f"step {event.step:,}: warning: {one_line(event.message)}; hint: {one_line(event.hint)}"
         case Paused():
@@ -144,7 +144,7 @@ def follow_in_lines(summary: Summary) -> int:
 def recall_table(recall: Mapping[str, Any], images: str = "validation images") -> Table:
     """Recall in both directions with 95% intervals, as far as they were measured, beside chance."""
     title = f"{recall['num_images']:,} {images}, {recall['num_captions']:,} captions"
-    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE)
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE, pad_edge=False)
     for heading in ("", "recall@1", "@5", "@10", "median rank"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     chances = []
@@ -153,11 +153,11 @@ def recall_table(recall: Mapping[str, Any], images: str = "validation images") -
         shares = [f"{found[f'recall@{k}']:.1%}" for k in (1, 5, 10)]
         table.add_row(name, *shares, f"{found['median_rank']:g}")
         intervals = [interval(found.get(f"interval@{k}")) for k in (1, 5, 10)]
-        table.add_row("  95% interval", *intervals, style="dim")
+        table.add_row(" 95% interval", *intervals, style="dim")
         chances.append([f"{found[f'chance@{k}']:.1%}" for k in (1, 5, 10)])
     table.add_row("chance", *chances[0])
     if chances[1] != chances[0]:
-        table.add_row("chance, image → text", *chances[1])
+        table.add_row(" image → text", *chances[1])
     if batches := recall.get("in_batch"):
         table.caption = (
             f"in batches of {batches['batch_size']}, {batches['accuracy']:.1%} are matched correctly"

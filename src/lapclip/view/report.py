@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.errors import code, one_line, shortened
-from lapclip.runs.history import Summary, summarize
+from lapclip.runs.history import Summary, have_same_validation, summarize
 from lapclip.runs.run import Run
 from lapclip.runs.status import MACHINE
 from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, percent, plural, rate, times
@@ -22,7 +22,9 @@ from lapclip.view.document import KINDS, Document, Section, Table, columns_of, f
 from lapclip.view.html import write_html
 
 MIN_EVALUATIONS = 4
+DECAYED = 0.1  # of the peak learning rate: below, hardly anything is learned any more
 MAX_ADVICE = 3  # hints of warnings
+RESUMING = "lr-still-high"  # advises to resume; of a run that is stopped that is said in any case
 MAX_EPOCHS = 1000  # one by one, for programs
 FOOTER = "Written by lapclip from the recorded events of the run."
 
@@ -157,7 +159,8 @@ def result(summary: Summary) -> str:
         return "It was never evaluated; `lapclip eval` evaluates a checkpoint." if history.num_steps else ""
     said = recall_words(recall, recall["num_images"])
     if history.best_step not in (None, history.num_steps) and tried > 1:
-        said += f" That is step {count(history.best_step)}, the best of {tried} evaluations."
+        why = "the last one within a standard error of the highest mean recall"
+        said += f" That is step {count(history.best_step)}, the best checkpoint: {why}."
     return said
 
 
@@ -176,16 +179,18 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     """Whether recall@1 rose (1), fell (-1) or stayed within two standard errors (0) over the last quarter, in words."""
     known = [(e.step, e.recall["text_to_image"]["recall@1"]) for e in summary.history.evaluations]
     earlier = [point for point in known[:-1] if point[0] <= 0.75 * known[-1][0]]
-    num_captions = summary.history.evaluated.recall["num_captions"] if summary.history.evaluated else 0
-    if len(known) < MIN_EVALUATIONS or not earlier or num_captions < 1:
+    num_images = summary.history.evaluated.recall["num_images"] if summary.history.evaluated else 0
+    if len(known) < MIN_EVALUATIONS or not earlier or num_images < 1:
         return 0, ""
     (step, before), after = earlier[-1], known[-1][1]
     mean = (before + after) / 2
-    noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_captions) / num_captions)
+    noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
     said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
     if abs(after - before) <= noise:
-        end = f"within the noise of {100 * noise:.1f} points"
-        return 0, f"It was no longer clearly improving at the end: recall@1 went {said}, {end}."
+        told = "It was no longer clearly improving at the end"
+        if (rates := [step.lr for step in summary.history.steps]) and rates[-1] <= DECAYED * max(rates):
+            told = "The learning rate had decayed, so a longer run might still improve"
+        return 0, f"{told}: recall@1 went {said}, within the noise of {100 * noise:.1f} points."
     if after > before:
         return 1, f"It was still improving at the end: recall@1 rose {said}."
     return -1, f"It became worse at the end: recall@1 fell {said}."
@@ -194,7 +199,9 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
 def suggestions(summary: Summary) -> list[str]:
     """What to try next, most useful first; commands as one would type them."""
     name, is_finished, said = one_line(summary.run.reference), summary.state == "finished", []
-    hints = list({warned.kind or warned.message: warned.hint for warned in summary.history.warnings}.values())
+    hints = list(
+        {w.kind or w.message: w.hint for w in summary.history.warnings if w.kind != RESUMING}.values()
+    )
     hints += [summary.failed.hint] if summary.failed else []
     if summary.state in ("stopped", "crashed"):
         said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
@@ -247,19 +254,17 @@ def results_table(summaries: Sequence[Summary]) -> Table:
 def comparison_words(summaries: Sequence[Summary]) -> list[str]:
     """Which run is best, and whether it is fair to say so."""
     found = [(s.recall_1 or 0.0, s, s.history.recall) for s in summaries if s.history.recall]
-    sizes = {recall["num_images"] for _, _, recall in found}
-    sources = {one_line(summary.machine["data"]) for _, summary, _ in found if summary.machine.get("data")}
     words = []
-    if len(sizes) > 1 or len(sources) > 1:
+    if not have_same_validation(summaries):
         words.append("Their validation sets differ, so their recall cannot be compared.")
     elif len(found) > 1:
         (best, winner, recall), *rest = sorted(found, key=lambda row: -row[0])
         others = listed([f"{code(name_of(summary))} has {percent(value)}" for value, summary, _ in rest])
         has = "ties for" if best == rest[0][0] else "has"
         words.append(f"{code(name_of(winner))} {has} the best recall@1, {percent(best)}; {others}.")
-        captions = recall["num_captions"]
-        if captions and 0 < best - rest[0][0] < 2 * (best * (1 - best) * 2 / captions) ** 0.5:
-            words.append(f"With {count(captions)} captions, this difference may be noise.")
+        num_images = recall["num_images"]  # captions of one image succeed and fail together
+        if num_images and 0 < best - rest[0][0] < 2 * (best * (1 - best) * 2 / num_images) ** 0.5:
+            words.append(f"With {count(num_images)} images, this difference may be noise.")
     unfinished = [summary for summary in summaries if summary.state not in ("finished", "stopped")]
     return words + [
         f"{code(name_of(s))} is {s.state}: its numbers show its state so far." for s in unfinished

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lapclip.config import SETTINGS
-from lapclip.errors import one_line, shortened
+from lapclip.errors import one_line, shortened, typed
 from lapclip.runs.history import Summary
 from lapclip.units import NOT_MEASURED, UNKNOWN, count, duration, energy, number, percent, plural, rate, size
 from lapclip.view.document import Section, Table, columns_of, find, shown
@@ -107,7 +107,7 @@ def repeat_section(summary: Summary) -> Section:
     if not summary.config[0]:
         words = ["The settings of this run could not be read, so it cannot be reproduced from this page."]
         return Section("Reproducing this run", words)
-    words = [f"`lapclip train --config {one_line(summary.run.path)}/config.toml` reproduces it."]
+    words = [f"`lapclip train --config {one_line(typed(summary.run.path))}/config.toml` reproduces it."]
     if find(summary.settings, "minutes") is not None and summary.history.num_steps:
         steps = f"`--steps {summary.history.num_steps}` trains for the same number of steps."
         words.append(f"Its budget is time, so the number of steps varies; {steps}")

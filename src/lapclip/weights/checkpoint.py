@@ -113,11 +113,6 @@ def best(folder: Path) -> Path | None:
     return pointed_at(folder, "best") or latest(folder)
 
 
-def load_weights(checkpoint: Path, model: nn.Module) -> None:
-    """Reads a checkpoint's weights into a model of the same shape, one tensor at a time."""
-    copy_tensors(checkpoint, MODEL, model.state_dict())
-
-
 def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
     copy_tensors(checkpoint, OPTIMIZER, optimizer_tensors(model, optimizer))
 

@@ -5,6 +5,7 @@ What the towers here cannot express is refused instead of computed wrongly.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from lapclip.model.blocks import ACTIVATIONS
 from lapclip.model.clip import CLIP, Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
 from lapclip.weights import reading
-from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json, refused
+from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json
 
 DESCRIPTION = "config.json"
+refused = partial(reading.refused, hint="choose a CLIP model with OpenAI's architecture, or train one")
 # The defaults of transformers for numbers that a config omits.
 THEIR_TEXT = {
     "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,

@@ -1,4 +1,4 @@
-"""Reads the numbers and weights of any model folder, checked before memory is allocated for them.
+"""Reads the numbers, tokenizer and weights of any run or model folder, checked before memory is allocated for them.
 
 A folder is untrusted: nothing in it is executed, and every fault is a `UserError`.
 """
@@ -6,7 +6,8 @@ A folder is untrusted: nothing in it is executed, and every fault is a `UserErro
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from lapclip.data.tokenizer import Tokenizer, load_tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.machine.hardware import memory_limit_bytes
 from lapclip.model.clip import CLIP, Size, count_parameters
-from lapclip.weights.checkpoint import shape_difference
+from lapclip.weights.checkpoint import PROGRESS, shape_difference
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 # Beyond any CLIP: larger numbers are a mistake or an attack.
@@ -32,6 +33,7 @@ MAX_GROWTH = 1000  # of a text by normalization
 MAX_PATCHES = 16384  # attention grows with their square
 IGNORED = ("position_ids",)  # 0, 1, 2, ..., written by old versions of transformers
 FLOATS = ("F64", "F32", "F16", "BF16")
+COPY_AGAIN = "copy the whole folder again"
 
 
 @dataclass(frozen=True)
@@ -53,14 +55,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def not_readable(path: Path, why: str) -> UserError:
-    return UserError(f"cannot read `{path}`: {shortened(why)}", hint="copy the whole folder again")
+    is_checkpoint = (path.parent / PROGRESS).exists()
+    hint = f"remove `{path.parent}` to use the checkpoint before it" if is_checkpoint else COPY_AGAIN
+    return UserError(f"cannot read `{path}`: {shortened(why)}", hint=hint)
 
 
-def refused(folder: Path, why: str) -> UserError:
-    return UserError(
-        f"`{folder}` cannot be loaded: {why}",
-        hint="choose a CLIP model with OpenAI's architecture, or train one",
-    )
+def refused(folder: Path, why: str, hint: str = COPY_AGAIN) -> UserError:
+    return UserError(f"`{folder}` cannot be loaded: {why}", hint=hint)
 
 
 def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
@@ -114,10 +115,57 @@ def check_ids(folder: Path, tokenizer: Tokenizer, ids: Iterable[Any], vocab_size
         raise refused(folder, f"its `{TOKENIZER}` has {highest}")
 
 
+def read_run(folder: Path, size: Size) -> Tokenizer:
+    """The tokenizer of a run whose settings describe a model of this size."""
+    tokenizer = read_tokenizer(folder)
+    check_numbers(folder, size, tokenizer.vocab_size)
+    check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end, tokenizer.pad], tokenizer.vocab_size)
+    return tokenizer
+
+
 def read_model(
     folder: Path, size: Size, vocab_size: int, has_bias: bool, recipe: dict[str, Sequence[str]] | None = None
 ) -> CLIP:
     """The model with its weights in fp32; `recipe` says which tensors of the file are concatenated to one of ours."""
+    check_stored(folder, size, vocab_size, has_bias)
+    with torch.random.fork_rng(devices=[]):
+        model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
+    read_weights(folder, model, recipe)
+    return model
+
+
+def check_stored(folder: Path, size: Size, vocab_size: int, has_bias: bool) -> None:
+    """Refuses a model that is larger than its file: the file limits the memory, whatever is said about the model."""
+    with opened_weights(folder) as (_, shapes):
+        num_stored = sum(map(math.prod, shapes.values()))
+    expected = count_parameters(size, vocab_size=vocab_size, has_bias=has_bias)
+    if expected > num_stored:
+        raise refused(folder, f"it describes {expected:,} parameters, and `{WEIGHTS}` holds {num_stored:,}")
+    refuse_too_large(folder, 4 * expected)
+
+
+def read_weights(folder: Path, model: CLIP, recipe: dict[str, Sequence[str]] | None = None) -> None:
+    """Reads a folder's weights into a model of the same shape, one tensor at a time; all of them are finite."""
+    ours = model.state_dict()
+    sources = recipe or {name: (name,) for name in ours}
+    part_shapes = {
+        part: shape_of_part(part, ours[name], parts) for name, parts in sources.items() for part in parts
+    }
+    with opened_weights(folder) as (stored, shapes), torch.no_grad():
+        if difference := shape_difference(shapes, part_shapes):
+            raise refused(folder, f"`{WEIGHTS}` is of another model: {difference}")
+        for name, parts in sources.items():
+            tensors = [torch.atleast_1d(stored.get_tensor(part)) for part in parts]
+            joined = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+            ours[name].copy_(joined.reshape(ours[name].shape))
+    # A sum is finite only if all its terms are, and takes a tenth of the time of looking at each.
+    if not all(bool(tensor.sum().isfinite()) for tensor in [*ours.values(), model.scale()]):
+        raise refused(folder, f"`{WEIGHTS}` holds values that are not finite")
+
+
+@contextmanager
+def opened_weights(folder: Path) -> Iterator[tuple[Any, dict[str, tuple[int, ...]]]]:
+    """The weights of a folder, open, and the shape of each: floats, and not more than fit into memory."""
     file = folder / WEIGHTS
     try:
         with files.open_regular(file) as opened:  # the library would wait for a pipe's writer
@@ -125,42 +173,18 @@ def read_model(
         with safe_open(file, framework="pt") as stored:
             names = [name for name in stored.keys() if not name.endswith(IGNORED)]  # noqa: SIM118  # it is no dict
             slices = {name: stored.get_slice(name) for name in names}
-            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             for name, part in slices.items():
                 if part.get_dtype() not in FLOATS:
                     raise refused(folder, f"`{shortened(name)}` holds {part.get_dtype()}, not floats")
-            # The file limits the model, whatever its description says.
-            num_stored = sum(map(math.prod, shapes.values()))
-            expected = count_parameters(size, vocab_size=vocab_size, has_bias=has_bias)
-            if expected > num_stored:
-                what = f"{expected:,} parameters, and `{WEIGHTS}` holds {num_stored:,}"
-                raise refused(folder, f"it describes {what}")
-            refuse_too_large(folder, 4 * expected)
-            with torch.random.fork_rng(devices=[]):
-                model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
-            ours = model.state_dict()
-            sources = recipe or {name: (name,) for name in ours}
-            part_shapes = {
-                part: shape_of_part(part, ours[name], parts)
-                for name, parts in sources.items()
-                for part in parts
-            }
-            if difference := shape_difference(shapes, part_shapes):
-                raise refused(folder, f"`{WEIGHTS}` is of another model: {difference}")
-            with torch.no_grad():
-                for name, parts in sources.items():
-                    joined = torch.cat([torch.atleast_1d(stored.get_tensor(part)) for part in parts])
-                    ours[name].copy_(joined.reshape(ours[name].shape))
+            yield stored, {name: tuple(part.get_shape()) for name, part in slices.items()}
     except (OSError, ValueError, SafetensorError) as error:
         raise not_readable(file, str(error)) from None
-    if not all(bool(torch.isfinite(tensor).all()) for tensor in [*ours.values(), model.scale()]):
-        raise refused(folder, f"`{WEIGHTS}` holds values that are not finite")
-    return model
 
 
 def refuse_too_large(folder: Path, num_bytes: int) -> None:
     if num_bytes > memory_limit_bytes():
-        raise refused(folder, f"it needs {num_bytes / 1e9:,.0f} GB of memory, more than is available")
+        what = f"it needs {num_bytes / 1e9:,.0f} GB of memory, more than is available"
+        raise refused(folder, what, hint="choose a smaller model")
 
 
 def shape_of_part(part: str, ours: Tensor, parts: Sequence[str]) -> tuple[int, ...]:

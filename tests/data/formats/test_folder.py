@@ -315,10 +315,39 @@ def test_a_train_among_cars_is_a_class_and_folders_around_the_classes_do_not_mat
     [
         ("n02099267-flat-coated_retriever", "flat-coated retriever"), ("hot-dog", "hot dog"), ("2 apples", "2 apples"),
         ("001.Black_footed_Albatross", "Black footed Albatross"), ("AnnualCrop", "Annual Crop"), ("Äpfel", "Äpfel"),
+        ("2021-07 Italien", "Italien"), ("20210704_Oma", "Oma"), ("14.07.2021 Zoo", "Zoo"), ("737-400", "737-400"),
+        *((nothing, "") for nothing in (
+            "2019", "2021-07", "July 2021", "Photos from 2019", "DCIM", "100APPLE", "sheets", "New folder (2)", "64x64",
+            "n02099267",
+        )),
     ],
 )  # fmt: skip
 def test_a_class_is_called_by_its_words(folder, name):
     assert class_name(folder) == name
+
+
+def test_years_and_names_that_say_nothing_are_no_captions_unless_they_are_asked_for():
+    touch("2019/IMG_1.jpg", "2020/IMG_2.jpg", "2021-07 Italien/IMG_3.jpg", "64/IMG_4.jpg", "sheets/IMG_5.jpg")
+    with pytest.raises(
+        UserError, match=r"no captions; names of folders such as `2019`, `2020`, `64` do"
+    ) as caught:
+        opened()
+    assert "`--format classes`" in caught.value.hint
+    assert opened("classes").labels == ["2019", "2020", "Italien", "64", "sheets"]
+
+
+def test_folders_that_say_nothing_among_classes_are_omitted_or_looked_into():
+    touch(
+        "2019/IMG_1.jpg",
+        "2020/Rom/IMG_2.jpg",
+        "2021-07 Italien/IMG_3.jpg",
+        "7/IMG_4.jpg",
+        "Oma/2019/IMG_5.jpg",
+    )
+    for format in (None, "classes"):  # as the first time, and as a run remembers it
+        catalogue = opened(format)
+        assert (catalogue.format, catalogue.labels) == ("classes", ["Rom", "Italien", "7", "Oma"])
+        assert [*catalogue.problems.names.values()] == [["2019/IMG_1.jpg"]]
 
 
 @pytest.mark.parametrize(
@@ -411,3 +440,18 @@ def test_a_folder_without_images_or_without_captions_says_so():
     with pytest.raises(UserError, match="`photos/` has images but no captions") as caught:
         opened()
     assert caught.value.hint.startswith("put `IMG_0001.txt` next to `IMG_0001.jpg`, or name a table")
+    touch(*(f"flags/{country}.png" for country in ("albania", "bahrain", "chile")))
+    assert opened("names").captions == [["albania"], ["bahrain"], ["chile"]]
+    asked = Options()
+    with pytest.raises(UserError, match="no captions") as caught:
+        open_folder(look_through(FOLDER / "flags", asked), "flags", asked)
+    assert "`albania.png`" in caught.value.hint and "`--format names`" in caught.value.hint
+
+
+def test_images_in_formats_that_are_not_read_are_counted():
+    touch("a.svg", "b.SVG")
+    with pytest.raises(UserError, match=r"2 files and no images: each of 2 is not read; convert it to PNG"):
+        opened()
+    touch("c.jfif")
+    write("c.txt", "a picture that a browser saved")
+    assert opened().names == ["c.jfif"] and [*opened().problems.counts.values()] == [2]

@@ -89,6 +89,8 @@ WRITERS = {
     "windows.csv": (lambda table: table.to_csv("windows.csv", sep=";", lineterminator="\r\n"), "csv"),
     "named.csv": (lambda table: table.to_csv("named.csv", index=False, sep="\t"), "tsv"),
     "pairs.jsonl": (lambda table: table.to_json("pairs.jsonl", orient="records", lines=True), "jsonl"),
+    "pairs.json": (lambda table: table.to_json("pairs.json", orient="records"), "jsonl"),
+    "tall.json": (lambda table: table.to_json("tall.json", orient="records", indent=4), "jsonl"),
     "lines.txt": (lambda table: table.to_json("lines.txt", orient="records", lines=True), "jsonl"),
     "pairs.parquet": (lambda table: table.to_parquet("pairs.parquet"), "parquet"),
     "misnamed.csv": (lambda table: table.to_parquet("misnamed.csv"), "parquet"),
@@ -112,12 +114,14 @@ def save(table: pd.DataFrame, name: str, **options) -> str:
         table.to_parquet(name)
     elif name.endswith(".jsonl"):
         table.to_json(name, orient="records", lines=True)
+    elif name.endswith(".json"):
+        table.to_json(name, orient="records", indent=2, force_ascii=False)
     else:
         table.to_csv(name, index=False, sep="\t" if name.endswith(".tsv") else ",", **options)
     return name
 
 
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
+@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "json"])
 def test_a_caption_may_hold_anything_when_it_was_written_well(suffix):
     save_images()
     captions = ["naïve café 東京 🦄", 'she said "hi", twice', "two\nlines"]
@@ -170,7 +174,7 @@ def test_flickr_token_files_are_read():
 
 
 @pytest.mark.parametrize("form", ["plain", "data", "lines", "address"])
-@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "json"])
 def test_images_in_base64_are_read_from_their_rows(form, suffix):
     def encoded(colour: str) -> str:
         data = picture(colour, "JPEG" if form == "plain" else "PNG")
@@ -184,7 +188,7 @@ def test_images_in_base64_are_read_from_their_rows(form, suffix):
     table = pd.DataFrame(rows, columns=["image", "caption"])
     name = save(table, f"pairs.{suffix}", encoding="utf-16")
     catalogue = opened(name)
-    assert catalogue.names[0] == f"{name}#{1 if suffix == 'jsonl' else 2}" and not catalogue.problems.counts
+    assert catalogue.names[0] == f"{name}#{2 if suffix == 'csv' else 1}" and not catalogue.problems.counts
     for index in range(len(rows)):
         rgb = Image.new("RGB", (1, 1), catalogue.captions[index][0].split()[1]).getpixel((0, 0))
         assert colour_of(catalogue.reader.read(index)) == pytest.approx(rgb, abs=5)  # JPEG is not exact
@@ -582,6 +586,21 @@ def test_json_captions_may_be_lists_objects_and_numbers_and_broken_lines_are_cou
         "is missing": ["?.png"],
         "has no caption": ["black.png"],
     }
+
+
+@pytest.mark.parametrize("end", ["", ", ", ', {"image": "blue', f", {'[' * 100_000}", "] and more"])
+def test_a_json_array_is_read_in_bounded_memory_up_to_where_it_is_damaged(end, monkeypatch):
+    monkeypatch.setattr("lapclip.data.formats.text_rows.MAX_LINE", 2**17)
+    save_images()
+    rows = [
+        json.dumps({"image": name, "caption": caption, "more": "ä" * 50_000}, ensure_ascii=False)
+        for name, caption in PAIRS
+    ]
+    rows[1] = rows[1].encode().replace(b"green square", b"gr\xfcn").decode(errors="surrogateescape")
+    Path("pairs.json").write_bytes(f"[{', 7, '.join(rows)}{end}".encode(errors="surrogateescape"))
+    assert found("pairs.json", format="jsonl") == as_pairs() | {"green.png": ["a grün, plain"]}
+    damaged = [*range(2, 11, 2)] + [12] * (not end.startswith("]"))
+    assert mistakes("pairs.json")["is not a JSON object"] == [f"pairs.json:row {row}" for row in damaged]
 
 
 def test_commas_and_blanks_that_were_not_quoted_stay_in_the_caption():

@@ -10,7 +10,7 @@ from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problem
 from lapclip.data.files import Folders, Problem
 from lapclip.data.formats.folder import folders_with, last_part, legible
 from lapclip.data.formats.names import side_in, side_of
-from lapclip.errors import UserError
+from lapclip.errors import UserError, typed
 from lapclip.files import open_regular
 
 MAX_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
@@ -49,7 +49,7 @@ def open_annotations(files: list[Path], name: str, options: Options) -> Catalogu
         raise UserError(
             f"`{name}` holds captions in two formats: "
             + ", ".join(f"`{file.name}` ({own})" for file, own, _ in found[:6]),
-            hint=f"pass the file you mean: `{found[0][0]}`",
+            hint=f"pass the file you mean: `{typed(found[0][0])}`",
         )
     if form not in forms:
         raise UserError(f"`{name}` has the format `{forms[0]}`, not `{form}`", hint="omit `--format`")

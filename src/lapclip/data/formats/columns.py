@@ -94,7 +94,7 @@ class Table:
 
     def state(self) -> str:
         """Changes whenever the file may have changed; empty when it is gone."""
-        return file_stamp(str(self.path.absolute()))
+        return file_stamp(str(self.path.resolve()))
 
 
 def plain(name: str) -> str:

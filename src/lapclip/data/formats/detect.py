@@ -2,13 +2,15 @@
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.files import Folders, is_image_name
-from lapclip.errors import UserError
+from lapclip.data.formats.remote import is_shards
+from lapclip.errors import UserError, typed
 from lapclip.files import NOT_REGULAR
 
 FOLDER_FORMATS = ("txt", "metadata", "classes", "names")
@@ -18,12 +20,14 @@ ANNOTATION_FORMATS = ("coco", "karpathy")
 FIRST_TABLES = (
     "metadata.jsonl", "metadata.csv", "metadata.parquet", "captions.txt", "results.csv", "captions.csv",
 )  # fmt: skip
+MAX_WEIGHT = 1000
+WEIGHT = re.compile(r"(\d+(\.\d*)?|\.\d+)(e-?\d+)?")
 EXAMPLES = "a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `emoji` or `synthetic`"
 
 
 def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
     """What a source holds, and what identifies it wherever lapclip is called from."""
-    from lapclip.data.formats.remote import expand, is_shards
+    from lapclip.data.formats.remote import expand
     from lapclip.data.formats.shards import read_shards
 
     if options.images is not None:  # the shell leaves `~` alone in `--images=~/photos` and in `a + ~/b`
@@ -52,6 +56,28 @@ def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
         raise UserError(f"`{name}` {NOT_REGULAR}", hint="write it to a file, and pass that")
     opener = open_directory if path.is_dir() else open_file
     return opener(path, name, options), os.path.abspath(path)
+
+
+def parse_source(text: str) -> list[tuple[str, float]]:
+    """Names and weights: `flickr8k + emoji@2` is two sources, the second one twice as often."""
+    parts = []
+    for part in [text] if os.path.exists(text) else text.split(" + "):
+        name, at, weight = part.strip().rpartition("@")
+        if not at or os.path.exists(part.strip()) or not WEIGHT.fullmatch(weight):
+            name, weight = part.strip(), "1"
+        if not name or not 0 < float(weight) <= MAX_WEIGHT:
+            hint = f"write `photos + captions.csv@2`; use a weight above 0 and at most {MAX_WEIGHT}"
+            raise UserError(f"`{part}` in `{text}` is not a source with an optional weight", hint=hint)
+        parts.append((name, float(weight)))
+    return parts
+
+
+def refuse_missing(source: str) -> None:
+    """Refuses a source that is not there; opening it comes later, when torch has been imported."""
+    for name, _ in parse_source(source):
+        is_known = name.partition(":")[0] in ("synthetic", "emoji", "hf") or is_shards(name) or "*" in name
+        if not is_known and not os.path.exists(os.path.expanduser(name)):
+            raise not_there(name)
 
 
 def not_there(name: str) -> UserError:
@@ -126,7 +152,7 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
     if len(others) > 1 and any(table.suffix.lower() != ".parquet" for table in others):
         raise UserError(
             f"`{path}` holds {len(others)} tables: {', '.join(f'`{file.name}`' for file in others[:5])}",
-            hint=f"pass the one you mean: `{others[0]}`",
+            hint=f"pass the one you mean: `{typed(others[0])}`",
         )
     if known or others:
         return open_table(known or others, name, options)
@@ -171,5 +197,5 @@ def find_tables(path: Path, names: set[str]) -> tuple[list[Path], list[Path]]:
         return [], parquet
     # Captions beside images are many small text files, and a table is none of them.
     stems = {os.path.splitext(name)[0] for name in names if is_image_name(name)}
-    texts = own_files(path, (name for name in names if os.path.splitext(name)[0] not in stems), ".txt")
+    texts = own_files(path, (n for n in names if os.path.splitext(n)[0] not in stems), (".txt", ".json"))
     return [], sorted({*own_files(path, names, SUFFIXES), *filter(looks_like_table, texts)})

@@ -12,7 +12,7 @@ from pathlib import Path
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, is_image_name
 from lapclip.data.formats.metadata import description
-from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of
+from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of, tells
 from lapclip.errors import UserError, shortened
 from lapclip.files import NOT_REGULAR, open_regular
 
@@ -22,6 +22,7 @@ MAX_LINES = 1000  # of captions of one image
 # What systems leave behind, and lapclip itself; hidden files and folders are not seen either.
 UNSEEN = ("__MACOSX", "@eaDir", "Thumbs.db", "desktop.ini", "lapclip-sheet.png")
 BOXES = re.compile(r"\s*+\d++(\s++-?(\d++(\.\d*+)?|\.\d++)){4,}+\s*+")  # objects as YOLO writes them
+NOT_READ = (".svg", ".svgz", ".psd", ".xcf", ".jxl")  # images in formats that are not supported
 ENDINGS = (".jpg", ".png", ".jpeg", ".webp")  # tried for a name without one
 # Folders of images.
 USUAL = re.compile(r"images|img|flickr30k_images|flicker8k_dataset|(train|val|test)\d{4}")
@@ -56,34 +57,47 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
         )
     places = placed(listing.names)
     kind = options.format or kind_of(listing)
+    folders = [places[os.path.dirname(image)][1] for image in listing.names]
     if kind is None:
-        example = shortened(listing.names[0])
-        raise UserError(
-            f"`{name.rstrip('/')}/` has images but no captions",
-            hint=f"put `{os.path.splitext(example)[0]}.txt` next to `{example}`,"
-            " or name a table with both, such as `pairs.csv`",
-        )
+        raise without_captions(name, listing.names, folders)
+    has_classes = are_classes(folders)
     if kind == "txt":
         used = {text for image in listing.names for text in texts_beside(listing, image)}
         for text in sorted({*listing.texts.values()} - used):
             listing.problems.add("incomplete", "has no image beside it", text)
-    for image in listing.names:
-        side, folder = places[os.path.dirname(image)]
-        label = None
+    for image, folder in zip(listing.names, folders, strict=True):
+        side, label = places[os.path.dirname(image)][0], None
         if kind == "txt":
             captions = captions_beside(listing, image)
         elif kind == "metadata":
             captions = description(listing.path(image))
         elif kind == "names":
             captions = [caption] if (caption := caption_in_name(image)) else []
-        elif folder:
-            label = class_name(folder)
+        elif label := class_name(folder) or ("" if has_classes else legible(folder)):
             captions = [label]
         else:
-            gathering.problems.add("incomplete", "lies in no class folder", image)
+            gathering.problems.add("incomplete", "lies in no folder that is named after a class", image)
             continue
         gathering.add_file(legible(image), listing.path(image), captions, side=side, label=label)
     return gathering.catalogue(name, kind)
+
+
+def without_captions(name: str, images: list[str], folders: list[str]) -> UserError:
+    """What a person is told who has images but no captions; given is the folder of each image."""
+    example, found = shortened(images[0]), f"`{name.rstrip('/')}/` has images but no captions"
+    hint = f"put `{os.path.splitext(example)[0]}.txt` next to `{example}`, or name a table with both: `pairs.csv`"
+    if silent := [f"`{shortened(folder, 40)}`" for folder in sorted({*folders} - {""}) if not tells(folder)]:
+        found += f"; names of folders such as {', '.join(silent[:3])} do not describe them"
+        hint += "; if the folders are classes, use `--format classes`"
+    elif 2 * sum(caption_in_name(image) != "" for image in images) > len(images):
+        hint = f"if names of files such as `{example}` are their captions, use `--format names`"
+    return UserError(found, hint=hint)
+
+
+def are_classes(folders: list[str]) -> bool:
+    """Whether most images lie in folders whose names say something, and not all the same."""
+    told = [folder for folder in folders if tells(folder)]
+    return len({*told}) > 1 and 2 * len(told) >= len(folders) >= 20 * folders.count("")
 
 
 def walk(
@@ -182,6 +196,8 @@ def look_through(path: Path, options: Options, entries: Sequence[os.DirEntry[str
             found.append(entry.path[start:])
         elif is_used(entry.name):
             listing.problems.add("skipped", NOT_REGULAR, entry.path[start:])
+        elif entry.name.lower().endswith(NOT_READ):
+            listing.problems.add("skipped", "is not read; convert it to PNG or JPEG", entry.path[start:])
     for path_of_link in sorted(linked):
         name, target = path_of_link[start:], folders.find(path_of_link)
         if os.path.isdir(path_of_link):
@@ -216,7 +232,7 @@ def kind_of(listing: Listing) -> str | None:
         return "names"
     places = placed(names)
     classes = [places[os.path.dirname(name)][1] for name in names]
-    if len({*classes} - {""}) >= 2 and classes.count("") * 20 <= len(classes):
+    if are_classes(classes):
         return "classes"
     return None
 
@@ -242,8 +258,13 @@ def placed(names: list[str]) -> dict[str, tuple[Side | None, str]]:
     # "train" beside "bus" and "car" is a class.
     if len(sides) == len(tops) or ("train" in sides.values() and len({*sides.values()}) > 1):
         padded = ((folder, [*rest, "", ""]) for folder, rest in levels.items())
-        return {folder: (sides.get(rest[0]), rest[1] if rest[0] in sides else "") for folder, rest in padded}
-    return {folder: (None, rest[0] if rest else "") for folder, rest in levels.items()}
+        return {f: (sides.get(rest[0]), class_in(rest[1:]) if rest[0] in sides else "") for f, rest in padded}
+    return {folder: (None, class_in(rest)) for folder, rest in levels.items()}
+
+
+def class_in(levels: list[str]) -> str:
+    """The first folder whose name says something, of `2021/Italy`; or else the first."""
+    return next((level for level in levels if tells(level)), levels[0] if levels else "")
 
 
 def texts_beside(listing: Listing, image: str) -> list[str]:

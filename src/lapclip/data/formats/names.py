@@ -1,5 +1,6 @@
 """What the names of folders and files say: a side, a class, a caption, or nothing."""
 
+import calendar
 import os
 import re
 from collections.abc import Iterable
@@ -14,7 +15,17 @@ from lapclip.data.formats.metadata import plain_text
 FILLER = re.compile(r"images?|imgs?|pictures?|photos|set|data|dataset|split|seg")
 
 WORDNET_ID = re.compile(r"^n\d{8}[-_ ]+(?=\S)")
-CLASS_NUMBER = re.compile(r"^\d{1,4}\s*[._-]+\s*(?=[^\W\d])")
+DATE = r"(?:(?:19|20)\d\d(?:[._ -]?\d\d){0,2}|\d\d[._-]\d\d[._-](?:19|20)\d\d)"
+CLASS_NUMBER = re.compile(rf"^(?:\d{{1,4}}\s*[._-]+\s*|{DATE}[\s._-]+)(?=[^\W\d])")
+# Folders named by a date, an id of WordNet, a camera (`100APPLE`), or words that say nothing about an image.
+NO_CLASS = re.compile(
+    rf"""{DATE} | n\d{{8}} | [1-9]\d\d(?=.*[A-Z])[A-Z0-9_]{{5}} | (?i:(?=.*[a-z])((camera\ roll | v\d+
+      | (imgs?|images|photos|pictures|pics|fotos|bilder|dcim|sheets?|icons|thumb(nail)?s|screenshots?|whatsapp|new|neuer
+        |folder|ordner|untitled|unnamed|misc|backups?|downloads?|exports?|saved|edited|unsorted|originals?|copy|kopie
+        |from|of|my)\d* | {"|".join([*calendar.month_name[1:], *calendar.month_abbr[1:]])}
+      | [(\[]?\d+(x\d+)?(px|p|k)?[)\]]?)([\s_\-.+~]+|$))+)""",
+    re.VERBOSE,
+)
 CAMEL_CASE = re.compile(r"(?:[A-Z]?[a-z]+)(?:[A-Z][a-z]+)+\d*")
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 SEPARATORS = re.compile(r"[\s_\-.+~]+")
@@ -67,12 +78,19 @@ def short_names(paths: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=100_000)  # images share one string
 def class_name(folder: str) -> str:
-    """What a class is called in words: `n02099601-golden_retriever` is a golden retriever."""
+    """What a class is called in words: `n02099601-golden_retriever` is a golden retriever, and `2019` is none."""
+    if NO_CLASS.fullmatch(folder):
+        return ""
     name = CLASS_NUMBER.sub("", WORDNET_ID.sub("", readable(folder)))
     if not any(c.isalpha() for c in name):
         return clean_caption(readable(folder))
     separators = r"[_+\s]+" if re.search(r"[_+\s]", name.strip()) else r"[-.]+"  # flat-coated_retriever
     return clean_caption(split_camel_case(re.sub(separators, " ", name).strip()))
+
+
+def tells(folder: str) -> bool:
+    """Whether a folder's name says something about its images; a number does not."""
+    return any(map(str.isalpha, class_name(folder)))
 
 
 def split_camel_case(word: str) -> str:

@@ -1,4 +1,4 @@
-"""Tables that are text, CSV of any dialect and JSONL: how a file is written, its rows, and one row read alone later.
+"""Tables that are text, CSV of any dialect and JSON: how a file is written, its rows, and one row read alone later.
 
 A file may be wrong in any way: each row that is, is named and skipped, and the next one is read.
 """
@@ -35,6 +35,9 @@ END = "\x1e"  # a line after the last; a cell whose quote is still open swallows
 NO_UTF_8 = re.compile("[\udc80-\udcff]")  # bytes of another encoding, as Python keeps them
 NOT_UTF_8 = "is not UTF-8; read as Windows-1252"
 TOO_LONG = f"has a line of more than {MAX_LINE // 2**20} MB"
+ARRAY = re.compile(rb"\s*\[\s*(?=\{)")  # the start of an array of JSON objects
+BETWEEN = re.compile(r"[\s,]*", re.ASCII)  # its values
+DECODER = json.JSONDecoder(strict=False)
 MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 Note = Callable[[Kind, str, int], None]  # what is wrong with the row of a number
@@ -57,6 +60,7 @@ class TextTable(Table):
     is_quoted: bool = True
     is_spaced: bool = False  # with a space between separator and quote
     has_header: bool = False
+    is_array: bool = False  # of JSON objects, with or without line breaks
 
     def sample(self) -> list[list[Any]]:
         rows = []
@@ -95,7 +99,30 @@ class TextTable(Table):
         """All rows but the header and empty ones."""
         return (json_rows if self.format == "jsonl" else csv_rows)(self, caption, note)
 
+    def objects(self) -> Iterator[Line]:
+        """The values of a JSON array as if each was a line; one that is damaged or too long is the last."""
+        text, at, place, begin = "", 0, self.start, 0
+        with open_regular(self.path) as file:
+            file.seek(place)
+            texts = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+            while True:
+                begin = next(BETWEEN.finditer(text, at)).end()
+                try:
+                    end = DECODER.raw_decode(text, begin)[1]
+                    place += begin - at
+                    yield place, *repaired(text[begin:end])
+                    place, at = place + len(text[begin:end].encode(errors="surrogateescape")), end
+                except (ValueError, RecursionError):  # or only the end of what was read
+                    if len(text) - at >= MAX_LINE or not (more := texts.read(len(text) - at + 2**16)):
+                        break
+                    text, at = text[at:] + more, 0
+        if text[begin : begin + 1] != "]":
+            yield place, text[begin : begin + 100] or "?", False
+
     def lines(self) -> Iterator[Line]:
+        if self.is_array:
+            yield from self.objects()
+            return
         # Bytes that are not UTF-8 are kept as they are, so that the places of lines are right.
         errors, width = ("surrogateescape", 1) if self.encoding == "utf-8" else ("replace", 2)
         place, was_whole = self.start, True
@@ -108,12 +135,17 @@ class TextTable(Table):
                 size = len(text) * width if is_ascii else len(text.encode(self.encoding, errors))
                 is_whole = len(text) < MAX_LINE or text.endswith(self.newline)
                 if was_whole:  # what follows the start of a line that is too long is no line
-                    is_repaired = not is_ascii and NO_UTF_8.search(text) is not None
-                    if is_repaired:
-                        text = text.encode(errors="surrogateescape").decode("cp1252", "replace")
+                    text, is_repaired = repaired(text)
                     text = text.rstrip("\r\n").replace("\r", " ")
                     yield place, text if is_whole else None, is_repaired
                 place, was_whole = place + size, is_whole
+
+
+def repaired(text: str) -> tuple[str, bool]:
+    """Text in UTF-8, or if it was not, as Windows would read it; and whether it was not."""
+    if text.isascii() or not NO_UTF_8.search(text):
+        return text, False
+    return text.encode(errors="surrogateescape").decode("cp1252", "replace"), True
 
 
 def csv_rows(table: TextTable, caption: int | None, note: Note) -> Iterator[Cells]:
@@ -219,7 +251,9 @@ def look_at_text(path: Path, format: str | None, max_bytes: int = 4 * 2**20) -> 
         head = file.read(2**20)
     encoding, start = next(((name, len(mark)) for mark, name in MARKS if head.startswith(mark)), ("utf-8", 0))
     is_old_mac = "\n".encode(encoding) not in head and "\r".encode(encoding) in head
-    table = TextTable(path, "jsonl", (), encoding, "\r" if is_old_mac else "\n", start)
+    array = ARRAY.match(head, start) if format in (None, "jsonl") and encoding == "utf-8" else None
+    start = array.end() if array else start
+    table = TextTable(path, "jsonl", (), encoding, "\r" if is_old_mac else "\n", start, is_array=bool(array))
     lines = first_lines(table, NUM_SAMPLED, max_bytes)
     if format == "jsonl" or (format is None and lines and to_object(lines[0]) is not None):
         some = first_lines(table, 10 * NUM_SAMPLED, MAX_SAMPLED)
