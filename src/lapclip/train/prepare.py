@@ -31,7 +31,7 @@ from lapclip.data.batches import fetch
 from lapclip.data.doctor import Report, examine
 from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, load_tokenizer, train_tokenizer
+from lapclip.data.tokenizer import NUM_CHARACTERS, WORDS, Tokenizer, load_tokenizer, train_tokenizer, words_of
 from lapclip.errors import UserError, shortened
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
@@ -41,6 +41,7 @@ from lapclip.units import Progress, age, finished
 from lapclip.weights import checkpoint
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
+MAX_PAIRS_WITH_WORDS = 1_000_000  # whose words are recorded, in a few seconds
 NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
 NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
@@ -95,6 +96,8 @@ def preparing(
         run.write_machine(asdict(draft.machine) | versions() | facts)
         run.write_config(resolved)
         undo.pop_all()
+    if words := training_words(data):
+        write_atomically(run.tokenizer_file.with_name(WORDS), "\n".join(words))
     return run
 
 
@@ -203,6 +206,15 @@ def sample_captions(source: Source, most: int) -> list[str]:
     num_pairs = min(source.num_different, most)
     indices = np.unique(np.linspace(0, source.num_different - 1, num_pairs).astype(int))
     return list(islice((c for index in indices for c in source.captions(int(index))), most))
+
+
+def training_words(data: Data) -> list[str] | None:
+    """The words of all training captions; None where there are too many. What lapclip draws repeats its few words."""
+    num_pairs, is_drawn = data.training.num_different, all(part.files is None for part in data.parts)
+    num_pairs = min(num_pairs, NUM_CAPTIONS_READ) if is_drawn else num_pairs
+    if num_pairs > MAX_PAIRS_WITH_WORDS:
+        return None
+    return words_of(caption for index in range(num_pairs) for caption in data.training.captions(index))
 
 
 def refuse_if_other(run: Run, data: Data) -> None:
