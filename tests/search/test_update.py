@@ -167,6 +167,19 @@ def test_unreadable_images_are_named_and_not_tried_until_they_change(here, index
     assert (index()["num_unreadable"], find_index().num_images) == (1, 13)
 
 
+def test_a_folder_of_which_nothing_can_be_read_is_an_error(here, index, call):
+    index("photos", "--model", "a")
+    (here / "broken").mkdir()
+    for number in range(3):
+        (here / "broken" / f"{number}.jpg").write_text("not an image")
+    for _ in range(2):  # also when nothing is new
+        done = call("index", "broken", "--json")
+        assert done.returncode == 1 and json.loads(done.stdout)["num_unreadable"] == 3
+        assert "3 unreadable" in done.stderr and "nothing new" not in done.stderr
+        assert "error: no image in" in done.stderr and done.stderr.count("hint: ") == 1
+    assert call("index", "photos").returncode == 0
+
+
 def test_links_hidden_files_and_names_in_no_encoding(here, index):
     photos = here / "photos"
     outside = picture_folder(here / "outside", 2, first=70)

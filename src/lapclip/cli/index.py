@@ -84,6 +84,9 @@ def index(
     if json:
         print_json(as_record(summary, chosen))
     say_summary(summary)
+    for folder in summary.unusable:
+        hint = "convert its images to JPEG or PNG, then run the same command again"
+        raise UserError(f"no image in `{shortened(folder)}` can be read", hint=hint)
     return 0
 
 
@@ -129,7 +132,7 @@ def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:
 def say_summary(summary: "Summary") -> None:
     counts = {
         "embedded": summary.num_embedded, "recognised by content": summary.num_copied, "moved": summary.num_moved,
-        "removed": summary.num_removed,
+        "removed": summary.num_removed, "unreadable": summary.num_unreadable,
     }  # fmt: skip
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
     say(

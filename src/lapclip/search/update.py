@@ -57,6 +57,7 @@ class Summary:
     unreachable: dict[str, str] = field(default_factory=dict)  # folders left as they are, and why
     empty: list[str] = field(default_factory=list)  # folders that were named and hold no image
     unopened: list[str] = field(default_factory=list)  # subfolders left as they are
+    unusable: list[str] = field(default_factory=list)  # folders of which no file can be read
     folders: list[str] = field(default_factory=list)
     num_replaced: int = 0  # older indexes of the same model that were removed
     seconds: float = 0.0
@@ -110,6 +111,8 @@ def update(
             writer.commit()
             writer.compact_when_due()
             summary.num_indexed, summary.num_unreadable = writer.count()
+            counts = {folder: writer.count(folder) for folder in scopes}
+            summary.unusable = [folder for folder, (good, bad) in counts.items() if bad and not good]
         is_complete = was_complete or not summary.unreachable
         replace(info, updated=time.time(), is_complete=is_complete).write()
     if is_complete:
