@@ -85,8 +85,10 @@ def search(
     show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
         if query or like or unlike or sheet or copy_to or open:
-            hint = "omit the query: all images are compared with each other"
-            raise UserError("`--duplicates` does not take a query or an action", hint=hint)
+            hint = "omit these: all images are compared with each other"
+            raise UserError(
+                "`--duplicates` does not take a query, `--sheet`, `--copy-to` or `--open`", hint=hint
+            )
         score = NEARLY_EQUAL if min_score is None else min_score
         record, groups = find_duplicates(model, score, wanted, top)
         show(record, groups, [row for group in groups for row in group_rows(group)])
@@ -319,8 +321,7 @@ def open_file(path: str) -> None:
     try:
         subprocess.run([program, path], check=True, capture_output=True)  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
-        hint = "open it with a viewer of your own"
-        raise UserError(f"`{program}` cannot open `{shortened(path)}`", hint=hint) from None
+        raise UserError(f"`{program}` cannot open `{shortened(path)}`", hint="use another viewer") from None
 
 
 def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:

@@ -40,9 +40,7 @@ CREATE TABLE file (
     row INTEGER, why TEXT);
 CREATE INDEX file_row ON file (row);
 """
-ENTRIES = (
-    "SELECT file.id, path, file.row, width, height, mtime_ns FROM file JOIN picture ON picture.row = file.row"
-)
+ENTRIES = "SELECT file.id, path, file.row, width, height, mtime_ns FROM file JOIN picture USING (row)"
 ROWS = "SELECT row FROM file"
 JOINED = "SELECT group_concat(CAST(row AS INTEGER)) FROM"  # a million tuples would take most of the time
 STORAGE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
@@ -98,7 +96,7 @@ class Filter:
         numbers = {
             "mtime_ns >= ?": self.after_ns,
             "mtime_ns < ?": self.before_ns,
-            "file.row IN (SELECT row FROM picture WHERE max(width, height) >= ?)": self.min_side,
+            "(SELECT max(width, height) FROM picture WHERE picture.row = file.row) >= ?": self.min_side,
         }
         tests += [(test, [number]) for test, number in numbers.items() if number is not None]
         return "WHERE " + " AND ".join(test for test, _ in tests), [

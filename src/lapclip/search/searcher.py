@@ -254,8 +254,8 @@ def duplicates(
     from lapclip.data.split import NUM_VALUES, content_groups, contents, differences
 
     similar = yield from similar_rows(index.vectors, index.live_rows(wanted), min_score)
-    rows = np.union1d(similar, index.live_rows(wanted, is_copied=True)).tolist()
-    entries = [entry for row in rows for entry in index.entries_at(row, wanted)]
+    rows_N = np.union1d(similar, index.live_rows(wanted, is_copied=True))
+    entries = [entry for row in rows_N.tolist() for entry in index.entries_at(row, wanted)]
     records = np.zeros(len(entries), RECORD)
     with closing(in_order(read_record, entries)) as read:
         for number, record in enumerate(read):
@@ -264,22 +264,16 @@ def duplicates(
     groups: dict[int, list[int]] = defaultdict(list)
     for number, label in enumerate(content_groups(records).tolist()):
         groups[label].append(number)
-    found = []
+    found, bytes_of = [], contents(records)
     for first, *others in (group for group in groups.values() if len(group) > 1):
         places = np.array([first, *sorted(others, key=lambda number: entries[number].path)])
-        apart, _ = differences(records["thumb"], np.full_like(places, first), places)
         group = [entries[number] for number in places]
+        apart, _ = differences(records["thumb"], np.full_like(places, first), places)
         vectors = index.vectors[[entry.row for entry in group]].astype(np.float64)
-        scores, is_identical = (
-            np.nan_to_num(vectors @ vectors[0]),
-            contents(records)[places] == contents(records)[first],
-        )
-        sure = zip(
-            group, scores.tolist(), is_identical.tolist(), (apart / (255 * NUM_VALUES)).tolist(), strict=True
-        )
-        found.append(
-            [Duplicate(entry, score, (), same, difference) for entry, score, same, difference in sure]
-        )
+        is_same = bytes_of[places] == bytes_of[first]
+        columns = (np.nan_to_num(vectors @ vectors[0]), is_same, apart / (255 * NUM_VALUES))
+        rows = zip(group, *(column.tolist() for column in columns), strict=True)
+        found.append([Duplicate(entry, score, (), same, part) for entry, score, same, part in rows])
     return sorted(found, key=lambda group: group[0].entry.path)
 
 

@@ -212,9 +212,8 @@ def training_words(data: Data) -> list[str] | None:
     """The words of all training captions; None where there are too many. What lapclip draws repeats its few words."""
     num_pairs, is_drawn = data.training.num_different, all(part.files is None for part in data.parts)
     num_pairs = min(num_pairs, NUM_CAPTIONS_READ) if is_drawn else num_pairs
-    if num_pairs > MAX_PAIRS_WITH_WORDS:
-        return None
-    return words_of(caption for index in range(num_pairs) for caption in data.training.captions(index))
+    captions = (caption for index in range(num_pairs) for caption in data.training.captions(index))
+    return words_of(captions) if num_pairs <= MAX_PAIRS_WITH_WORDS else None
 
 
 def refuse_if_other(run: Run, data: Data) -> None:
