@@ -13,8 +13,8 @@ from test_update import make_run
 
 from lapclip.cli import run_command
 from lapclip.errors import UserError
-from lapclip.search.index import Filter, find_index
-from lapclip.search.searcher import NotIndexed, Searcher, Term, duplicates, parse_date, parse_query
+from lapclip.search.index import Filter, find_index, parse_date
+from lapclip.search.searcher import NotIndexed, Searcher, Term, duplicates, parse_query
 from lapclip.units import finished
 
 COPIED, CHANGED = "05.jpg", "07.jpg"

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, Switch
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, stop_requests, working
-from lapclip.errors import UserError, shortened, suggest
+from lapclip.errors import MissingPackage, UserError, shortened, suggest
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -85,8 +85,8 @@ def index(
         print_json(as_record(summary, chosen))
     say_summary(summary)
     for folder in summary.unusable:
-        hint = "convert its images to JPEG or PNG, then run the same command again"
-        raise UserError(f"no image in `{shortened(folder)}` can be read", hint=hint)
+        what, hint = f"no image in `{shortened(folder)}` can be read", "convert its images to JPEG or PNG"
+        raise MissingPackage(what, summary.extra) if summary.extra else UserError(what, hint=hint)
     return 0
 
 

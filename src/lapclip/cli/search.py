@@ -122,8 +122,7 @@ def search(
         say(f"{count} for `{shortened(question)}`, {duration(seconds)}")
     say_notes(query, results, min_score, index)
     if unknown := record["unknown_words"]:
-        named = ", ".join(f"`{shortened(word)}`" for word in unknown[:5])
-        say(f"note: no training caption contains {named}{', ...' if len(unknown) > 5 else ''}")
+        say(f"note: no training caption contains {', '.join(f'`{shortened(word)}`' for word in unknown)}")
     if open and matches:
         open_file(matches[0].entry.path)
     return 0
@@ -152,8 +151,7 @@ def check_options(
 
 
 def read_filter(folder: str | None, after: str | None, before: str | None, min_size: int | None) -> "Filter":
-    from lapclip.search.index import Filter
-    from lapclip.search.searcher import parse_date
+    from lapclip.search.index import Filter, parse_date
 
     if min_size is not None and not 1 <= min_size <= 10**6:
         raise UserError(f"`--min-size` is {min_size}", hint="use 1 to 1,000,000 pixels")

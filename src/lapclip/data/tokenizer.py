@@ -35,11 +35,10 @@ WORD = re.compile(f"[{ALONE}]|[^{BETWEEN}{ALONE}]{{1,64}}")
 class Tokenizer:
     """Turns captions into rows of ids: start, the caption, end, padding."""
 
-    words_file = Path()  # there is none
-
     def __init__(self, pipeline: tokenizers.Tokenizer, *, start: int = START, end: int = END, pad: int = PAD):
         self.pipeline = pipeline
         self.start, self.end, self.pad = start, end, pad
+        self.words_file = Path()  # there is none
         self.cached: dict[str, Sequence[int]] = {}
         self.max_cached = 0  # captions whose tokens are kept in memory
         # `<end>` in a caption is plain text: only `encode` ends a row.

@@ -13,10 +13,12 @@ import os
 import re
 import sqlite3
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lapclip.errors import UserError, suggest
+from lapclip.errors import UserError, shortened, suggest
 from lapclip.files import cache_folder, cannot_write, write_atomically
 from lapclip.runs.run import RUNS, find_run
 
@@ -105,6 +107,16 @@ class Filter:
 
 
 EVERY = Filter()
+
+
+def parse_date(text: str) -> int:
+    """When a day, a month or a year begins here, in nanoseconds: `2024-05-31`, `2024-05` or `2024`."""
+    try:
+        seconds = time.mktime(date.fromisoformat(text + "-01" * (2 - text.count("-"))).timetuple())
+    except (ValueError, OverflowError):
+        what = f"`{shortened(text, 40)}` is not a date"
+        raise UserError(what, hint="write a date as `2024-05-31`, `2024-05` or `2024`") from None
+    return int(max(-(2**63), min(2**63 - 1, seconds * 1e9)))  # what SQLite can compare
 
 
 class Index:

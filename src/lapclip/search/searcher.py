@@ -6,12 +6,9 @@ Shapes: T terms of a query, N rows, E numbers in an embedding, B rows of a block
 import os
 import re
 import shlex
-import time
-from collections import defaultdict
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import lru_cache
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
@@ -107,16 +104,6 @@ def describe_query(terms: Iterable[Term], likes: Iterable[str] = (), unlikes: It
     parts += [(1, f"like {name}") for name in likes] + [(-1, f"like {name}") for name in unlikes]
     text = " ".join(f"{'+' if sign > 0 else '-'} {what}" for sign, what in parts)
     return text.removeprefix("+ ")
-
-
-def parse_date(text: str) -> int:
-    """When a day, a month or a year begins here, in nanoseconds: `2024-05-31`, `2024-05` or `2024`."""
-    try:
-        seconds = time.mktime(date.fromisoformat(text + "-01" * (2 - text.count("-"))).timetuple())
-    except (ValueError, OverflowError):
-        what = f"`{shortened(text, 40)}` is not a date"
-        raise UserError(what, hint="write a date as `2024-05-31`, `2024-05` or `2024`") from None
-    return int(max(-(2**63), min(2**63 - 1, seconds * 1e9)))  # what SQLite can compare
 
 
 class Searcher:
@@ -246,12 +233,12 @@ def refuse_unknown(index: Index, folder: str) -> None:
 def duplicates(
     index: Index, min_score: float, wanted: Filter = EVERY
 ) -> Generator[Progress, None, list[list[Duplicate]]]:
-    """Groups of identical or nearly identical images: the one indexed first, then the others by path; needs no model.
+    """Groups of identical or nearly identical images: the one with most pixels, then the others by path.
 
-    Images with similar embeddings are read, and listed if their contents agree by the rule of `data check`. Time grows
-    with the square of the number of images.
+    Similar embeddings propose, contents decide, by the rule of `data check`; no model is needed. Time grows with the
+    square of the number of images.
     """
-    from lapclip.data.split import NUM_VALUES, content_groups, contents, differences
+    from lapclip.data import split
 
     similar = yield from similar_rows(index.vectors, index.live_rows(wanted), min_score)
     rows_N = np.union1d(similar, index.live_rows(wanted, is_copied=True))
@@ -261,17 +248,14 @@ def duplicates(
         for number, record in enumerate(read):
             records[number] = record
             yield Progress("comparing contents", number + 1, len(entries))
-    groups: dict[int, list[int]] = defaultdict(list)
-    for number, label in enumerate(content_groups(records).tolist()):
-        groups[label].append(number)
-    found, bytes_of = [], contents(records)
-    for first, *others in (group for group in groups.values() if len(group) > 1):
+    found, contents = [], split.contents(records)
+    for first, *others in split.duplicates(records, split.content_groups(records)):
         places = np.array([first, *sorted(others, key=lambda number: entries[number].path)])
         group = [entries[number] for number in places]
-        apart, _ = differences(records["thumb"], np.full_like(places, first), places)
+        total, _ = split.differences(records["thumb"], np.full_like(places, first), places)
         vectors = index.vectors[[entry.row for entry in group]].astype(np.float64)
-        is_same = bytes_of[places] == bytes_of[first]
-        columns = (np.nan_to_num(vectors @ vectors[0]), is_same, apart / (255 * NUM_VALUES))
+        scores, difference = np.nan_to_num(vectors @ vectors[0]), total / (255 * split.NUM_VALUES)
+        columns = (scores, contents[places] == contents[first], difference)
         rows = zip(group, *(column.tolist() for column in columns), strict=True)
         found.append([Duplicate(entry, score, (), same, part) for entry, score, same, part in rows])
     return sorted(found, key=lambda group: group[0].entry.path)
@@ -279,12 +263,11 @@ def duplicates(
 
 def read_record(entry: Entry) -> np.ndarray:
     """What the content of a file is compared by, as it is now; its row is -1 where it cannot be read."""
-    try:
-        return decode(read_file(entry.path), COMPARED_SIZE).record
-    except (OSError, ValueError, Unreadable):
-        record = np.zeros((), RECORD)
-        record["row"] = -1
-        return record
+    record = np.zeros((), RECORD)
+    record["row"] = -1
+    with suppress(OSError, ValueError, Unreadable):
+        record = decode(read_file(entry.path), COMPARED_SIZE).record
+    return record
 
 
 def similar_rows(

@@ -25,8 +25,7 @@ from starlette.types import ASGIApp
 
 from lapclip import __version__
 from lapclip.errors import UserError, suggest
-from lapclip.search.index import Filter
-from lapclip.search.searcher import parse_date
+from lapclip.search.index import Filter, parse_date
 from lapclip.serve.http import Guard, build_app, json_response, send_static
 from lapclip.serve.limits import Bodies, Limits, Refused, busy
 from lapclip.serve.service import MAX_TEXTS, Service
