@@ -1,5 +1,6 @@
 """`lapclip eval`: recall and zero-shot accuracy beside chance and another model, and the worst mistakes."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
