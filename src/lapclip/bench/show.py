@@ -1,7 +1,7 @@
 """What `lapclip bench` measured, ready to be shown: for programs, as tables, and as an image or a page."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -16,15 +16,15 @@ from lapclip.bench.figures import DOTS_PER_INCH, PAPER, draw_ops, draw_sizes, dr
 from lapclip.bench.ops import OpTiming, crossovers, time_ops
 from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, speed_up, study_sizes
 from lapclip.bench.steps import MAX_DRIFT, StepsResult, as_json, bench_steps
-from lapclip.config import Config
+from lapclip.config import Config, Plan
 from lapclip.data.open import Data
-from lapclip.errors import UserError, code
 from lapclip.files import write_atomically
 from lapclip.machine.device import DEFAULT_THREADS, Device, processor, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.units import age, duration, listed, rate, short_count, size
-from lapclip.view.document import Document, Section, Table, columns_of
-from lapclip.view.html import as_html, check_place
+from lapclip.view.document import Chart, Document, Line, Points, Range, Ranges, Section, Table, columns_of
+from lapclip.view.html import as_html
+from lapclip.view.sheet import save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,8 +61,27 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
     rows = [(part, getattr(result.choice.plan, part), reason) for part, reason in result.reasons.items()]
     reasons = Table("what training will use", columns_of("setting, value, why"), rows)
     title = f"{config.model.size}, batches of {result.resolved.train.batch_size}"
-    section = Section("Execution plans", points=remarks, tables=[steps_table(result), reasons])
+    drawn, tables = steps_ranges(result.measured, result.choice.plan), [steps_table(result), reasons]
+    section = Section("Execution plans", points=remarks, tables=tables, ranges=[drawn])
     return Result(as_json(result), section, lambda: draw_steps(result.measured, result.choice.plan, title))
+
+
+def steps_ranges(measured: Measured, chosen: Plan) -> Ranges:
+    """Pairs a second of each candidate that was timed and not rejected, fastest first, beside the chosen one."""
+    rows = [(c.pairs_per_second, c) for c in measured.candidates if c.pairs_per_second and not c.rejected]
+    best = next((speed for speed, c in rows if c.plan == chosen), 0.0)
+    ranges = []
+    for speed, c in sorted(rows, key=lambda row: -row[0]):
+        ends = None if c.spread is None else (speed * (1 - c.spread), speed * (1 + c.spread))
+        ranges.append(Range(c.plan.in_words() + ", chosen" * (c.plan == chosen), speed, ends, best))
+    title = "Pairs per second with the interquartile range of the steps; | is the chosen plan"
+    return Ranges(title, ranges, kind="rate", num_alike=len(ranges))
+
+
+def log_chart(title: str, axis: str, base: int, values: Mapping[str, Points]) -> Chart:
+    """A line a device, on logarithmic axes."""
+    lines = [Line(device, sorted(points), n, "dots") for n, (device, points) in enumerate(values.items())]
+    return Chart(title, "", lines, axis=axis, is_log_y=True, log_x=base)
 
 
 def measured_ago(when: float) -> str:
@@ -127,7 +146,7 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
         " time to start a kernel, on the CPU the time of the smallest call",
         measured_ago(when),
     ]
-    section = Section("Operations", points=remarks, tables=[ops_table(timings)])
+    section = Section("Operations", points=remarks, tables=[ops_table(timings)], charts=ops_charts(timings))
     return Result(
         {"ops": [asdict(timing) for timing in timings], "crossovers": found},
         section,
@@ -138,6 +157,13 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
 def with_processor(devices: list[Device]) -> list[Device]:
     """What there is to compare with comes first."""
     return [processor(), *(device for device in devices if device != processor())]
+
+
+def ops_charts(timings: Sequence[OpTiming]) -> list[Chart]:
+    charts: dict[str, dict[str, Points]] = {}
+    for t in timings:
+        charts.setdefault(t.op, {}).setdefault(t.device, []).append((t.size, t.seconds * 1e6))
+    return [log_chart(f"{op}, µs per call", "size", 2, lines) for op, lines in charts.items()]
 
 
 def ops_table(timings: Sequence[OpTiming]) -> Table:
@@ -163,8 +189,20 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
         for r in results
     ]
     columns = "speed-up of an accelerator over the CPU: predicted by lapclip's source documents, and measured"
-    section = Section("Sizes", points=[columns, remark], tables=[sizes_table(results)])
+    points, tables = [columns, remark], [sizes_table(results)]
+    section = Section("Sizes", points=points, tables=tables, charts=sizes_charts(results))
     return Result({"sizes": rows}, section, lambda: draw_sizes(results))
+
+
+def sizes_charts(results: Sequence[SizeResult]) -> list[Chart]:
+    speeds: dict[str, Points] = {}
+    memory: dict[str, Points] = {}
+    for r in results:
+        name = f"{r.device}, estimated" if r.is_estimate else r.device
+        speeds.setdefault(name, []).append((r.num_parameters, r.pairs_per_second))
+        memory.setdefault(name, []).append((r.num_parameters, r.memory_bytes / 1e9))
+    drawn = {"Pairs per second": speeds, "Memory, GB": memory}
+    return [log_chart(title, "parameters", 10, lines) for title, lines in drawn.items()]
 
 
 def sizes_table(results: Sequence[SizeResult]) -> Table:
@@ -184,27 +222,14 @@ def sizes_table(results: Sequence[SizeResult]) -> Table:
     return Table(caption, columns_of(columns), rows)
 
 
-def check_out(path: Path) -> None:
-    """Refuses, before anything is measured, a file that could not be written afterwards."""
-    if path.suffix.lower() not in (".png", ".html"):
-        hint = f"name it `{path.with_suffix('.html') if path.name else 'bench.html'}`"
-        raise UserError(f"{code(path)} does not end in `.png` or `.html`", hint=hint)
-    check_place(path)
-    with drawing():
-        pass
-
-
 def write_out(path: Path, results: Sequence[Result], facts: list[str]) -> None:
     """Writes the charts, or a page that has the tables and facts of the machine too, by the path's suffix."""
-    check_out(path)
-    charts = [render(result.draw()) for result in results]
     if path.suffix.lower() == ".png":
-        write_atomically(path, stacked([Image.open(BytesIO(chart)) for chart in charts]))
+        save(stacked([Image.open(BytesIO(render(result.draw()))) for result in results]), path)
         return
-    sections = [replace(r.section, images=[chart]) for r, chart in zip(results, charts, strict=True)]
     about = "This machine's hardware and training speed."
-    summary = Section("Summary", points=facts)
-    write_atomically(path, as_html(Document("This machine", "lapclip bench", about, [summary, *sections])))
+    sections = [Section("Summary", points=facts), *(result.section for result in results)]
+    write_atomically(path, as_html(Document("This machine", "lapclip bench", about, sections)))
 
 
 def render(figure: "Figure") -> bytes:
@@ -214,13 +239,11 @@ def render(figure: "Figure") -> bytes:
     return file.getvalue()
 
 
-def stacked(images: Sequence[Image.Image]) -> bytes:
-    """A PNG of images below one another, as wide as the widest."""
+def stacked(images: Sequence[Image.Image]) -> Image.Image:
+    """Images below one another, as wide as the widest."""
     sheet = Image.new("RGB", (max(i.width for i in images), sum(i.height for i in images)), PAPER)
     top = 0
     for image in images:
         sheet.paste(image, (0, top))
         top += image.height
-    file = BytesIO()
-    sheet.save(file, format="PNG")
-    return file.getvalue()
+    return sheet

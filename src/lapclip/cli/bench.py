@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, Switch, with_settings
-from lapclip.cli.screen import OPENING, follow, on_screen, people, print_json, stop_requests, working
+from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
+from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, load_config
 from lapclip.errors import UserError
 
@@ -48,9 +48,12 @@ def bench(
             raise UserError(f"`{flag}` does not use `{other}`", hint=f"omit `{other}`")
     config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
     if out is not None:
-        from lapclip.bench.show import check_out
+        out = output_file(out, ".png", ".html")
+        if out.suffix.lower() == ".png":
+            from lapclip.bench.figures import drawing
 
-        check_out(out)
+            with drawing():  # refuses before anything is measured if matplotlib is missing
+                pass
     with working("starting"):
         from lapclip.autotune.resolve import devices_for
         from lapclip.bench.show import ops_section, sizes_section, steps_section, write_out
@@ -84,7 +87,7 @@ def bench(
     remarks = [remark for result in results for remark in result.section.points]
     screen.print("", *remarks, sep="\n", highlight=False, markup=False)
     if out is not None:
-        people.print(f"image: {out}", highlight=False, soft_wrap=True)
+        say(f"the results: {out}")
     return 0
 
 

@@ -5,12 +5,15 @@ The help of a command's other flags is in its docstring.
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from lapclip.cli.screen import say
 from lapclip.config import ALIASES, BUDGETS, SETTINGS, Setting
-from lapclip.errors import UserError
+from lapclip.errors import UserError, code
+from lapclip.files import refuse_foreign
 
 Switch = Annotated[bool, Parameter(negative="")]  # without a `--no-` form
 AsJson = Annotated[bool, Parameter(help="print the result as one JSON object on stdout", negative="")]
@@ -56,6 +59,19 @@ def flag_of(setting: Setting) -> inspect.Parameter:
     flag = inspect.Parameter
     kind = flag.POSITIONAL_OR_KEYWORD if setting.name == "source" else flag.KEYWORD_ONLY
     return flag(setting.name, kind, default=None, annotation=Annotated[setting.type | None, help])
+
+
+def output_file(path: Path, *suffixes: str, hint: str = "") -> Path:
+    """A file to write, checked before the work whose result it is to hold; says so if it will replace one."""
+    path = path.expanduser()
+    if suffixes and path.suffix.lower() not in suffixes:
+        named = path.with_suffix(suffixes[0]) if path.name else f"lapclip{suffixes[0]}"
+        expected = " or ".join(f"`{suffix}`" for suffix in suffixes)
+        raise UserError(f"{code(path)} does not end in {expected}", hint=hint or f"name it `{named}`")
+    refuse_foreign(path)
+    if path.exists():
+        say(f"{code(path)} exists and will be replaced")
+    return path
 
 
 def refuse_together(**flags: bool) -> None:

@@ -11,10 +11,11 @@ from operator import itemgetter
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
 
 from lapclip.data.formats.emoji import UNASSIGNED, find_fonts
 from lapclip.errors import one_line, shortened
-from lapclip.files import atomic_path
+from lapclip.files import PNG_SIGN, atomic_path
 
 NUM_FOUND = 6  # images shown for a query
 TILE = 128  # pixels of each side of a found image
@@ -53,16 +54,19 @@ def draw_found(path: Path, rows: Sequence[tuple[str, Sequence[tuple[Image.Image,
     save(sheet, path)
 
 
-def draw_sheet(path: Path, tiles: Sequence[tuple[Image.Image, Sequence[str], str]]) -> None:
+def draw_sheet(path: Path, tiles: Sequence[tuple[Image.Image, Sequence[str], str]], title: str = "") -> None:
     """Writes a grid of images, each with its name and captions below."""
     texts = [text_below(captions, name) for _, captions, name in tiles]
     columns = max(1, min(COLUMNS, len(tiles)))
     num_lines = [max(map(len, texts[start : start + columns])) for start in range(0, len(tiles), columns)]
-    tops = [GAP]  # each row of tiles is as high as its longest text
+    width = GAP + columns * (THUMBNAIL + GAP)
+    heading = wrap(title, width - 2 * GAP, MAX_LINES) if title else []
+    tops = [GAP + LINE_HEIGHT * len(heading) + GAP * bool(heading)]  # each row is as high as its longest text
     for lines in num_lines:
         tops.append(tops[-1] + THUMBNAIL + 2 * GAP + LINE_HEIGHT * lines)
-    sheet = Image.new("RGB", (GAP + columns * (THUMBNAIL + GAP), tops[-1]), PAPER)
+    sheet = Image.new("RGB", (width, tops[-1]), PAPER)
     draw = ImageDraw.Draw(sheet)
+    write(draw, heading, GAP, GAP)
     for number, ((image, *_), (name, *captions)) in enumerate(zip(tiles, texts, strict=True)):
         row, column = divmod(number, columns)
         left, top = GAP + column * (THUMBNAIL + GAP), tops[row]
@@ -165,5 +169,7 @@ def system_fonts() -> Iterator[Font]:
 
 
 def save(sheet: Image.Image, path: Path) -> None:
+    sign = PngInfo()
+    sign.add_text(*PNG_SIGN)
     with atomic_path(path) as beside:
-        sheet.save(beside, format="PNG")
+        sheet.save(beside, format="PNG", pnginfo=sign)
