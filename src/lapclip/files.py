@@ -62,28 +62,23 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return content
 
 
+# By these, files that lapclip wrote are recognised.
 HTML_SIGN = '<meta name="generator" content="lapclip report">'
 PNG_SIGN = ("Software", "lapclip")
-SIGNS = (HTML_SIGN.encode(), "\0".join(PNG_SIGN).encode())  # by which files that lapclip wrote are recognised
-NUM_BYTES_READ = 2000  # enough to find one
 
 
 def refuse_foreign(path: Path) -> None:
     """Refuses a path where no file can be written, and to replace a page or an image that lapclip did not write."""
     is_taken = path.exists() and not (path.is_file() and os.access(path, os.R_OK | os.W_OK))
     if is_taken or not os.access(path.absolute().parent, os.W_OK):
-        raise UserError(
-            f"cannot write {code(path)}: it is not a writable file, or its folder is not writable",
-            hint="name a file in an existing folder",
-        )
+        what = f"cannot write {code(path)}: it is not a writable file, or its folder is not writable"
+        raise UserError(what, hint="name a file in an existing folder")
     if path.exists():
         with path.open("rb") as file:
-            start = file.read(NUM_BYTES_READ)
-        if not any(sign in start for sign in SIGNS):
-            raise UserError(
-                f"{code(path)} already exists and was not written by lapclip",
-                hint="name another file, or move the existing one",
-            )
+            start = file.read(2000)
+        if HTML_SIGN.encode() not in start and "\0".join(PNG_SIGN).encode() not in start:
+            what = f"{code(path)} already exists and was not written by lapclip"
+            raise UserError(what, hint="name another file, or move the existing one")
 
 
 class Taken(Exception):

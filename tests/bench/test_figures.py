@@ -11,7 +11,7 @@ from PIL import Image
 from lapclip.autotune.plans import Candidate, Measured
 from lapclip.bench.figures import draw_ops, draw_sizes, draw_steps
 from lapclip.bench.ops import OpTiming
-from lapclip.bench.show import Result, ops_charts, sizes_charts, steps_ranges, write_out
+from lapclip.bench.show import Result, log_charts, steps_ranges, write_out
 from lapclip.bench.sizes import SizeResult
 from lapclip.cli.bench import bench
 from lapclip.config import Plan
@@ -80,12 +80,11 @@ def test_every_candidate_is_drawn_with_its_speed_or_the_reason_against_it():
 def test_a_page_needs_nothing_beside_itself_and_survives_hostile_names(tmp_path, monkeypatch):
     plan = Plan(HOSTILE, "fp32", 2, 128)
     other = Candidate(Plan("cpu", "fp32", 1, 8), rejected=HOSTILE)
-    ops = ops_charts([timing(HOSTILE, HOSTILE, 512, 1e-3)])
-    sizes = sizes_charts([size_result(HOSTILE, 10**6, HOSTILE, 4.0)])
+    charts = log_charts(HOSTILE, 2, [(HOSTILE, HOSTILE, 512.0, 1e-3)])
     table = Table(HOSTILE, {HOSTILE: "text"}, [(HOSTILE,), ("\x1b[2J\x00",)])
     ranges = steps_ranges(Measured((Candidate(plan, 10.0), other), 0.0, 1.0), plan)
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # which only images need
-    section = Section("part", tables=[table], charts=[*ops, *sizes], ranges=[ranges])
+    section = Section("part", tables=[table], charts=charts, ranges=[ranges])
     write_out(tmp_path / "bench.html", [Result({}, section, pytest.fail)], [HOSTILE])
     page = (tmp_path / "bench.html").read_text()
     own, data = (

@@ -1,18 +1,19 @@
 """What `lapclip bench` measured, ready to be shown: for programs, as tables, and as an image or a page."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 from lapclip.autotune.cache import folder_for, load, store
 from lapclip.autotune.plans import Measured, remark_on
 from lapclip.autotune.resolve import devices_for
-from lapclip.bench.figures import DOTS_PER_INCH, PAPER, draw_ops, draw_sizes, draw_steps, drawing
+from lapclip.bench.figures import DOTS_PER_INCH, draw_ops, draw_sizes, draw_steps, drawing
 from lapclip.bench.ops import OpTiming, crossovers, time_ops
 from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, speed_up, study_sizes
 from lapclip.bench.steps import MAX_DRIFT, StepsResult, as_json, bench_steps
@@ -48,22 +49,19 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
     rated = (
         f", at about {rate(result.predicted)} pairs/s including image preparation" if result.predicted else ""
     )
-    remarks = [
-        f"`{command}` uses this plan{rated}",
-        measured_ago(result.measured.when),
-        *compile_remarks(result.measured),
-    ]
-    if abs(drift := result.measured.drift) >= MAX_DRIFT:
+    measured, chosen = result.measured, result.choice.plan
+    remarks = [f"`{command}` uses this plan{rated}", measured_ago(measured.when), *compile_remarks(measured)]
+    if abs(drift := measured.drift) >= MAX_DRIFT:
         became = "faster: it may have been busy before" if drift < 0 else "slower: it may be busy or hot"
         remarks.append(
             f"during measurement, the machine became {abs(drift):.0%} {became}; `--fresh` measures again"
         )
-    rows = [(part, getattr(result.choice.plan, part), reason) for part, reason in result.reasons.items()]
+    rows = [(part, getattr(chosen, part), reason) for part, reason in result.reasons.items()]
     reasons = Table("what training will use", columns_of("setting, value, why"), rows)
     title = f"{config.model.size}, batches of {result.resolved.train.batch_size}"
-    drawn, tables = steps_ranges(result.measured, result.choice.plan), [steps_table(result), reasons]
-    section = Section("Execution plans", points=remarks, tables=tables, ranges=[drawn])
-    return Result(as_json(result), section, lambda: draw_steps(result.measured, result.choice.plan, title))
+    drawn, tables = steps_ranges(measured, chosen), [steps_table(result), reasons]
+    section = Section("Execution plans", points=remarks, tables=tables, ranges=[drawn] * bool(drawn.ranges))
+    return Result(as_json(result), section, lambda: draw_steps(measured, chosen, title))
 
 
 def steps_ranges(measured: Measured, chosen: Plan) -> Ranges:
@@ -78,10 +76,16 @@ def steps_ranges(measured: Measured, chosen: Plan) -> Ranges:
     return Ranges(title, ranges, kind="rate", num_alike=len(ranges))
 
 
-def log_chart(title: str, axis: str, base: int, values: Mapping[str, Points]) -> Chart:
-    """A line a device, on logarithmic axes."""
-    lines = [Line(device, sorted(points), n, "dots") for n, (device, points) in enumerate(values.items())]
-    return Chart(title, "", lines, axis=axis, is_log_y=True, log_x=base)
+def log_charts(axis: str, base: int, values: Iterable[tuple[str, str, float, float]]) -> list[Chart]:
+    """From title, device, x and y: a chart a title, a line a device, on logarithmic axes."""
+    charts: dict[str, dict[str, Points]] = {}
+    for title, device, x, y in values:
+        charts.setdefault(title, {}).setdefault(device, []).append((x, y))
+    return [
+        Chart(title, "", [Line(name, sorted(points), n, "dots") for n, (name, points) in enumerate(lines.items())],
+              axis=axis, is_log_y=True, log_x=base)
+        for title, lines in charts.items()
+    ]  # fmt: skip
 
 
 def measured_ago(when: float) -> str:
@@ -146,7 +150,9 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
         " time to start a kernel, on the CPU the time of the smallest call",
         measured_ago(when),
     ]
-    section = Section("Operations", points=remarks, tables=[ops_table(timings)], charts=ops_charts(timings))
+    values = [(f"{t.op}, µs per call", t.device, t.size, t.seconds * 1e6) for t in timings]
+    charts = log_charts("size", 2, values)
+    section = Section("Operations", points=remarks, tables=[ops_table(timings)], charts=charts)
     return Result(
         {"ops": [asdict(timing) for timing in timings], "crossovers": found},
         section,
@@ -157,13 +163,6 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
 def with_processor(devices: list[Device]) -> list[Device]:
     """What there is to compare with comes first."""
     return [processor(), *(device for device in devices if device != processor())]
-
-
-def ops_charts(timings: Sequence[OpTiming]) -> list[Chart]:
-    charts: dict[str, dict[str, Points]] = {}
-    for t in timings:
-        charts.setdefault(t.op, {}).setdefault(t.device, []).append((t.size, t.seconds * 1e6))
-    return [log_chart(f"{op}, µs per call", "size", 2, lines) for op, lines in charts.items()]
 
 
 def ops_table(timings: Sequence[OpTiming]) -> Table:
@@ -189,20 +188,15 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
         for r in results
     ]
     columns = "speed-up of an accelerator over the CPU: predicted by lapclip's source documents, and measured"
-    points, tables = [columns, remark], [sizes_table(results)]
-    section = Section("Sizes", points=points, tables=tables, charts=sizes_charts(results))
+    drawn = (("Pairs per second", "pairs_per_second", 1.0), ("Memory, GB", "memory_bytes", 1e9))
+    values = [
+        (title, r.device + ", estimated" * r.is_estimate, r.num_parameters, getattr(r, field) / unit)
+        for title, field, unit in drawn
+        for r in results
+    ]
+    charts, tables = log_charts("parameters", 10, values), [sizes_table(results)]
+    section = Section("Sizes", points=[columns, remark], tables=tables, charts=charts)
     return Result({"sizes": rows}, section, lambda: draw_sizes(results))
-
-
-def sizes_charts(results: Sequence[SizeResult]) -> list[Chart]:
-    speeds: dict[str, Points] = {}
-    memory: dict[str, Points] = {}
-    for r in results:
-        name = f"{r.device}, estimated" if r.is_estimate else r.device
-        speeds.setdefault(name, []).append((r.num_parameters, r.pairs_per_second))
-        memory.setdefault(name, []).append((r.num_parameters, r.memory_bytes / 1e9))
-    drawn = {"Pairs per second": speeds, "Memory, GB": memory}
-    return [log_chart(title, "parameters", 10, lines) for title, lines in drawn.items()]
 
 
 def sizes_table(results: Sequence[SizeResult]) -> Table:
@@ -225,25 +219,15 @@ def sizes_table(results: Sequence[SizeResult]) -> Table:
 def write_out(path: Path, results: Sequence[Result], facts: list[str]) -> None:
     """Writes the charts, or a page that has the tables and facts of the machine too, by the path's suffix."""
     if path.suffix.lower() == ".png":
-        save(stacked([Image.open(BytesIO(render(result.draw()))) for result in results]), path)
+        save(Image.fromarray(np.vstack([render(result.draw()) for result in results])), path)
         return
     about = "This machine's hardware and training speed."
     sections = [Section("Summary", points=facts), *(result.section for result in results)]
     write_atomically(path, as_html(Document("This machine", "lapclip bench", about, sections)))
 
 
-def render(figure: "Figure") -> bytes:
+def render(figure: "Figure") -> np.ndarray:
     file = BytesIO()
     with drawing():
         figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-    return file.getvalue()
-
-
-def stacked(images: Sequence[Image.Image]) -> Image.Image:
-    """Images below one another, as wide as the widest."""
-    sheet = Image.new("RGB", (max(i.width for i in images), sum(i.height for i in images)), PAPER)
-    top = 0
-    for image in images:
-        sheet.paste(image, (0, top))
-        top += image.height
-    return sheet
+    return np.asarray(Image.open(file).convert("RGB"))

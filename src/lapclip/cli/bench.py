@@ -47,13 +47,11 @@ def bench(
         if other := next((SETTINGS[name].flag for name in flags if name not in ALWAYS), None):
             raise UserError(f"`{flag}` does not use `{other}`", hint=f"omit `{other}`")
     config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
-    if out is not None:
-        out = output_file(out, ".png", ".html")
-        if out.suffix.lower() == ".png":
-            from lapclip.bench.figures import drawing
+    if out is not None and (out := output_file(out, ".png", ".html")).suffix.lower() == ".png":
+        from lapclip.bench.figures import drawing
 
-            with drawing():  # refuses before anything is measured if matplotlib is missing
-                pass
+        with drawing():  # refuses before anything is measured if matplotlib is missing
+            pass
     with working("starting"):
         from lapclip.autotune.resolve import devices_for
         from lapclip.bench.show import ops_section, sizes_section, steps_section, write_out

@@ -65,9 +65,8 @@ def output_file(path: Path, *suffixes: str, hint: str = "") -> Path:
     """A file to write, checked before the work whose result it is to hold; says so if it will replace one."""
     path = path.expanduser()
     if suffixes and path.suffix.lower() not in suffixes:
-        named = path.with_suffix(suffixes[0]) if path.name else f"lapclip{suffixes[0]}"
-        expected = " or ".join(f"`{suffix}`" for suffix in suffixes)
-        raise UserError(f"{code(path)} does not end in {expected}", hint=hint or f"name it `{named}`")
+        what = f"{code(path)} does not end in {' or '.join(map(code, suffixes))}"
+        raise UserError(what, hint=hint or f"name it {code((path.stem or 'lapclip') + suffixes[0])}")
     refuse_foreign(path)
     if path.exists():
         say(f"{code(path)} exists and will be replaced")

@@ -2,11 +2,11 @@
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from io import BytesIO
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
@@ -26,9 +26,7 @@ MAX_CAPTIONS, MAX_LINES = 5, 3  # of an image; of a caption
 MAX_CHARACTERS = 200  # of a text; more never fit
 PAPER, INK, PALE, CORRECT = "#ffffff", "#222222", "#767676", "#1a7f37"
 FONT_SIZE = 13
-PLAIN_FONT = re.compile(
-    r"(?!.*(bold|italic|oblique|serif|mono|light|thin|black|condensed)).*\.(ttf|ttc|otf)", re.IGNORECASE
-)
+PLAIN_FONT = re.compile(r"(?i)(?!.*(bold|italic|obliq|serif|mono|light|thin|black|cond)).*\.(ttf|ttc|otf)")
 # Hebrew, Arabic and their neighbours, with what is between their words.
 RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufefc]([\W\d]*[\u0590-\u08ff\ufb1d-\ufefc])*")
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -115,9 +113,7 @@ def write(draw: ImageDraw.ImageDraw, lines: Sequence[str], left: int, top: int, 
         strong = (way for way in map(unicodedata.bidirectional, line) if way in ("L", "R", "AL"))
         way = "ltr" if next(strong, "L") == "L" else "rtl"
         for font, text in in_fonts(line)[:: 1 if way == "ltr" else -1]:
-            can_order = (
-                getattr(font, "layout_engine", None) == ImageFont.Layout.RAQM
-            )  # and join Arabic letters
+            can_order = getattr(font, "layout_engine", 0) == ImageFont.Layout.RAQM  # and join letters
             shown = text if can_order else RIGHT_TO_LEFT.sub(reverse, text)
             draw.text((x, baseline), shown, colour, font, "ls", direction=way if can_order else None)
             x += font.getlength(text)
@@ -145,11 +141,19 @@ def in_fonts(line: str) -> list[tuple[Font, str]]:
 @cache
 def font_for(character: str) -> Font:
     """The first font that has a character; the usual one, which draws a box, if none has."""
-    for font in chain(fonts(), system_fonts()):
-        if bytes(font.getmask(character)) != bytes(font.getmask(UNASSIGNED)):
-            fonts().extend([font] * (font not in fonts()))
+    for font in fonts():
+        if has(font, character):
             return font
+    for path in sorted(find_fonts(PLAIN_FONT), key=lambda path: "sans" not in path.lower()):
+        with suppress(OSError):  # damaged, or of bitmaps in other sizes, such as emoji in colour
+            if has(font := ImageFont.truetype(path, FONT_SIZE), character):
+                fonts().append(font)
+                return font
     return fonts()[0]
+
+
+def has(font: Font, character: str) -> bool:
+    return bytes(font.getmask(character)) != bytes(font.getmask(UNASSIGNED))
 
 
 @cache
@@ -160,12 +164,6 @@ def fonts() -> list[Font]:
     except ImportError:  # a checkout that was updated without its packages; this font has ASCII only
         return [ImageFont.load_default(FONT_SIZE)]
     return [ImageFont.truetype(BytesIO(myfont("figo")), FONT_SIZE)]
-
-
-def system_fonts() -> Iterator[Font]:
-    for path in sorted(find_fonts(PLAIN_FONT), key=lambda path: "sans" not in path.lower()):
-        with suppress(OSError):  # damaged, or of bitmaps in other sizes, such as emoji in colour
-            yield ImageFont.truetype(path, FONT_SIZE)
 
 
 def save(sheet: Image.Image, path: Path) -> None:
