@@ -593,6 +593,8 @@ def test_a_browser_draws_every_chart_at_any_width_without_complaint(run):
         assert page.locator(".u-legend svg.key").count() >= num_charts, "lines are keyed by their dashes too"
 
     check_in_browser(write_report(run), check)
-    steps = [step(n, temperature=0.07 - n * 1e-6, lr=0.1 + n * 1e-4) for n in range(1, 30)]
-    both = [summarize(run), summarize(told([started(), *steps], "one"))]
+    steps = [step(n, temperature=0.07 - n * 1e-7, lr=0.1 + n * 1e-4) for n in range(1, 30)]
+    close = told([started(), *steps], "close")
+    check_in_browser(write_report(close), check)
+    both = [summarize(run), summarize(close)]
     check_in_browser(write_html(document_of(both), Path("both.html")), check)
