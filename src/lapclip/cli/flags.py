@@ -13,7 +13,6 @@ from cyclopts import Parameter
 from lapclip.cli.screen import say
 from lapclip.config import ALIASES, BUDGETS, SETTINGS, Setting
 from lapclip.errors import UserError, code
-from lapclip.files import refuse_foreign
 
 Switch = Annotated[bool, Parameter(negative="")]  # without a `--no-` form
 AsJson = Annotated[bool, Parameter(help="print the result as one JSON object on stdout", negative="")]
@@ -63,6 +62,8 @@ def flag_of(setting: Setting) -> inspect.Parameter:
 
 def output_file(path: Path, *suffixes: str, hint: str = "") -> Path:
     """A file to write, checked before the work whose result it is to hold; says so if it will replace one."""
+    from lapclip.files import refuse_foreign
+
     path = path.expanduser()
     if suffixes and path.suffix.lower() not in suffixes:
         what = f"{code(path)} does not end in {' or '.join(map(code, suffixes))}"
