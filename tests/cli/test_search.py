@@ -127,6 +127,18 @@ def test_the_sheet_shows_what_was_found(search, tmp_path, made):
     assert len(done.stdout.splitlines()) == 3
     with Image.open(tmp_path / "found.png") as sheet:
         assert sheet.format == "PNG" and sheet.width > 3 * 192
+        first = sheet.copy()
+    assert "will be replaced" not in done.stderr
+    again = search(
+        "dog - cat", "--top", "3", "--sheet", str(tmp_path / "found.png"), "--min-score", "-1", "--paths"
+    )
+    with Image.open(tmp_path / "found.png") as sheet:
+        heading = (0, 0, sheet.width, 24)
+        assert sheet.crop(heading) != first.crop(heading), "the query stands above the images"
+    assert again.returncode == 0 and "found.png` exists and will be replaced" in again.stderr
+    Image.new("RGB", (8, 8)).save(tmp_path / "mine.png")
+    refused = search("dog", "--sheet", str(tmp_path / "mine.png"))
+    assert refused.returncode == 1 and "was not written by lapclip" in refused.stderr
     refused = search("dog", "--sheet", str(tmp_path / "none" / "found.png"))
     assert refused.returncode == 1 and "cannot write" in refused.stderr
 
@@ -223,7 +235,7 @@ def test_the_best_result_is_opened_by_the_systems_viewer(search, tmp_path, monke
         (["cat", "--top", "0"], 1, "`--top` is 0"),
         (["cat", "--top", "1.5"], 2, "1.5"),
         (["cat", "--min-score", "nan"], 1, "`--min-score` is nan"),
-        (["cat", "--sheet", "found.jpg"], 1, "is a PNG"),
+        (["cat", "--sheet", "found.jpg"], 1, "does not end in `.png`"),
         (["cat", "--after", "2024-13"], 1, "`2024-13` is not a date"),
         (["cat", "--min-size", "0"], 1, "`--min-size` is 0"),
         (["cat", "--paths", "--json"], 1, "cannot be combined"),

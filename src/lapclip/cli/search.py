@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import CycloptsError, Parameter
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, Switch, refuse_together, whole_number
+from lapclip.cli.flags import AsJson, Switch, output_file, refuse_together, whole_number
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, until_closed, working
 from lapclip.errors import UserError, install_command, shortened, suggest
 from lapclip.files import open_regular, writing
@@ -80,8 +80,9 @@ def search(
         duplicates: list groups of identical and nearly identical images
     """
     query, as_paths = join_words(words), paths or null
-    check_options(top=top, min_score=min_score, sheet=sheet, paths=as_paths, json=json)
+    check_options(top=top, min_score=min_score, paths=as_paths, json=json)
     wanted = read_filter(folder, after, before, min_size)
+    sheet = output_file(sheet, ".png") if sheet else None
     show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
         if query or like or unlike or sheet or copy_to or open:
@@ -106,10 +107,10 @@ def search(
     index, started = searcher.index, time.perf_counter()
     results = searcher.search(searcher.vector(terms), top=top or 10, min_score=min_score, wanted=wanted)
     seconds, matches = time.perf_counter() - started, results.matches
-    if sheet is not None and matches:
-        write_sheet(sheet.expanduser(), matches)
     copied = copy_files(matches, copy_to.expanduser()) if copy_to is not None and matches else []
     question = describe_query(terms, likes, unlikes)
+    if sheet is not None and matches:
+        write_sheet(sheet, matches, question)
     record = {"query": question, "milliseconds": seconds * 1000}
     record |= {"results": [match.record() for match in matches], "num_pictures": index.num_images}
     record |= {"num_gone": results.num_gone, "model": index.model, "index": str(index.path), "copied": copied}
@@ -138,15 +139,11 @@ def join_words(words: Sequence[str]) -> str:
     return " ".join(words).strip()
 
 
-def check_options(
-    *, top: int | None, min_score: float | None, sheet: Path | None, paths: bool, json: bool
-) -> None:
+def check_options(*, top: int | None, min_score: float | None, paths: bool, json: bool) -> None:
     if top is not None and not 1 <= top <= MAX_RESULTS:
         raise UserError(f"`--top` is {top}", hint=f"use 1 to {MAX_RESULTS:,}")
     if min_score is not None and not -1 <= min_score <= 1:
         raise UserError(f"`--min-score` is {min_score}", hint="use a score from -1 to 1")
-    if sheet is not None and sheet.suffix.lower() != ".png":
-        raise UserError(f"`--sheet` is `{sheet}`", hint="the sheet is a PNG, such as `found.png`")
     refuse_together(paths=paths, json=json)
 
 
@@ -289,11 +286,11 @@ def load_images(matches: "Sequence[Match]") -> "list[Image.Image]":
     return list(in_order(load, matches))
 
 
-def write_sheet(path: Path, matches: "Sequence[Match]") -> None:
+def write_sheet(path: Path, matches: "Sequence[Match]", question: str) -> None:
     from lapclip.view.sheet import draw_sheet
 
     images = zip(load_images(matches), matches, strict=True)
-    draw_sheet(path, [(image, [f"{match.score:.3f}"], name_of(match)) for image, match in images])
+    draw_sheet(path, [(image, [f"{match.score:.3f}"], name_of(match)) for image, match in images], question)
     say(f"contact sheet: `{path}`")
 
 
