@@ -80,6 +80,7 @@ def whole_searches(count: int) -> None:
         os.environ["LAPCLIP_CACHE"] = folder
         for size in ("nano", "tiny"):
             searcher = open_searcher(Path(folder), size, count)
+            from lapclip.search.index import Filter
             from lapclip.search.searcher import parse_query
 
             def search(number: int, searcher=searcher) -> None:
@@ -88,7 +89,7 @@ def whole_searches(count: int) -> None:
 
             def folder_search(number: int, searcher=searcher) -> None:
                 terms, within = parse_query(WORDS[number % len(WORDS)]), f"{searcher.index.folders[0]}/3"
-                results = searcher.search(searcher.vector(terms), top=24, folder=within)
+                results = searcher.search(searcher.vector(terms), top=24, wanted=Filter(within))
                 assert len(results.matches) == 24
 
             def words(number: int, searcher=searcher) -> None:

@@ -41,6 +41,13 @@ SMALL = {
     "threads": 1,
     "eval_every": "6",  # else ten times in six steps
 }
+# For a browser: keeps what was drawn last at the left axis of each chart.
+RECORD_LABELS = """
+const { clearRect, fillText } = CanvasRenderingContext2D.prototype;
+Object.assign(CanvasRenderingContext2D.prototype, {
+  clearRect(...box) { this.canvas.labels = []; return clearRect.apply(this, box); },
+  fillText(text, ...at) { if (this.textAlign === "right" && text) this.canvas.labels.push(text); return fillText.call(this, text, ...at); },
+});"""
 
 
 @pytest.fixture(autouse=True)

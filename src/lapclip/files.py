@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 import msgspec
 import psutil
 
-from lapclip.errors import UserError
+from lapclip.errors import UserError, code
 
 BLOCK = 4096  # bytes: the content stays within one block, so that it can be written on a full disk
 PATIENCE_SECONDS = 3.0
@@ -79,6 +79,25 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("is not a JSON object")
     return content
+
+
+# By these, files that lapclip wrote are recognised.
+HTML_SIGN = '<meta name="generator" content="lapclip report">'
+PNG_SIGN = ("Software", "lapclip")
+
+
+def refuse_foreign(path: Path) -> None:
+    """Refuses a path where no file can be written, and to replace a page or an image that lapclip did not write."""
+    is_taken = path.exists() and not (path.is_file() and os.access(path, os.R_OK | os.W_OK))
+    if is_taken or not os.access(path.absolute().parent, os.W_OK):
+        what = f"cannot write {code(path)}: it is not a writable file, or its folder is not writable"
+        raise UserError(what, hint="name a file in an existing folder")
+    if path.exists():
+        with path.open("rb") as file:
+            start = file.read(2000)
+        if HTML_SIGN.encode() not in start and "\0".join(PNG_SIGN).encode() not in start:
+            what = f"{code(path)} already exists and was not written by lapclip"
+            raise UserError(what, hint="name another file, or move the existing one")
 
 
 class Taken(Exception):

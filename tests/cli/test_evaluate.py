@@ -171,7 +171,7 @@ def test_the_page_and_the_sheet_are_written_where_it_says(call):
     result = json.loads(done.stdout)
     assert result["page"] == "runs/mine/evaluation.html" and result["sheet"] == "m.png"
     page = Path(result["page"]).read_text()
-    assert page.count('class="query"') == 2 == len(result["mistakes"])
+    assert page.count('class="question"') == 2 == len(result["mistakes"])
     assert page.count("data:image/jpeg") == sum(1 + len(m["found"]) for m in result["mistakes"])
     with Image.open("m.png") as sheet:
         assert sheet.format == "PNG" and sheet.height > 2 * 128
@@ -188,10 +188,10 @@ def test_the_page_and_the_sheet_are_written_where_it_says(call):
         (["mine", "--pool-size", "1"], "`--pool-size` is 1", "1000"),
         (["mine", "--mistakes", "-1"], "`--mistakes` is -1", "0 to 1000"),
         (["mine", "--num-validation", "0"], "`--num-validation`", "512"),
-        (["mine", "--sheet", "m.jpg"], "`m.jpg`", "mistakes.png"),
+        (["mine", "--sheet", "m.jpg"], "`m.jpg` does not end in `.png`", "`m.png`"),
         (["mine", "--sheet", "none/m.png"], "none/m.png", "an existing folder"),
         (["mine", "--html", "animals"], "does not end in `.html`", "goes before `--html`"),
-        (["mine", "--html", "foreign.html"], "is not a lapclip report", "another file"),
+        (["mine", "--html", "foreign.html"], "was not written by lapclip", "another file"),
         (["mine", "--html", "none/page.html"], "cannot write `none/page.html`", "an existing folder"),
         (["animals"], "`animals` is not a run", "lapclip eval MODEL SOURCE"),
         (["mien"], "did you mean `mine`", "lists the runs"),

@@ -14,8 +14,9 @@ from conftest import command, environment
 from glass import Terminal
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from test_searcher import COPIED, make_index
+from test_searcher import CHANGED, COPIED, make_index
 from test_thumbnails import decoded
+from test_update import make_run
 
 from lapclip.cli import run_command
 from lapclip.cli.thumbnails import COLUMNS, GAP, ROWS
@@ -126,27 +127,105 @@ def test_the_sheet_shows_what_was_found(search, tmp_path, made):
     assert len(done.stdout.splitlines()) == 3
     with Image.open(tmp_path / "found.png") as sheet:
         assert sheet.format == "PNG" and sheet.width > 3 * 192
+        first = sheet.copy()
+    assert "will be replaced" not in done.stderr
+    again = search(
+        "dog - cat", "--top", "3", "--sheet", str(tmp_path / "found.png"), "--min-score", "-1", "--paths"
+    )
+    with Image.open(tmp_path / "found.png") as sheet:
+        heading = (0, 0, sheet.width, 24)
+        assert sheet.crop(heading) != first.crop(heading), "the query stands above the images"
+    assert again.returncode == 0 and "found.png` exists and will be replaced" in again.stderr
+    Image.new("RGB", (8, 8)).save(tmp_path / "mine.png")
+    refused = search("dog", "--sheet", str(tmp_path / "mine.png"))
+    assert refused.returncode == 1 and "was not written by lapclip" in refused.stderr
     refused = search("dog", "--sheet", str(tmp_path / "none" / "found.png"))
     assert refused.returncode == 1 and "cannot write" in refused.stderr
 
 
-def test_duplicates_are_listed_in_groups(search, made):
-    groups = json.loads(search("--duplicates", "--min-score", "1", "--json").stdout)["groups"]
-    paths = [str(made.photos / "a" / COPIED), str(made.photos / "b" / "copy.jpg")]
-    assert [[one["path"] for one in group] for group in groups] == [paths]
-    assert search("--duplicates", "--min-score", "1", "--paths").stdout.split() == paths
-    done = search("--duplicates", "--min-score", "1")
-    assert "equal" in done.stdout and "1 group" in done.stderr
-    every = json.loads(search("--duplicates", "--min-score", "-1", "--json").stdout)["groups"]
-    assert sum(map(len, every)) == 14
-    some = json.loads(search("--duplicates", "--min-score", "-1", "--top", "1", "--json").stdout)["groups"]
-    assert some == every[:1]
-    groups = search("--duplicates", "--min-score", "0.9", "--paths").stdout.split("\n\n")
-    assert len(groups) > 1
-    ended = search("--duplicates", "--min-score", "0.9", "-0").stdout
-    assert ended.split("\0") == [*"\n".join(groups).split("\n")], "for `xargs -0` nothing between groups"
-    none = search("--duplicates", "--folder", str(made.photos / "a"), "--min-score", "1")
-    assert "no duplicates" in none.stderr
+def test_duplicates_are_listed_in_groups_with_how_sure_they_are(search, made):
+    every = ("--duplicates", "--min-score", "-1")  # each image is a candidate
+    result = json.loads(search(*every, "--json").stdout)
+    copies = [str(made.photos / "a" / COPIED), str(made.photos / "b" / "copy.jpg")]
+    near = [str(made.photos / "a" / CHANGED), str(made.photos / "b" / "smaller.jpg")]
+    assert [[one["path"] for one in group] for group in result["groups"]] == [copies, near]
+    assert [[one["identical"] for one in group] for group in result["groups"]] == [
+        [True, True],
+        [True, False],
+    ]
+    assert json.loads(search(*every, "--top", "1", "--json").stdout)["groups"] == result["groups"][:1]
+    done = search(*every)
+    assert re.search(r"copy\.jpg +53 x 40 +identical file", done.stdout)
+    assert re.search(r"smaller\.jpg +50 x 38 +near-duplicate, difference \d\.\d%", done.stdout)
+    assert "2 groups: 1 of identical files, 1 with near-duplicates" in done.stderr
+    listed = search(*every, "--paths")
+    assert listed.stdout == "\n".join(copies) + "\n\n" + "\n".join(near) + "\n"
+    assert "1 with near-duplicates" in listed.stderr, "not all of these paths are copies"
+    assert search(*every, "-0").stdout == "\0".join([*copies, *near, ""]), (
+        "for `xargs -0` nothing between groups"
+    )
+    assert search("--duplicates", "--min-score", "1", "--paths").stdout.split() == copies
+    for limits in (["--folder", str(made.photos / "a")], ["--min-size", "54"], ["--before", "2000"]):
+        assert "no duplicates" in search(*every, *limits).stderr
+
+
+def test_words_that_no_training_caption_has_are_named(search, made):
+    """The index has a copy of the model, which keeps the words."""
+    assert json.loads(search("asdkjhasd", "--json").stdout)["unknown_words"] is None, (
+        "where they are not known"
+    )
+    (folder,) = (made.cache / "index").glob("*/model")
+    (folder / "words.txt").write_text("cat\nred\nstra\u00dfe".casefold(), "utf-8")
+    try:
+        done = search("Red asdkjhasd", "-", "cat Hund", "--json")
+        assert json.loads(done.stdout)["unknown_words"] == ["asdkjhasd", "hund"]
+        assert "note: no training caption contains `asdkjhasd`, `hund`" in done.stderr
+        assert "note" not in search("RED cat STRASSE").stderr
+        (folder / "words.txt").unlink()
+        os.mkfifo(folder / "words.txt")
+        assert json.loads(search("asdkjhasd", "--json").stdout)["unknown_words"] is None
+    finally:
+        (folder / "words.txt").unlink()
+
+
+def test_which_of_several_indexes_answers_is_said(made, call, monkeypatch, tmp_path):
+    monkeypatch.setenv("LAPCLIP_CACHE", str(shutil.copytree(made.cache, tmp_path / "cache")))
+    assert "searching the index" not in call("search", "cat").stderr
+    make_run(tmp_path / "runs" / "other", 1)
+    assert call("index", str(made.photos / "b"), "--model", "other").returncode == 0
+    done = call("search", "cat", "--json")
+    assert "searching the index of `other`" in done.stderr
+    result = json.loads(done.stdout)
+    assert Path(result["index"]).parent == tmp_path / "cache" / "index" and result["model"].endswith("other")
+    named = call("search", "cat", "--json", "--model", made.model)
+    assert json.loads(named.stdout)["index"] != result["index"] and "searching" not in named.stderr
+
+
+def test_results_are_copied_by_rank_and_nothing_is_overwritten(search, tmp_path):
+    target = tmp_path / "new" / "found"
+    result = json.loads(search("cat", "--top", "11", "--copy-to", str(target), "--json").stdout)
+    assert result["copied"] == [str(path) for path in sorted(target.iterdir())]
+    for rank, (path, found) in enumerate(zip(result["copied"], result["results"], strict=True), 1):
+        assert os.path.basename(path) == f"{rank:02}-{found['name']}"
+        assert Path(path).read_bytes() == Path(found["path"]).read_bytes()
+        assert Path(path).stat().st_mtime == pytest.approx(found["modified"])
+    (target / os.path.basename(result["copied"][0])).write_text("mine")
+    Path(result["copied"][10]).unlink()
+    refused = search("cat", "--top", "11", "--copy-to", str(target))
+    assert refused.returncode == 1 and "already exists" in refused.stderr
+    assert (target / os.path.basename(result["copied"][0])).read_text() == "mine"
+    assert not Path(result["copied"][10]).exists(), "none is copied where one cannot be"
+
+
+def test_the_best_result_is_opened_by_the_systems_viewer(search, tmp_path, monkeypatch):
+    for name in ("open", "xdg-open"):
+        (tmp_path / name).write_text('#!/bin/sh\necho "$#" "$1" > opened\n')
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    best_path = search("cat", "--open", "--paths").stdout.splitlines()[0]
+    assert (tmp_path / "opened").read_text() == f"1 {best_path}\n"
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert "cannot open" in search("cat", "--open").stderr
 
 
 @pytest.mark.parametrize(
@@ -156,7 +235,9 @@ def test_duplicates_are_listed_in_groups(search, made):
         (["cat", "--top", "0"], 1, "`--top` is 0"),
         (["cat", "--top", "1.5"], 2, "1.5"),
         (["cat", "--min-score", "nan"], 1, "`--min-score` is nan"),
-        (["cat", "--sheet", "found.jpg"], 1, "is a PNG"),
+        (["cat", "--sheet", "found.jpg"], 1, "does not end in `.png`"),
+        (["cat", "--after", "2024-13"], 1, "`2024-13` is not a date"),
+        (["cat", "--min-size", "0"], 1, "`--min-size` is 0"),
         (["cat", "--paths", "--json"], 1, "cannot be combined"),
         (["cat", "--duplicates"], 1, "does not take a query"),
         (["cat", "--jsn"], 2, "did you mean `--json`"),

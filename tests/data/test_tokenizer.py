@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 import tokenizers
 
-from lapclip.data.tokenizer import END, PAD, START, UNKNOWN, Tokenizer, load_tokenizer, train_tokenizer
+from lapclip.data.tokenizer import (
+    END,
+    PAD,
+    START,
+    UNKNOWN,
+    WORDS,
+    Tokenizer,
+    load_tokenizer,
+    train_tokenizer,
+    words_of,
+)
 from lapclip.errors import UserError
 
 CAPTIONS = ["a small red cat on the left", "two large blue dogs", "ein Haus am See", "東京の夜景", "قطة"] * 20
@@ -49,6 +59,26 @@ def test_a_broken_file_is_named(content):
     Path("tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=r"tokenizer\.json"):
         load_tokenizer(Path("tokenizer.json"))
+
+
+def test_words_that_no_caption_has_are_named_in_any_script():
+    Path("tokenizer.json").write_text(BPE.to_json(), "utf-8")
+    assert load_tokenizer(Path("tokenizer.json")).unknown_words("asdkjhasd") is None, "it is not known"
+    words = words_of(
+        [
+            "A small, red-haired CAT's toy",
+            "ein Haus am See",
+            "東京の夜景",
+            "हिन्दी",
+            "caf\u00e9 \u201cTag\u201d",
+            "STRASSE",
+        ]
+    )
+    Path(WORDS).write_text("\n".join(words), "utf-8")
+    tokenizer = load_tokenizer(Path("tokenizer.json"))
+    assert tokenizer.unknown_words("Red cat + haus - SEE: 京都 夜 cafe\u0301 straße हिन्दी tag!") == ["都"]
+    assert tokenizer.unknown_words("asdkjhasd cat asdkjhasd Hund हिन्") == ["asdkjhasd", "hund", "हिन्"]
+    assert tokenizer.unknown_words("") == [] and words_of(str(number) for number in range(500_000)) is None
 
 
 def test_other_peoples_vocabularies_have_their_own_start_end_and_padding():

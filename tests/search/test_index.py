@@ -12,7 +12,7 @@ import pytest
 
 from lapclip.errors import UserError
 from lapclip.search import writer as writing
-from lapclip.search.index import Index, IndexInfo, find_index, indexes_folder, list_indexes
+from lapclip.search.index import Filter, Index, IndexInfo, find_index, indexes_folder, list_indexes
 from lapclip.search.scan import Stamp
 from lapclip.search.update import forget
 from lapclip.search.writer import Writer, owned
@@ -73,8 +73,9 @@ def test_an_index_is_read_as_it_was_written():
     first, second = index.entries_at(2)
     assert first.path == "/photos/2.jpg" and os.fsencode(second.path) == b"/photos/other/caf\xe9.jpg"
     assert (first.row, first.width, first.height) == (2, 8, 6) and index.entry(first.id) == first
-    assert index.live_rows("/photos/other").tolist() == [2] and index.live_rows("/photo").tolist() == []
-    assert index.entries_at(2, "/photos/other") == [second]
+    other = Filter("/photos/other")
+    assert index.live_rows(other).tolist() == [2] and index.live_rows(Filter("/photo")).tolist() == []
+    assert index.entries_at(2, other) == [second] and index.live_rows(is_copied=True).tolist() == [2]
     assert index.entry(99) is None and index.entry(2**70) is None and index.entries_at(99) == []
 
 
@@ -247,4 +248,4 @@ def test_fifty_thousand_images_open_within_a_quarter_of_a_second():
     index = Index(info)
     assert len(index.live_rows()) == count
     assert time.process_time() - started < 0.25
-    assert len(index.live_rows("/photos/007")) == count // 100 and index.num_images == count
+    assert len(index.live_rows(Filter("/photos/007"))) == count // 100 and index.num_images == count

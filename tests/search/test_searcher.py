@@ -13,7 +13,7 @@ from test_update import make_run
 
 from lapclip.cli import run_command
 from lapclip.errors import UserError
-from lapclip.search.index import find_index
+from lapclip.search.index import Filter, find_index, parse_date
 from lapclip.search.searcher import NotIndexed, Searcher, Term, duplicates, parse_query
 from lapclip.units import finished
 
@@ -136,14 +136,39 @@ def test_limits_are_exact(searcher, made, red_cat):
     assert found(top=4) == every[:4] and found(top=100, min_score=least) == every[:6]
     assert found(top=3, min_score=least) == every[:3] and found(min_score=1.0) == []
     assert found(top=100, without=[every[0].entry.id, 99999]) == every[1:]
-    in_b = found(top=100, folder=str(made.photos / "b"))
+    in_b = found(top=100, wanted=Filter(str(made.photos / "b")))
     assert sorted(names(in_b)) == ["copy.jpg", "smaller.jpg"] and not any(match.copies for match in in_b)
-    assert found(top=100, folder=str(made.root)) == every
+    assert found(top=100, wanted=Filter(str(made.root))) == every
     with pytest.raises(NotIndexed, match="no image under"):
-        found(folder="/nowhere")
+        found(wanted=Filter("/nowhere"))
     (copied,) = [match for match in every if match.copies]
     left = found(top=100, without=[copied.copies[0].id])
     assert len(left) == 12 and not {COPIED, "copy.jpg"} & {*names(left)}, "with an image its copies"
+
+
+def test_dates_and_sizes_limit_before_the_best_are_taken(searcher, red_cat):
+    every = searcher.search(red_cat, top=100).matches
+    last = max(entry.mtime_ns for match in every for entry in (match.entry, *match.copies))
+
+    def found(top: int, **limits):
+        return searcher.search(red_cat, top=top, wanted=Filter(**limits)).matches
+
+    assert found(100, after_ns=last + 1) == found(100, before_ns=0) == found(100, min_side=54) == []
+    assert found(100, after_ns=0, before_ns=last + 1, min_side=50) == every
+    larger = [match for match in every if match.entry.width >= 53]
+    assert found(5, min_side=53) == larger[:5] and len(larger) == len(every) - 1
+    late = found(1, after_ns=last)[0]
+    assert {entry.mtime_ns for entry in (late.entry, *late.copies)} == {last}, (
+        "copies that are older are not listed"
+    )
+
+
+def test_a_date_is_when_its_day_month_or_year_begins():
+    assert parse_date("2024") == parse_date("2024-01") == parse_date("2024-01-01") < parse_date("2024-01-02")
+    assert parse_date("9999") > parse_date("2262") > 0
+    for text in ("", "24", "2024-13", "2024-1", "yesterday", "2024-05-32", "20240501"):
+        with pytest.raises(UserError, match="is not a date"):
+            parse_date(text)
 
 
 def test_missing_files_are_counted_and_copies_or_the_next_matches_take_their_place(searcher, made, red_cat):
@@ -187,13 +212,20 @@ def test_a_large_index_is_searched_with_a_graph_that_is_built_once(searcher, emb
     assert not again.needs_graph and again.graph is not None and again.search(red_cat, top=5) == exact
 
 
-def test_duplicates_are_groups_of_equal_and_similar_images(searcher):
+def test_duplicates_are_images_whose_contents_agree_and_not_those_merely_alike(searcher, made):
     def found(min_score: float) -> list[list[str]]:
         return [names(group) for group in finished(duplicates(searcher.index, min_score))]
 
     assert found(1.0) == [[COPIED, "copy.jpg"]]
-    (every,) = finished(duplicates(searcher.index, -1.0))
-    rows = {name: match.entry.row for name, match in zip(names(every), every, strict=True)}
-    score = float(searcher.index.vectors[rows[CHANGED]] @ searcher.index.vectors[rows["smaller.jpg"]])
-    assert [CHANGED, "smaller.jpg"] in found(score) and [COPIED, "copy.jpg"] in found(score)
-    assert names(every) == sorted(rows, key=lambda name: (not name[0].isdigit(), name)) and len(every) == 14
+    every = finished(duplicates(searcher.index, -1.0))  # each image is a candidate
+    assert [names(group) for group in every] == [[COPIED, "copy.jpg"], [CHANGED, "smaller.jpg"]]
+    (_, copy), (first, smaller) = every
+    assert copy.is_identical and copy.difference == 0 and not smaller.is_identical
+    assert 0 < smaller.difference < 0.02 and first.score == pytest.approx(1) and 1 > smaller.score > 0.9
+    path = made.photos / "b" / "copy.jpg"
+    before = path.read_bytes()
+    path.write_bytes((made.photos / "a" / "01.jpg").read_bytes())  # since it was indexed
+    try:
+        assert [COPIED, "copy.jpg"] not in found(-1.0), "what is there now is compared"
+    finally:
+        path.write_bytes(before)

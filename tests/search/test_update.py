@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,23 @@ def test_unreadable_images_are_named_and_not_tried_until_they_change(here, index
     assert second["num_unreadable"] == 2 and second["unreadable"] == []
     shutil.copy(here / "photos" / "00.jpg", here / "photos" / "text.jpg")
     assert (index()["num_unreadable"], find_index().num_images) == (1, 13)
+
+
+def test_a_folder_of_which_nothing_can_be_read_is_an_error(here, index, call, monkeypatch):
+    index("photos", "--model", "a")
+    (here / "broken").mkdir()
+    for number in range(3):
+        (here / "broken" / f"{number}.jpg").write_text("not an image")
+    for _ in range(2):  # also when nothing is new
+        done = call("index", "broken", "--json")
+        assert done.returncode == 1 and json.loads(done.stdout)["num_unreadable"] == 3
+        assert "3 unreadable" in done.stderr and "nothing new" not in done.stderr
+        assert "error: no image in" in done.stderr and done.stderr.count("hint: ") == 1
+    assert call("index").returncode == 0, "what was not named is only counted"
+    (here / "phone").mkdir()
+    (here / "phone" / "1.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    assert "hint: pip install 'lapclip[heic]'" in call("index", "phone").stderr
 
 
 def test_links_hidden_files_and_names_in_no_encoding(here, index):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import being_trained
+from conftest import RECORD_LABELS, being_trained
 from made_events import evaluated, finished, inspected, started, step
 from test_http import Server, append, write_run
 
@@ -48,7 +48,7 @@ def browser():
 def folder(tmp_path_factory):
     """Runs to show: one that is trained meanwhile, one that is over with captions to be afraid of, one of old."""
     folder = tmp_path_factory.mktemp("watched")
-    steps = [step(number, loss=3 / number) for number in range(1, 60)]
+    steps = [step(number, loss=3 / number, temperature=0.07 - number * 1e-6) for number in range(1, 60)]
     over = write_run(
         folder / "runs" / "over",
         started(total_steps=60),
@@ -255,10 +255,15 @@ def test_dark_and_light_differ_and_a_choice_is_kept(visit):
     paper = "getComputedStyle(document.body).backgroundColor"
     seen = visit("?run=over", color_scheme="light")
     seen.page.locator("#queries img").first.wait_for()  # so the curves are drawn
+    seen.page.evaluate(RECORD_LABELS)
     light, curve = seen.page.evaluate(paper), pixels(seen.page, ".plot canvas")
     seen.page.emulate_media(color_scheme="dark")
     assert seen.page.evaluate(paper) != light
     seen.wait(f"document.querySelector('.plot canvas').toDataURL() !== {json.dumps(curve)}")
+    for axis in seen.page.evaluate(
+        "Array.from(document.querySelectorAll('.plot canvas'), (canvas) => canvas.labels)"
+    ):
+        assert len(set(axis)) == len(axis), f"labels are repeated: {axis}"
     seen.page.locator("#theme").click()
     seen.page.reload()
     assert seen.page.evaluate(paper) == light

@@ -305,6 +305,28 @@ def test_results_are_narrowed_by_score_and_folder_and_widened_by_more(visit, fol
     seen.wait(f"{SHOWN}.length === 4")
 
 
+def test_results_are_narrowed_by_date_and_size_with_the_keyboard_alone(visit):
+    seen = visit("?q=red+asdkjhasd")
+    every = wait_for_results(seen)
+    assert "no training caption contains \u201casdkjhasd\u201d" in seen.text("#count")
+    seen.page.locator("#more-filters summary").focus()
+    seen.page.keyboard.press("Enter")
+    while seen.page.evaluate("document.activeElement.id") != "size":
+        seen.page.keyboard.press("Tab")
+    seen.page.keyboard.type("54")
+    seen.page.keyboard.press("Enter")
+    assert len(wait_for_others(seen, every)) == 2 and {"tall.jpg", "wide.jpg"} == set(names(seen))
+    assert "min_size=54" in seen.page.url
+    seen.page.locator("#before").fill("2000-01-01")
+    seen.page.get_by_text("no images found").wait_for()
+    seen.page.reload()
+    seen.page.get_by_text("no images found").wait_for()
+    assert (
+        seen.page.locator("#before").input_value() == "2000-01-01" and seen.page.locator("#size").is_visible()
+    )
+    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_it_fits_a_phone_and_images_keep_their_shape(visit):
     seen = visit("?q=a long line of words - others&like=1", viewport={"width": 390, "height": 800})
     wait_for_results(seen)

@@ -68,6 +68,7 @@ expected-statuses = [400, 404, 405, 413, 414, 415, 431]
 def write_model(folder: Path, size: str | None = None) -> None:
     """A model that knows nothing: what it finds is as good as any, and always the same."""
     tokenizer = train_bpe(["red green blue old new cat dog tree"], 300)
+    tokenizer.words = frozenset(["a", "red", "green", "blue", "old", "new", "cat", "dog", "tree"])
     settings = load_config(flags=SMALL if size is None else {"size": size})
     model = build_model(settings.model, vocab_size=tokenizer.vocab_size, has_bias=False)
     Embedder(model, tokenizer, processor(), name="mine").save(folder)
@@ -152,6 +153,7 @@ def test_it_says_what_it_serves_and_words_find_images_best_first(served, embedde
     scores = [one["score"] for one in told["results"]]
     assert (told["query"], len(scores), told["num_pictures"]) == ("a red cat", 5, NUM_IMAGES)
     assert scores == sorted(scores, reverse=True) and told["milliseconds"] > 0
+    assert told["unknown_words"] == [] and served.told("/search?q=Hund+-+CAT")["unknown_words"] == ["hund"]
     first = told["results"][0]
     opened = find_index(None)
     cosine = opened.vectors[opened.entry(first["id"]).row] @ embedder.texts(["a red cat"])[0]
@@ -175,9 +177,18 @@ def test_an_image_finds_itself_and_its_copy(served):
     assert not {first["id"], like[0]["id"]} & {one["id"] for one in unlike}
 
 
-def test_a_folder_is_searched_alone(served):
+def test_a_folder_a_time_or_a_size_is_searched_alone(served):
     inner = served.photos.resolve() / "inner"
     assert [one["name"] for one in served.told(f"/search?q=cat&folder={inner}")["results"]] == ["70.jpg"]
+    every = served.told("/search?q=cat&top=100")["results"]
+    assert (
+        served.told("/search?q=cat&top=100&after=2000-01-01&before=9999-01-01&min_size=53")["results"]
+        == every
+    )
+    for nothing in ("after=9999-01-01", "before=2000-01-01", "min_size=1000000"):
+        assert served.told(f"/search?q=cat&{nothing}")["results"] == []
+    for wrong in ("after=2024-13-01", "before=yesterday", "min_size=-1", "min_size=1e9"):
+        served.refused(400, f"/search?q=cat&{wrong}")
     for elsewhere in (served.folder / "private", inner / ".." / ".." / "private", "/", "/etc", "inner", "\0"):
         served.refused(404, f"/search?q=cat&folder={quote(str(elsewhere))}")
 

@@ -8,6 +8,7 @@ from test_train import assert_equal_to_the_bit, of, stop_after, trained
 
 from lapclip.config import load_config
 from lapclip.data.pack import packs_folder
+from lapclip.data.tokenizer import load_tokenizer
 from lapclip.runs.events import Step, Warned
 from lapclip.train.loop import train
 from lapclip.train.messages import validation_limit
@@ -52,6 +53,15 @@ def test_a_resumed_run_equals_one_that_never_stopped_however_images_come(tmp_pat
     assert [step.step for step in of(Step, events)] == [4, 5, 6, 7, 8]
     assert not [w for w in of(Warned, events) if "changed" in w.message]
     assert_equal_to_the_bit(straight, run)
+
+
+def test_the_words_of_the_training_captions_are_recorded_and_of_no_others(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 40)  # whose captions end in a number of their own
+    run = prepare(config_for(folder, num_validation=8), "run")
+    words = run.tokenizer_file.with_name("words.txt").read_text().split("\n")
+    assert words == sorted(words) and {"red", "cat", "number"} <= {*words}
+    assert 20 <= sum(word.isdecimal() for word in words) < 40, "not those of validation"
+    assert load_tokenizer(run.tokenizer_file).unknown_words("Red asdkjhasd CAT") == ["asdkjhasd"]
 
 
 def test_a_source_that_changed_is_said_when_a_run_goes_on(tmp_path):

@@ -1,5 +1,6 @@
 """Whole runs on pretended devices: the wrong is refused, the slow loses, the small goes on with less."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,12 @@ def test_a_run_that_may_choose_falls_back_to_the_processor_and_says_why(there, c
     assert "`mps`" in why and f"the gradient of `{device.chosen[0]}` differs" in why
     assert len(losses(events)) == 2
     show_resolved(run.load_config(), run)
-    assert "".join(why.split()) in "".join(capfd.readouterr().err.split()), "what is kept is what is printed"
+    every = capfd.readouterr().err
+    show_resolved(run.load_config(), run, is_short=True)  # as on a terminal without `--verbose`
+    short = capfd.readouterr().err
+    assert "".join(why.split()) in "".join(every.split()), "what is kept is what is printed"
+    assert "keep_patches" in every and "keep_patches" not in short and "`mps`: the gradient" in short
+    assert len(re.findall(r"^\w", short, re.MULTILINE)) == 5 and f"{run.path}/machine.json" in short
 
 
 def test_a_run_too_short_to_measure_trains_on_the_processor_and_does_not_claim_to_be_alone(there):

@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 from test_report import HOSTILE, Looked, check_in_browser
 
+from lapclip.files import refuse_foreign
 from lapclip.view.document import Range, Ranges
 from lapclip.view.evaluation import comparison_section, evaluation_page, how_measured, zero_shot_words
-from lapclip.view.html import refuse_foreign
 
 
 def way(one: float, five: float, ten: float) -> dict:
@@ -137,7 +137,7 @@ def test_every_range_lies_within_its_axis():
 def test_a_confusion_matrix_shows_its_share_by_colour(result, images):
     page = evaluation_page(result, images)
     assert 'title="cat as dog: 6 of 8"' in page and "6 of 12 images" in page
-    assert re.findall(r'<td class="h(\d)', page) == ["2", "6", "8"]
+    assert re.findall(r'--strength:(\d+)%"', page) == ["30", "76", "100"]
 
 
 @pytest.mark.slow

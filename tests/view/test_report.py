@@ -13,7 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
+from conftest import RECORD_LABELS, SMALL
 from PIL import Image
 
 from lapclip.config import load_config, to_toml
@@ -185,6 +185,7 @@ def check_in_browser(path, check) -> None:
             page.on("console", lambda message, said=said: said.append(message.text))
             page.on("pageerror", lambda error, said=said: said.append(str(error)))
             page.on("request", lambda request, said=said: said.append(request.url))
+            page.add_init_script(RECORD_LABELS)
             page.goto(path.resolve().as_uri())
             check(page)
             assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -225,7 +226,7 @@ def test_the_command_prints_the_path_and_costs_no_torch(run):
 def test_only_reports_are_overwritten_and_only_runs_reported(run, call):
     Path("mine.html").write_text("<html>my own page</html>")
     for place, said in (
-        ("mine.html", "not a lapclip report"),
+        ("mine.html", "was not written by lapclip"),
         ("none/x.html", "cannot write"),
         ("/dev/null", "cannot"),
     ):
@@ -592,10 +593,21 @@ def test_the_page_of_many_hours_is_hardly_larger_than_that_of_one():
 @pytest.mark.slow
 def test_a_browser_draws_every_chart_at_any_width_without_complaint(run):
     def check(page):
+        values = page.locator(".u-legend .u-value").all_inner_texts()
+        assert values and all(map(str.strip, values)) and "--" not in values, (
+            "the last ones, before anything is pointed at"
+        )
+        axes = page.evaluate("Array.from(document.querySelectorAll('canvas'), (canvas) => canvas.labels)")
+        assert all(len(set(axis)) == len(axis) > 0 for axis in axes), f"labels are repeated: {axes}"
+        ends = [section.bounding_box() for section in page.locator("section").all()]
+        assert max(box["x"] + box["width"] for box in ends) > 0.9 * page.viewport_size["width"]
         num_charts = page.locator("figure.chart").count()
         assert num_charts == page.locator("figure.live canvas").count() > 0
         assert page.locator(".u-legend svg.key").count() >= num_charts, "lines are keyed by their dashes too"
 
     check_in_browser(write_report(run), check)
-    both = [summarize(run), summarize(told([started(), step(1)], "one"))]
+    steps = [step(n, temperature=0.07 - n * 1e-7, lr=0.1 + n * 1e-4) for n in range(1, 30)]
+    close = told([started(), *steps], "close")
+    check_in_browser(write_report(close), check)
+    both = [summarize(run), summarize(close)]
     check_in_browser(write_html(document_of(both), Path("both.html")), check)

@@ -3,11 +3,13 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont, features
 
 from lapclip.errors import UserError
-from lapclip.view.sheet import FONT, THUMBNAIL, TILE, draw_found, draw_sheet, wrap
+from lapclip.view import sheet
+from lapclip.view.sheet import THUMBNAIL, TILE, draw_found, draw_sheet, font_for, length, wrap, write
 
 RED, BLUE = Image.new("RGB", (32, 24), "red"), Image.new("RGB", (24, 32), "blue")
 
@@ -49,10 +51,42 @@ def test_no_caption_and_no_name_breaks_the_sheet(text):
     assert opened("sheet.png").height < 2000 and opened("found.png").height < 2 * TILE
 
 
+def drawn(text: str) -> Image.Image:
+    image = Image.new("L", (200, 24))
+    write(ImageDraw.Draw(image), [text], 0, 0, "white")
+    left, _, right, _ = image.getbbox()
+    return image.crop((left, 0, right, image.height))
+
+
+def test_captions_in_other_scripts_are_letters_and_not_boxes():
+    pytest.importorskip("pymupdf_fonts")
+    for text in ("éñßøłğőăЖщ", "Ελληνικά", "עברית", "العربية", "हिन्दी", "ไทย", "ქართული"):
+        letters = {letter for letter in text if letter.isalpha()}
+        assert len({drawn(letter).tobytes() for letter in (*letters, "\u0378")}) == len(letters) + 1
+        assert {font_for(letter) for letter in letters} == {font_for("a")}, "nor in several fonts"
+
+
+@pytest.mark.parametrize("has_raqm", [True, False])
+def test_right_to_left_captions_are_in_order_with_and_without_a_library_for_it(has_raqm, monkeypatch):
+    pytest.importorskip("pymupdf_fonts")
+    if has_raqm and not features.check("raqm"):
+        pytest.skip("Pillow found no FriBiDi here")
+    engine = ImageFont.Layout.RAQM if has_raqm else ImageFont.Layout.BASIC
+    one = sheet.fonts()[0].font_variant(layout_engine=engine)
+    monkeypatch.setattr(sheet, "font_for", lambda character: one)
+    for text, first, last in (("שלום", "ם", "ש"), ("חתול 12 על", "ל", "ח"), ("ab שלום", "a", "ש")):
+        whole, left, right = map(drawn, (text, first, last))
+        assert whole.crop((0, 0, left.width, left.height)) == left
+        rest = whole.crop((whole.width - right.width, 0, whole.width, right.height))
+        assert abs(np.asarray(rest, float) - np.asarray(right, float)).mean() < 12, (
+            "but for fractions of pixels"
+        )
+
+
 def test_text_is_never_wider_than_its_tile_and_what_is_omitted_is_marked():
     for text in ("x" * 500, "東京" * 100, "a b " * 200, "f" * 30 + " " + "W" * 30):
         lines = wrap(text, THUMBNAIL, 3)
-        assert all(FONT.getlength(line) <= THUMBNAIL for line in lines) and len(lines) <= 3
+        assert all(length(line) <= THUMBNAIL for line in lines) and len(lines) <= 3
         assert lines[-1].endswith("...") == (len(text) > 61)
     assert wrap("", 400, 2) == [""] and wrap("two words", 400, 2) == ["two words"]
 

@@ -1,30 +1,31 @@
 """What `lapclip bench` measured, ready to be shown: for programs, as tables, and as an image or a page."""
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from PIL import Image
 
 from lapclip.autotune.cache import folder_for, load, store
 from lapclip.autotune.plans import Measured, remark_on
 from lapclip.autotune.resolve import devices_for
-from lapclip.bench.figures import DOTS_PER_INCH, PAPER, draw_ops, draw_sizes, draw_steps, drawing
+from lapclip.bench.figures import DOTS_PER_INCH, draw_ops, draw_sizes, draw_steps, drawing
 from lapclip.bench.ops import OpTiming, crossovers, time_ops
 from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, speed_up, study_sizes
 from lapclip.bench.steps import MAX_DRIFT, StepsResult, as_json, bench_steps
-from lapclip.config import Config
+from lapclip.config import Config, Plan
 from lapclip.data.open import Data
-from lapclip.errors import UserError, code
 from lapclip.files import write_atomically
 from lapclip.machine.device import DEFAULT_THREADS, Device, processor, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.units import age, duration, listed, rate, short_count, size
-from lapclip.view.document import Document, Section, Table, columns_of
-from lapclip.view.html import as_html, check_place
+from lapclip.view.document import Chart, Document, Line, Points, Range, Ranges, Section, Table, columns_of
+from lapclip.view.html import as_html
+from lapclip.view.sheet import save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,23 +49,49 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
     rated = (
         f", at about {rate(result.predicted)} pairs/s including image preparation" if result.predicted else ""
     )
+    measured, chosen = result.measured, result.choice.plan
     used = f"`{command}` uses this plan{rated}"
-    unused = f"{result.measured.others_in_words}: it is not kept, and `{command}` measures again"
+    unused = f"{measured.others_in_words}: it is not kept, and `{command}` measures again"
     remarks = [
-        unused if result.measured.is_disturbed else used,
-        measured_ago(result.measured.when),
-        *compile_remarks(result.measured),
+        unused if measured.is_disturbed else used,
+        measured_ago(measured.when),
+        *compile_remarks(measured),
     ]
-    if abs(drift := result.measured.drift) >= MAX_DRIFT:
+    if abs(drift := measured.drift) >= MAX_DRIFT:
         became = "faster: it may have been busy before" if drift < 0 else "slower: it may be busy or hot"
         remarks.append(
             f"during measurement, the machine became {abs(drift):.0%} {became}; `--fresh` measures again"
         )
-    rows = [(part, getattr(result.choice.plan, part), reason) for part, reason in result.reasons.items()]
+    rows = [(part, getattr(chosen, part), reason) for part, reason in result.reasons.items()]
     reasons = Table("what training will use", columns_of("setting, value, why"), rows)
     title = f"{config.model.size}, batches of {result.resolved.train.batch_size}"
-    section = Section("Execution plans", points=remarks, tables=[steps_table(result), reasons])
-    return Result(as_json(result), section, lambda: draw_steps(result.measured, result.choice.plan, title))
+    drawn, tables = steps_ranges(measured, chosen), [steps_table(result), reasons]
+    section = Section("Execution plans", points=remarks, tables=tables, ranges=[drawn] * bool(drawn.ranges))
+    return Result(as_json(result), section, lambda: draw_steps(measured, chosen, title))
+
+
+def steps_ranges(measured: Measured, chosen: Plan) -> Ranges:
+    """Pairs a second of each candidate that was timed and not rejected, fastest first, beside the chosen one."""
+    rows = [(c.pairs_per_second, c) for c in measured.candidates if c.pairs_per_second and not c.rejected]
+    best = next((speed for speed, c in rows if c.plan == chosen), 0.0)
+    ranges = []
+    for speed, c in sorted(rows, key=lambda row: -row[0]):
+        ends = None if c.spread is None else (speed * (1 - c.spread), speed * (1 + c.spread))
+        ranges.append(Range(c.plan.in_words() + ", chosen" * (c.plan == chosen), speed, ends, best))
+    title = "Pairs per second with the interquartile range of the steps; | is the chosen plan"
+    return Ranges(title, ranges, kind="rate", num_alike=len(ranges))
+
+
+def log_charts(axis: str, base: int, values: Iterable[tuple[str, str, float, float]]) -> list[Chart]:
+    """From title, device, x and y: a chart a title, a line a device, on logarithmic axes."""
+    charts: dict[str, dict[str, Points]] = {}
+    for title, device, x, y in values:
+        charts.setdefault(title, {}).setdefault(device, []).append((x, y))
+    return [
+        Chart(title, "", [Line(name, sorted(points), n, "dots") for n, (name, points) in enumerate(lines.items())],
+              axis=axis, is_log_y=True, log_x=base)
+        for title, lines in charts.items()
+    ]  # fmt: skip
 
 
 def measured_ago(when: float) -> str:
@@ -129,7 +156,9 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
         " time to start a kernel, on the CPU the time of the smallest call",
         measured_ago(when),
     ]
-    section = Section("Operations", points=remarks, tables=[ops_table(timings)])
+    values = [(f"{t.op}, µs per call", t.device, t.size, t.seconds * 1e6) for t in timings]
+    charts = log_charts("size", 2, values)
+    section = Section("Operations", points=remarks, tables=[ops_table(timings)], charts=charts)
     return Result(
         {"ops": [asdict(timing) for timing in timings], "crossovers": found},
         section,
@@ -165,7 +194,14 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
         for r in results
     ]
     columns = "speed-up of an accelerator over the CPU: predicted by lapclip's source documents, and measured"
-    section = Section("Sizes", points=[columns, remark], tables=[sizes_table(results)])
+    drawn = (("Pairs per second", "pairs_per_second", 1.0), ("Memory, GB", "memory_bytes", 1e9))
+    values = [
+        (title, r.device + ", estimated" * r.is_estimate, r.num_parameters, getattr(r, field) / unit)
+        for title, field, unit in drawn
+        for r in results
+    ]
+    charts, tables = log_charts("parameters", 10, values), [sizes_table(results)]
+    section = Section("Sizes", points=[columns, remark], tables=tables, charts=charts)
     return Result({"sizes": rows}, section, lambda: draw_sizes(results))
 
 
@@ -186,43 +222,18 @@ def sizes_table(results: Sequence[SizeResult]) -> Table:
     return Table(caption, columns_of(columns), rows)
 
 
-def check_out(path: Path) -> None:
-    """Refuses, before anything is measured, a file that could not be written afterwards."""
-    if path.suffix.lower() not in (".png", ".html"):
-        hint = f"name it `{path.with_suffix('.html') if path.name else 'bench.html'}`"
-        raise UserError(f"{code(path)} does not end in `.png` or `.html`", hint=hint)
-    check_place(path)
-    with drawing():
-        pass
-
-
 def write_out(path: Path, results: Sequence[Result], facts: list[str]) -> None:
     """Writes the charts, or a page that has the tables and facts of the machine too, by the path's suffix."""
-    check_out(path)
-    charts = [render(result.draw()) for result in results]
     if path.suffix.lower() == ".png":
-        write_atomically(path, stacked([Image.open(BytesIO(chart)) for chart in charts]))
+        save(Image.fromarray(np.vstack([render(result.draw()) for result in results])), path)
         return
-    sections = [replace(r.section, images=[chart]) for r, chart in zip(results, charts, strict=True)]
     about = "This machine's hardware and training speed."
-    summary = Section("Summary", points=facts)
-    write_atomically(path, as_html(Document("This machine", "lapclip bench", about, [summary, *sections])))
+    sections = [Section("Summary", points=facts), *(result.section for result in results)]
+    write_atomically(path, as_html(Document("This machine", "lapclip bench", about, sections)))
 
 
-def render(figure: "Figure") -> bytes:
+def render(figure: "Figure") -> np.ndarray:
     file = BytesIO()
     with drawing():
         figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-    return file.getvalue()
-
-
-def stacked(images: Sequence[Image.Image]) -> bytes:
-    """A PNG of images below one another, as wide as the widest."""
-    sheet = Image.new("RGB", (max(i.width for i in images), sum(i.height for i in images)), PAPER)
-    top = 0
-    for image in images:
-        sheet.paste(image, (0, top))
-        top += image.height
-    file = BytesIO()
-    sheet.save(file, format="PNG")
-    return file.getvalue()
+    return np.asarray(Image.open(file).convert("RGB"))

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, Switch, with_settings
-from lapclip.cli.screen import OPENING, follow, on_screen, people, print_json, stop_requests, working
+from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
+from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, load_config
 from lapclip.errors import UserError
 
@@ -49,10 +49,11 @@ def bench(
         if other := next((SETTINGS[name].flag for name in flags if name not in ALWAYS), None):
             raise UserError(f"`{flag}` does not use `{other}`", hint=f"omit `{other}`")
     config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
-    if out is not None:
-        from lapclip.bench.show import check_out
+    if out is not None and (out := output_file(out, ".png", ".html")).suffix.lower() == ".png":
+        from lapclip.bench.figures import drawing
 
-        check_out(out)
+        with drawing():  # refuses before anything is measured if matplotlib is missing
+            pass
     refuse_missing(config.data.source)
     with working("starting"):
         from lapclip.autotune.resolve import devices_for
@@ -87,7 +88,7 @@ def bench(
     remarks = [remark for result in results for remark in result.section.points]
     screen.print("", *remarks, sep="\n", highlight=False, markup=False)
     if out is not None:
-        people.print(f"image: {out}", highlight=False, soft_wrap=True)
+        say(f"the results: {out}")
     return 0
 
 

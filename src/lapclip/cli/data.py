@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import App
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, Switch, with_settings
+from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
 from lapclip.cli.screen import OPENING, follow, people, print_json, print_table, stop_requests, working
 from lapclip.config import load_config
 from lapclip.errors import UserError, suggest
@@ -148,9 +148,7 @@ def show(
     """
     if not 1 <= count <= 1000:
         raise UserError(f"`--count` is {count}", hint="a sheet holds 1 to 1000 images")
-    out = out.expanduser()
-    if out.suffix.lower() != ".png":
-        raise UserError(f"`--out` is `{out}`", hint="the sheet is a PNG: name it, for example, `sheet.png`")
+    out = output_file(out, ".png")
     _, opened = open_for(flags)
     import numpy as np
 

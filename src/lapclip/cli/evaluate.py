@@ -1,5 +1,6 @@
 """`lapclip eval`: recall and zero-shot accuracy beside chance and another model, and the worst mistakes."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, Switch, with_settings
+from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
 from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, Config, load_config
 from lapclip.errors import UserError, printable, shortened, typed
@@ -70,7 +71,7 @@ def evaluate(
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
     other_config = None if against is None else config_of(against)[0]
     page = None if html is None else page_path(html, folder)
-    sheet = None if sheet is None else sheet_path(sheet)
+    sheet = None if sheet is None else output_file(sheet, ".png")
     if source is not None:
         refuse_missing(source)
     with working("starting"):
@@ -146,24 +147,10 @@ def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, 
 
 def page_path(named: Sequence[Path], folder: Path | None) -> Path:
     """Where the page is written; an error here comes before anything is measured."""
-    path = named[0].expanduser() if named else (folder or Path()) / "evaluation.html"
-    if path.suffix.lower() not in (".html", ".htm"):
-        hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
-        raise UserError(f"`--html {path}` does not end in `.html`", hint=hint)
-    from lapclip.view.html import refuse_foreign
-
-    refuse_foreign(path)
-    return path
-
-
-def sheet_path(named: Path) -> Path:
-    path = named.expanduser()
-    if path.suffix.lower() != ".png":
-        raise UserError(f"`--sheet` is `{path}`", hint="the sheet is a PNG, such as `mistakes.png`")
-    from lapclip.view.html import check_place
-
-    check_place(path)
-    return path
+    hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
+    return output_file(
+        named[0] if named else (folder or Path()) / "evaluation.html", ".html", ".htm", hint=hint
+    )
 
 
 def open_measured(

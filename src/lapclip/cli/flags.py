@@ -5,12 +5,14 @@ The help of a command's other flags is in its docstring.
 
 import inspect
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from lapclip.cli.screen import say
 from lapclip.config import ALIASES, BUDGETS, SETTINGS, Setting
-from lapclip.errors import UserError
+from lapclip.errors import UserError, code
 
 Switch = Annotated[bool, Parameter(negative="")]  # without a `--no-` form
 AsJson = Annotated[bool, Parameter(help="print the result as one JSON object on stdout", negative="")]
@@ -56,6 +58,20 @@ def flag_of(setting: Setting) -> inspect.Parameter:
     flag = inspect.Parameter
     kind = flag.POSITIONAL_OR_KEYWORD if setting.name == "source" else flag.KEYWORD_ONLY
     return flag(setting.name, kind, default=None, annotation=Annotated[setting.type | None, help])
+
+
+def output_file(path: Path, *suffixes: str, hint: str = "") -> Path:
+    """A file to write, checked before the work whose result it is to hold; says so if it will replace one."""
+    from lapclip.files import refuse_foreign
+
+    path = path.expanduser()
+    if suffixes and path.suffix.lower() not in suffixes:
+        what = f"{code(path)} does not end in {' or '.join(map(code, suffixes))}"
+        raise UserError(what, hint=hint or f"name it {code((path.stem or 'lapclip') + suffixes[0])}")
+    refuse_foreign(path)
+    if path.exists():
+        say(f"{code(path)} exists and will be replaced")
+    return path
 
 
 def refuse_together(**flags: bool) -> None:

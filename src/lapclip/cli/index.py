@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, Switch
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, stop_requests, working
-from lapclip.errors import UserError, shortened, suggest, typed
+from lapclip.errors import MissingPackage, UserError, shortened, suggest, typed
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -84,6 +84,9 @@ def index(
     if json:
         print_json(as_record(summary, chosen))
     say_summary(summary)
+    for folder in summary.unusable:
+        what, hint = f"no image in `{shortened(folder)}` can be read", "convert its images to JPEG or PNG"
+        raise MissingPackage(what, summary.extra) if summary.extra else UserError(what, hint=hint)
     return 0
 
 
@@ -129,7 +132,7 @@ def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:
 def say_summary(summary: "Summary") -> None:
     counts = {
         "embedded": summary.num_embedded, "recognised by content": summary.num_copied, "moved": summary.num_moved,
-        "removed": summary.num_removed,
+        "removed": summary.num_removed, "unreadable": summary.num_unreadable,
     }  # fmt: skip
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
     say(

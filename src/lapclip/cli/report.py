@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from lapclip.cli.flags import AsJson, Switch, refuse_together
+from lapclip.cli.flags import AsJson, Switch, output_file, refuse_together
 from lapclip.cli.screen import people, print_json, working
 from lapclip.errors import UserError, printable
 
@@ -48,7 +48,8 @@ def report(
     else:
         default = opened[0].path / "report.html" if len(opened) == 1 else Path("report.html")
         document = document_of(summaries)
-        path = write_html(document, output or default)
+        path = output_file(output or default) if output or len(opened) > 1 else default
+        write_html(document, path)
         for sentence in document.sections[0].words:
             people.print(sentence, markup=False, highlight=False, soft_wrap=not people.is_terminal)
         sys.stdout.write(f"{printable(str(path)) if sys.stdout.isatty() else path}\n")

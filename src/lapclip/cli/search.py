@@ -3,6 +3,8 @@
 import filecmp
 import os
 import re
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -14,19 +16,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import CycloptsError, Parameter
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, Switch, refuse_together, whole_number
+from lapclip.cli.flags import AsJson, Switch, output_file, refuse_together, whole_number
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, until_closed, working
 from lapclip.errors import UserError, install_command, shortened, suggest
+from lapclip.files import open_regular, writing
 from lapclip.units import duration, plural
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from lapclip.search.index import Index
-    from lapclip.search.searcher import Match, Results, Searcher, Term
+    from lapclip.search.index import Filter, Index
+    from lapclip.search.searcher import Duplicate, Match, Results, Searcher, Term
 
 MAX_RESULTS = 10_000
-# A cosine that nearly all images reach that were only scaled or saved again, and few others (Flickr8k, `nano`).
+# A cosine that nearly all images reach that were only scaled or saved again (Flickr8k, `nano`); then contents decide.
 NEARLY_EQUAL = 0.998
 THUMBNAIL_SIZE = 320  # pixels of an image on a sheet or in a terminal
 COLUMNS = "score: number, image, size: number, "  # the last one says that there are copies
@@ -37,6 +40,9 @@ def search(
     like: Annotated[list[str] | None, Parameter(negative="")] = None,
     unlike: Annotated[list[str] | None, Parameter(negative="")] = None,
     folder: str | None = None,
+    after: str | None = None,
+    before: str | None = None,
+    min_size: Annotated[int | None, Parameter(converter=whole_number)] = None,
     model: Annotated[str | None, Parameter(show_default="the one updated last")] = None,
     top: Annotated[int | None, Parameter(converter=whole_number, show_default="10, or all groups")] = None,
     min_score: float | None = None,
@@ -44,6 +50,8 @@ def search(
     null: Annotated[bool, Parameter(name=["--null", "-0"], negative="")] = False,
     sheet: Path | None = None,
     thumbnails: Annotated[bool | None, Parameter(show_default="if the terminal supports it")] = None,
+    copy_to: Path | None = None,
+    open: Switch = False,
     duplicates: Switch = False,
     json: AsJson = False,
 ) -> int:
@@ -57,45 +65,56 @@ def search(
         like: an image file to search for, alone or with text; repeatable
         unlike: an image file to subtract; repeatable
         folder: only images under this folder
+        after: only files modified on this date or later: `2024-05-31`, `2024-05` or `2024`
+        before: only files modified before this date
+        min_size: only images with at least this many pixels on the longer side
         model: model whose index is searched: a run, by name or path
         top: maximum number of images, or of groups of duplicates
-        min_score: minimum score; 0.998 with `--duplicates`
+        min_score: minimum score; 0.998 with `--duplicates`, of images whose contents are then compared
         paths: print paths only, one per line
         null: print paths that end in NUL, for `xargs -0`
         sheet: write the results as a contact sheet (PNG)
         thumbnails: show small images in the terminal
-        duplicates: list groups of duplicates and near-duplicates
+        copy_to: copy the results into this folder, numbered by rank; nothing is overwritten
+        open: open the best result in the system's image viewer
+        duplicates: list groups of identical and nearly identical images
     """
     query, as_paths = join_words(words), paths or null
-    check_options(top=top, min_score=min_score, sheet=sheet, paths=as_paths, json=json)
+    check_options(top=top, min_score=min_score, paths=as_paths, json=json)
+    wanted = read_filter(folder, after, before, min_size)
+    sheet = output_file(sheet, ".png") if sheet else None
     show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
-        if query or like or unlike or sheet:
-            hint = "omit the query: all images are compared with each other"
-            raise UserError("`--duplicates` does not take a query", hint=hint)
+        if query or like or unlike or sheet or copy_to or open:
+            hint = "omit these: all images are compared with each other"
+            raise UserError(
+                "`--duplicates` does not take a query, `--sheet`, `--copy-to` or `--open`", hint=hint
+            )
         score = NEARLY_EQUAL if min_score is None else min_score
-        record, groups = find_duplicates(model, score, folder, top)
+        record, groups = find_duplicates(model, score, wanted, top)
         show(record, groups, [row for group in groups for row in group_rows(group)])
-        if not (json or as_paths):
-            spare = sum(len(group) - 1 for group in groups)
-            found = f"{plural(len(groups), 'group')} of duplicates or near-duplicates, {spare:,} redundant"
-            say(f"{found if groups else 'no duplicates or near-duplicates'}; `--min-score` is {score:g}")
+        num_near = sum(not all(one.is_identical for one in group) for group in groups)
+        found = f"{len(groups) - num_near:,} of identical files, {num_near:,} with near-duplicates"
+        if not json:
+            say(f"{plural(len(groups), 'group')}: {found}" if groups else "no duplicates or near-duplicates")
         return 0
     likes, unlikes = like or [], unlike or []
     terms = read_terms(query, likes, unlikes)
-    searcher = open_searcher(model, folder)
+    searcher = open_searcher(model, wanted.folder)
     prepare_graph(searcher)
     from lapclip.search.searcher import describe_query
 
     index, started = searcher.index, time.perf_counter()
-    results = searcher.search(searcher.vector(terms), top=top or 10, min_score=min_score, folder=folder)
+    results = searcher.search(searcher.vector(terms), top=top or 10, min_score=min_score, wanted=wanted)
     seconds, matches = time.perf_counter() - started, results.matches
-    if sheet is not None and matches:
-        write_sheet(sheet.expanduser(), matches)
+    copied = copy_files(matches, copy_to.expanduser()) if copy_to is not None and matches else []
     question = describe_query(terms, likes, unlikes)
+    if sheet is not None and matches:
+        write_sheet(sheet, matches, question)
     record = {"query": question, "milliseconds": seconds * 1000}
     record |= {"results": [match.record() for match in matches], "num_pictures": index.num_images}
-    record |= {"num_gone": results.num_gone, "model": index.model}
+    record |= {"num_gone": results.num_gone, "model": index.model, "index": str(index.path), "copied": copied}
+    record |= {"unknown_words": searcher.embedder.tokenizer.unknown_words(query)}
     if matches and not (json or as_paths):
         show_thumbnails(matches, thumbnails)
     show(record, [matches], [row_of(match, f"{match.score:.3f}") for match in matches])
@@ -103,6 +122,10 @@ def search(
         count = f"{len(matches):,} of {plural(index.num_images, 'image')}"
         say(f"{count} for `{shortened(question)}`, {duration(seconds)}")
     say_notes(query, results, min_score, index)
+    if unknown := record["unknown_words"]:
+        say(f"note: no training caption contains {', '.join(f'`{shortened(word)}`' for word in unknown)}")
+    if open and matches:
+        open_file(matches[0].entry.path)
     return 0
 
 
@@ -116,16 +139,22 @@ def join_words(words: Sequence[str]) -> str:
     return " ".join(words).strip()
 
 
-def check_options(
-    *, top: int | None, min_score: float | None, sheet: Path | None, paths: bool, json: bool
-) -> None:
+def check_options(*, top: int | None, min_score: float | None, paths: bool, json: bool) -> None:
     if top is not None and not 1 <= top <= MAX_RESULTS:
         raise UserError(f"`--top` is {top}", hint=f"use 1 to {MAX_RESULTS:,}")
     if min_score is not None and not -1 <= min_score <= 1:
         raise UserError(f"`--min-score` is {min_score}", hint="use a score from -1 to 1")
-    if sheet is not None and sheet.suffix.lower() != ".png":
-        raise UserError(f"`--sheet` is `{sheet}`", hint="the sheet is a PNG, such as `found.png`")
     refuse_together(paths=paths, json=json)
+
+
+def read_filter(folder: str | None, after: str | None, before: str | None, min_size: int | None) -> "Filter":
+    from lapclip.search.index import Filter, parse_date
+
+    if min_size is not None and not 1 <= min_size <= 10**6:
+        raise UserError(f"`--min-size` is {min_size}", hint="use 1 to 1,000,000 pixels")
+    inside = None if folder is None else os.path.realpath(os.path.expanduser(folder))
+    after_ns, before_ns = (None if date is None else parse_date(date) for date in (after, before))
+    return Filter(inside, after_ns, before_ns, min_size)
 
 
 def read_terms(words: str, likes: Sequence[str], unlikes: Sequence[str]) -> "list[Term]":
@@ -156,11 +185,20 @@ def image_bytes(name: str) -> bytes:
     return data
 
 
-def open_searcher(model: str | None, folder: str | None) -> "Searcher":
-    from lapclip.search.index import find_index
-    from lapclip.search.searcher import refuse_unknown
+def open_index(model: str | None) -> "Index":
+    """The index to search; says which one if there are several."""
+    from lapclip.search.index import find_index, list_indexes
 
     index = find_index(model)
+    if model is None and len(list_indexes()) > 1:
+        say(f"searching the index of `{index.name}`, the one updated last; `--model` chooses another")
+    return index
+
+
+def open_searcher(model: str | None, folder: str | None) -> "Searcher":
+    from lapclip.search.searcher import refuse_unknown
+
+    index = open_index(model)
     if folder is not None:
         refuse_unknown(index, folder)
     with working("starting"):
@@ -248,12 +286,38 @@ def load_images(matches: "Sequence[Match]") -> "list[Image.Image]":
     return list(in_order(load, matches))
 
 
-def write_sheet(path: Path, matches: "Sequence[Match]") -> None:
+def write_sheet(path: Path, matches: "Sequence[Match]", question: str) -> None:
     from lapclip.view.sheet import draw_sheet
 
     images = zip(load_images(matches), matches, strict=True)
-    draw_sheet(path, [(image, [f"{match.score:.3f}"], name_of(match)) for image, match in images])
+    draw_sheet(path, [(image, [f"{match.score:.3f}"], name_of(match)) for image, match in images], question)
     say(f"contact sheet: `{path}`")
+
+
+def copy_files(matches: "Sequence[Match]", folder: Path) -> list[str]:
+    """Copies of the images, named by rank; the paths."""
+    digits = len(str(len(matches)))
+    originals = [match.entry.path for match in matches]
+    paths = [folder / f"{rank:0{digits}}-{os.path.basename(path)}" for rank, path in enumerate(originals, 1)]
+    if existing := [path for path in paths if os.path.lexists(path)]:
+        raise UserError(f"`{existing[0]}` already exists", hint="choose another folder for `--copy-to`")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for original, path in zip(originals, paths, strict=True):
+            with open_regular(original) as file, path.open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+            shutil.copystat(original, path)
+    say(f"copied {plural(len(paths), 'image')} to `{folder}`")
+    return [str(path.absolute()) for path in paths]
+
+
+def open_file(path: str) -> None:
+    """Shows an image in the viewer that the system has for it."""
+    program = "open" if sys.platform == "darwin" else "xdg-open"
+    try:
+        subprocess.run([program, path], check=True, capture_output=True)  # noqa: S603
+    except (OSError, subprocess.CalledProcessError):
+        raise UserError(f"`{program}` cannot open `{shortened(path)}`", hint="use another viewer") from None
 
 
 def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
@@ -302,26 +366,24 @@ def was_trained_since(index: "Index") -> bool:
 
 
 def find_duplicates(
-    model: str | None, min_score: float, folder: str | None, top: int | None
-) -> "tuple[dict[str, Any], list[list[Match]]]":
+    model: str | None, min_score: float, wanted: "Filter", top: int | None
+) -> "tuple[dict[str, Any], list[list[Duplicate]]]":
     """The groups as `--json` has them, and as matches."""
-    from lapclip.search.index import find_index
     from lapclip.search.searcher import duplicates
 
-    index = find_index(model)
-    within = None if folder is None else os.path.realpath(os.path.expanduser(folder))
+    index = open_index(model)
     started = time.perf_counter()
-    groups = follow(duplicates(index, min_score, within))[:top]
-    milliseconds = (time.perf_counter() - started) * 1000
-    record: dict[str, Any] = {"min_score": min_score, "milliseconds": milliseconds}
-    keys = ("id", "path", "score")
-    record |= {"groups": [[{key: one.record()[key] for key in keys} for one in group] for group in groups]}
-    return record | {"num_pictures": index.num_images, "model": index.model}, groups
+    groups = follow(duplicates(index, min_score, wanted))[:top]
+    record: dict[str, Any] = {"min_score": min_score, "milliseconds": (time.perf_counter() - started) * 1000}
+    record |= {"groups": [[one.record() for one in group] for group in groups]}
+    record |= {"num_pictures": index.num_images, "model": index.model, "index": str(index.path)}
+    return record, groups
 
 
-def group_rows(group: "Sequence[Match]") -> Iterator[tuple[str, ...]]:
-    """The score of each image with the first one; an empty line after the group."""
-    for number, match in enumerate(group):
-        is_copy = number > 0 and match.entry.row == group[0].entry.row
-        yield row_of(match, "" if number == 0 else "equal" if is_copy else f"{match.score:.3f}")
+def group_rows(group: "Sequence[Duplicate]") -> Iterator[tuple[str, ...]]:
+    """Each image, and how sure it is that it shows the same as the first; an empty line after the group."""
+    yield row_of(group[0], "")
+    for match in group[1:]:
+        near = f"near-duplicate, difference {100 * match.difference:.1f}%"
+        yield *row_of(match, f"{match.score:.3f}")[:3], "identical file" if match.is_identical else near
     yield ("",) * 4

@@ -36,6 +36,7 @@ def train(
     run: str | None = None,
     resume: str | None = None,
     background: Switch = False,
+    verbose: Switch = False,
     json: AsJson = False,
     lock_handle: Annotated[int | None, Parameter(show=False)] = None,  # of a run taken by `--background`
     flags: dict[str, Any],
@@ -49,6 +50,7 @@ def train(
         run: name of the new run, created as `runs/NAME`
         resume: continue this run, by name or path; a larger budget extends a finished one
         background: train in the background: returns immediately and continues when the terminal is closed
+        verbose: show every automatic choice with its reason; a log file always has them
     """
     if resume is not None and (run is not None or config is not None):
         what = "`--resume` uses the name and the settings of the run"
@@ -71,7 +73,7 @@ def train(
             hint = f"`lapclip train --resume {folder.reference}` starts it"
             complain("stopped before training started", hint)
             return 130
-        return show_training(settings, folder, data, requests, as_json=json)
+        return show_training(settings, folder, data, requests, as_json=json, verbose=verbose)
 
 
 def start(
@@ -172,7 +174,9 @@ def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
         )
 
 
-def show_training(config: "Config", run: "Run", data: "Data", requests: list[int], *, as_json: bool) -> int:
+def show_training(
+    config: "Config", run: "Run", data: "Data", requests: list[int], *, as_json: bool, verbose: bool
+) -> int:
     """Trains and shows it, until the budget is used up or somebody asks to stop."""
     with working("starting"):
         from lapclip.machine.power import keep_awake
@@ -184,7 +188,7 @@ def show_training(config: "Config", run: "Run", data: "Data", requests: list[int
     with ExitStack() as awake, closing(events_of(config, run, data)) as events:
         awake.enter_context(keep_awake())
         first = next(events)  # before anything is said: the run may belong to another process
-        show_resolved(config, run)
+        show_resolved(config, run, is_short=people.is_terminal and not verbose)
         with Screen(people) as screen:
             screen.show(first)
             for event in () if requests else events:
@@ -214,14 +218,26 @@ def show_training(config: "Config", run: "Run", data: "Data", requests: list[int
     return 130 if stopped else 0
 
 
-def show_resolved(config: "Config", run: "Run") -> None:
+def show_resolved(config: "Config", run: "Run", *, is_short: bool = False) -> None:
+    """The automatic choices; in short those that decide how long a run takes and what it can learn."""
     from rich.table import Table
 
+    from lapclip.autotune.plans import plan_of
+
     say(f"run: {run.path}")
+    reasons = run.load_machine().get("reasons", {})
+    rows = [(name, str(value_of(config, name)), name) for name in reasons]
+    if is_short:
+        budget = next(name for name in BUDGETS if value_of(config, name) is not None)
+        model = f"{config.model.size}, {value_of(config, budget):g} {budget}"
+        batch, plan = str(config.train.batch_size), plan_of(config).in_words()
+        rows = [("model", model, budget), ("batch", batch, "batch_size"), ("plan", plan, "device")]
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for name, reason in run.load_machine().get("reasons", {}).items():
-        table.add_row(name, str(value_of(config, name)), reason)
+    for label, value, name in rows:
+        table.add_row(label, value, reasons.get(name, "asked for"))
     people.print(table, highlight=False, markup=False)
+    if is_short:
+        say(f"all {len(reasons)} automatic choices: `--verbose`, or {run.path}/machine.json")
 
 
 def write_page(run: "Run") -> Path | None:

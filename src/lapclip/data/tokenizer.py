@@ -4,10 +4,14 @@ Both are `tokenizers` pipelines in one `tokenizer.json`, lower-cased, with the s
 pipeline, such as OpenAI's, works too: it says which of its ids start, end and pad a row.
 """
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
 import tokenizers
@@ -20,6 +24,12 @@ PAD, START, END, UNKNOWN = range(4)
 SPECIAL = ["<pad>", "<start>", "<end>", "<unknown>"]
 NUM_CHARACTERS = 33  # with the special symbols
 MAX_BYTES = 64 * 2**20  # of a file; vocabularies of 250,000 tokens take about 20 MB
+WORDS = "words.txt"  # beside `tokenizer.json`: the words of the training captions, one per line
+MAX_WORDS = 200_000
+# Words are between spaces and punctuation; in scripts without spaces, such as Chinese and Thai, each character is one.
+ALONE = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+BETWEEN = r"\s!-/:-@\[-`{-~\xa1-\xbf\u2000-\u206f\u3000-\u303f\uff00-\uff0f"
+WORD = re.compile(f"[{ALONE}]|[^{BETWEEN}{ALONE}]{{1,64}}")
 
 
 class Tokenizer:
@@ -28,6 +38,7 @@ class Tokenizer:
     def __init__(self, pipeline: tokenizers.Tokenizer, *, start: int = START, end: int = END, pad: int = PAD):
         self.pipeline = pipeline
         self.start, self.end, self.pad = start, end, pad
+        self.words_file = Path()  # there is none
         self.cached: dict[str, Sequence[int]] = {}
         self.max_cached = 0  # captions whose tokens are kept in memory
         # `<end>` in a caption is plain text: only `encode` ends a row.
@@ -73,6 +84,18 @@ class Tokenizer:
     def to_json(self) -> str:
         return self.pipeline.to_str(pretty=True)
 
+    @cached_property
+    def words(self) -> frozenset[str] | None:
+        """Of all training captions; None for models of other programs and of earlier versions."""
+        try:
+            return frozenset(read_bounded(self.words_file, MAX_BYTES).decode("utf-8", "replace").split("\n"))
+        except OSError:
+            return None
+
+    def unknown_words(self, text: str) -> list[str] | None:
+        """The words of a text that no training caption contains; None where those are not known."""
+        return None if self.words is None else [word for word in split_words(text) if word not in self.words]
+
 
 def load_tokenizer(path: Path) -> Tokenizer:
     try:
@@ -85,7 +108,25 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that
         problem = f"`{path}` is not a tokenizer: {printable(str(error)[:200])}"
         raise UserError(problem, hint="copy the whole folder again") from None
-    return Tokenizer(pipeline)
+    tokenizer = Tokenizer(pipeline)
+    tokenizer.words_file = path.with_name(WORDS)
+    return tokenizer
+
+
+def split_words(text: str) -> list[str]:
+    """The different words of a text, casefolded, in order."""
+    return list(dict.fromkeys(WORD.findall(normalize("NFC", text.casefold()))))
+
+
+def words_of(captions: Iterable[str]) -> list[str] | None:
+    """The different words of many captions, sorted; None where there are too many to keep."""
+    captions, pieces = iter(captions), set[str]()
+    while some := list(islice(captions, 1000)):
+        pieces.update(" ".join(some).casefold().split())  # far fewer than words, and found faster
+        if len(pieces) > 2 * MAX_WORDS:
+            return None
+    words = sorted(split_words(" ".join(pieces)))
+    return words if len(words) <= MAX_WORDS else None
 
 
 def train_tokenizer(kind: str, captions: Iterable[str], max_vocab: int) -> Tokenizer:

@@ -1,10 +1,16 @@
 // The curves: what each chart shows, drawn by uPlot, with one window on the steps for all of them.
 import { colour, find, make, table } from "./dom.js";
 
-const plain = (value) => value.toFixed(Math.abs(value) < 1 ? 3 : 2);
-const whole = (value) => Math.round(value).toLocaleString("en");
-const share = (value) => `${(value * 100).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`;
-const tiny = (value) => String(Number(value.toPrecision(2)));
+// Each takes a number of further digits.
+const plain = (value, more = 0) => value.toFixed((Math.abs(value) < 1 ? 3 : 2) + more);
+const whole = (value, more = 0) => Number(value.toFixed(more)).toLocaleString("en");
+const share = (value, more = 0) => `${(value * 100).toFixed((value > 0 && value < 0.1 ? 1 : 0) + more)}%`;
+const tiny = (value, more = 0) => String(Number(value.toPrecision(2 + more)));
+/** The labels of an axis, with as many digits as tell them apart. */
+const labels = (splits, say, more = 0) => {
+  const said = splits.map((value) => (value == null ? "" : say(value, more))), known = said.filter(Boolean);
+  return more === 4 || new Set(known).size === known.length ? said : labels(splits, say, more + 1);
+};
 
 const steps = (column, label, more) => ({ from: "steps", column, label, ...more });
 const looks = (column, label, more) => ({ from: "evaluations", column, label, hasPoints: true, ...more });
@@ -123,7 +129,7 @@ class Chart {
       scales: { x: { time: false, auto: false }, y: this.isLog ? { distr: 3 } : { range } },
       axes: [
         { ...axis, size: 28, values: (u, splits) => splits.map((step) => (Number.isInteger(step) ? whole(step) : "")) },
-        { ...axis, size: 52, values: (u, splits) => splits.map((value) => (value == null ? "" : this.say(value))) },
+        { ...axis, size: 52, values: (u, splits) => labels(splits, this.say) },
       ],
       series: [{}, ...this.drawn.map(({ ink, dash, width, hasPoints }) => ({
         stroke: colour(ink), dash, width, spanGaps: true,

@@ -3,19 +3,36 @@
   "use strict";
   const charts = JSON.parse(document.querySelector('script[type="application/json"]').textContent);
   const figures = document.querySelectorAll("figure.chart");
-  const HEIGHT = 230;
+  const HEIGHT = 210;
+  const COMPACT = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
   let plots = [];
 
+  const probe = document.body.appendChild(document.createElement("span"));
+  probe.hidden = true;
+
   function colour(name) {
-    return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+    probe.style.color = "var(--" + name + ")";
+    return getComputedStyle(probe).color;
   }
 
-  function shown(value, isShare) {
+  function shown(value, isShare, more = 0) {
     if (value == null) return "";
-    if (isShare) return (100 * value).toFixed(value !== 0 && Math.abs(value) < 0.0005 ? 3 : 1) + "%";
+    if (isShare) return (100 * value).toFixed((value !== 0 && Math.abs(value) < 0.0005 ? 3 : 1) + more) + "%";
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-4 || size >= 1e6)) return value.toExponential(1);
-    return size >= 100 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4)));
+    if (size !== 0 && (size < 1e-4 || size >= 1e6)) return value.toExponential(1 + more);
+    return size >= 100 && !more ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(4 + more)));
+  }
+
+  function across(value) {
+    return value >= 1e5 ? COMPACT.format(value) : shown(value);
+  }
+
+  // The labels of an axis, with as many digits as tell them apart.
+  function labels(ticks, isShare) {
+    for (let more = 0; ; more++) {
+      const said = ticks.map((tick) => shown(tick, isShare, more).replace(/\.0+%/, "%"));
+      if (more === 4 || new Set(said.filter(Boolean)).size === said.filter(Boolean).length) return said;
+    }
   }
 
   // One axis for all lines: where a line has no value of its own, it is not drawn to nothing but goes on.
@@ -24,10 +41,7 @@
   }
 
   // Between two points of a line, the value of the nearer one.
-  function nearest(plot, series) {
-    const at = plot.cursor.idx;
-    if (at == null) return null;
-    const values = plot.data[series];
+  function nearest(values, at) {
     for (let away = 0; away < values.length; away++) {
       if (values[at - away] != null) return values[at - away];
       if (values[at + away] != null) return values[at + away];
@@ -74,16 +88,21 @@
     ctx.restore();
   }
 
-  function seriesOf(line, number, chart) {
+  // Beside each name the value under the pointer, or else the last one.
+  function sayLast(plot) {
+    if (plot.cursor.idx == null) plot.setLegend({ idx: plot.data[0].length - 1 }, false);
+  }
+
+  function seriesOf(line, chart) {
     const stroke = colour("c" + line.colour);
     return {
       label: line.label,
-      stroke: line.look === "faint" ? stroke + "48" : stroke,
+      stroke: line.look === "faint" ? stroke.replace(/^rgb\((.*)\)$/, "rgba($1, 0.28)") : stroke,
       width: line.look === "faint" ? 1 : line.look === "level" ? 1.3 : 2,
       dash: line.dash,
       spanGaps: true,
       points: { show: line.has_dots, size: 6, fill: stroke },
-      value: (plot) => shown(nearest(plot, number + 1), chart.is_share) || "–",
+      value: (plot, value, series, at) => shown(nearest(plot.data[series], at), chart.is_share),
     };
   }
 
@@ -98,6 +117,7 @@
       const room = 0.06 * (high - low || Math.abs(high) || 1);
       return [chart.from_zero ? Math.min(0, low) : low - room, high + room];
     } };
+    const logX = chart.log_x && { distr: 3, log: chart.log_x, range: (plot, low, high) => uPlot.rangeLog(low, high, chart.log_x, true) };
     figure.classList.add("live");
     const data = joined(chart.lines);
     const first = data[0][0], last = data[0][data[0].length - 1];
@@ -107,17 +127,17 @@
       height: HEIGHT,
       padding: [18, 18, 0, 0],
       cursor: { sync: { key: "run" }, drag: { x: true, y: false } },
-      scales: { x: { time: false, range: (plot, low, high) => (isWhole(low, high) ? chart.span : [low, high]) }, y },
+      scales: { x: { time: false, range: (plot, low, high) => (isWhole(low, high) ? chart.span : [low, high]), ...logX }, y },
       axes: [
-        { ...axis, label: chart.axis, labelSize: 18, size: 26 },
-        { ...axis, size: 52, values: (plot, ticks) => ticks.map((tick) => shown(tick, chart.is_share).replace(".0%", "%")) },
+        { ...axis, label: chart.axis, labelSize: 18, size: 26, values: (plot, ticks) => ticks.map(across) },
+        { ...axis, size: 52, values: (plot, ticks) => labels(ticks, chart.is_share) },
       ],
       series: [
-        { label: chart.axis, value: (plot, x) => (x == null ? "–" : shown(x)) },
-        ...chart.lines.map((line, number) => seriesOf(line, number, chart)),
+        { label: chart.axis, value: (plot, x, series, at) => across(plot.data[0][at]) },
+        ...chart.lines.map((line) => seriesOf(line, chart)),
       ],
       legend: { markers: { show: false } },
-      hooks: { drawClear: [(plot) => drawPhases(plot, chart)] },
+      hooks: { drawClear: [(plot) => drawPhases(plot, chart)], setCursor: [sayLast], ready: [sayLast] },
     }, data, place);
     // A piece of the line itself beside its name: colour alone does not tell it from others to everyone.
     const names = place.querySelectorAll(".u-series th");

@@ -29,7 +29,7 @@ export function openCloser(result, results) {
   image.src = `/picture/${result.id}`;
   showText("closer-name", result.name);
   showText("closer-path", result.path);
-  const facts = [["Score", score(result.score)], ["Size", `${result.width} \u00d7 ${result.height}`]];
+  const facts = [["Score", score(result.score)], ["Size", `${result.width} \u00d7 ${result.height}`], ["Modified", new Date(1000 * result.modified).toLocaleDateString()]];
   show("closer-facts", facts, () => facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
   const copies = find("closer-copies");
   copies.hidden = !result.copies.length;

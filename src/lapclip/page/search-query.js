@@ -2,6 +2,7 @@
 
 export const FIRST_TOP = 48;
 export const MAX_TOP = 1000; // what the server gives at once
+export const FILTERS = { after: "after", before: "before", min_size: "size" }; // parameters, and the fields they come from
 const SIGN = /(?:^|(?<=\s))([+-])(?=\s|$)/; // as the server has it
 
 /** "beach - people" as terms. A hyphen inside a word has no spaces around it; a sign with nothing after it is not finished yet. */
@@ -38,6 +39,7 @@ export function readAddress(search) {
     sign: last.sign,
     minScore: score > 0 && score <= 1 ? score : 0,
     folder: given.get("folder") ?? "",
+    ...Object.fromEntries(Object.keys(FILTERS).map((name) => [name, /^[\d-]{1,10}$/.test(given.get(name)) ? given.get(name) : ""])),
     top: Number.isInteger(top) && top > 0 && top <= MAX_TOP ? top : FIRST_TOP,
     open: Number(given.get("open")) || 0,
   };
@@ -50,6 +52,7 @@ function parameters(state) {
   for (const term of terms) if (term.id) query.append(term.sign > 0 ? "like" : "unlike", term.id);
   if (state.minScore) query.set("min_score", state.minScore);
   if (state.folder) query.set("folder", state.folder);
+  for (const name of Object.keys(FILTERS)) if (state[name]) query.set(name, state[name]);
   return query;
 }
 

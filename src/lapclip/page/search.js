@@ -3,7 +3,7 @@ import { find, make, show, showText } from "./dom.js";
 import { ask, showProblem } from "./search-api.js";
 import { closeCloser, openCloser, setUpCloser, shownImage } from "./search-closer.js";
 import { focusImage, focusedImage, setUpGrid, showResults } from "./search-grid.js";
-import { FIRST_TOP, MAX_TOP, address, allTerms, inWords, readAddress, request } from "./search-query.js";
+import { FILTERS, FIRST_TOP, MAX_TOP, address, allTerms, inWords, readAddress, request } from "./search-query.js";
 import { keepUpload, showTerms, uploaded } from "./search-terms.js";
 import { counted, images, showWelcome } from "./search-welcome.js";
 
@@ -43,6 +43,8 @@ function showAsked() {
   find("score").value = state.minScore;
   showText("score-words", state.minScore ? state.minScore.toFixed(2) : "any");
   find("folder").value = state.folder;
+  for (const [name, id] of Object.entries(FILTERS)) if (document.activeElement !== find(id)) find(id).value = state[name];
+  if (Object.keys(FILTERS).some((name) => state[name])) find("more-filters").open = true;
   document.title = inWords(state) ? `${inWords(state)} - lapclip` : "lapclip";
   const isAsked = allTerms(state).length > 0;
   find("filters").hidden = !isAsked;
@@ -94,6 +96,11 @@ function showFound() {
 }
 
 function said(count) {
+  const words = (found.unknown_words ?? []).map((word) => `\u201c${word}\u201d`).join(", ");
+  return [saidCount(count), words && `no training caption contains ${words}`].filter(Boolean).join("; ");
+}
+
+function saidCount(count) {
   if (!count) return state.minScore ? "no image has this score" : "no images found";
   return `${images(count)}, the best of ${counted(found.num_pictures)} in ${Math.max(1, Math.round(found.milliseconds))} ms`;
 }
@@ -163,6 +170,9 @@ function setUpField() {
   find("file").addEventListener("change", () => { take(find("file").files[0]); find("file").value = ""; });
   find("score").addEventListener("input", () => change({ minScore: Number(find("score").value) }, { replace: true, pause: 60 }));
   find("folder").addEventListener("change", () => change({ folder: find("folder").value }));
+  for (const [name, id] of Object.entries(FILTERS)) {
+    find(id).addEventListener("change", () => { if (find(id).checkValidity()) change({ [name]: find(id).value }, { replace: true }); });
+  }
   find("more").addEventListener("click", () => change({ top: Math.min(MAX_TOP, state.top * 2) }, { replace: true }));
 }
 

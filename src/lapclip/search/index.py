@@ -15,10 +15,12 @@ import os
 import re
 import sqlite3
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from lapclip.errors import UserError, suggest, typed
+from lapclip.errors import UserError, shortened, suggest, typed
 from lapclip.files import cache_folder, cannot_write, read_json, refuse_pipes, write_atomically
 from lapclip.runs.run import RUNS, find_run
 
@@ -42,7 +44,9 @@ CREATE TABLE file (
     row INTEGER, why TEXT);
 CREATE INDEX file_row ON file (row);
 """
-ENTRIES = "SELECT file.id, path, file.row, width, height FROM file JOIN picture ON picture.row = file.row"
+ENTRIES = "SELECT file.id, path, file.row, width, height, mtime_ns FROM file JOIN picture USING (row)"
+ROWS = "SELECT row FROM file"
+JOINED = "SELECT group_concat(CAST(row AS INTEGER)) FROM"  # a million tuples would take most of the time
 STORAGE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
 MAX_OPEN_TRIES = 5  # a compaction may replace the vectors between reading their name and opening them
 
@@ -79,6 +83,47 @@ class Entry:
     row: int
     width: int  # of the original, upright
     height: int
+    mtime_ns: int  # of the file when it was indexed
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which images of an index are wanted."""
+
+    folder: str | None = None
+    after_ns: int | None = None  # files modified then or later
+    before_ns: int | None = None
+    min_side: int | None = None  # pixels of the longer side
+    without: tuple[str, ...] = ()  # folders
+
+    def condition(self) -> tuple[str, list[Any]]:
+        """As SQL on the table `file`, and its values."""
+        inside = "path >= ? AND path < ?"
+        tests: list[tuple[str, Sequence[Any]]] = [("file.row IS NOT NULL", ())]
+        tests += [(inside, path_range(folder)) for folder in [self.folder] if folder is not None]
+        tests += [(f"NOT ({inside})", path_range(folder)) for folder in self.without]
+        numbers = {
+            "mtime_ns >= ?": self.after_ns,
+            "mtime_ns < ?": self.before_ns,
+            "(SELECT max(width, height) FROM picture WHERE picture.row = file.row) >= ?": self.min_side,
+        }
+        tests += [(test, [number]) for test, number in numbers.items() if number is not None]
+        return "WHERE " + " AND ".join(test for test, _ in tests), [
+            value for _, own in tests for value in own
+        ]
+
+
+EVERY = Filter()
+
+
+def parse_date(text: str) -> int:
+    """When a day, a month or a year begins here, in nanoseconds: `2024-05-31`, `2024-05` or `2024`."""
+    try:
+        seconds = time.mktime(date.fromisoformat(text + "-01" * (2 - text.count("-"))).timetuple())
+    except (ValueError, OverflowError):
+        what = f"`{shortened(text, 40)}` is not a date"
+        raise UserError(what, hint="write a date as `2024-05-31`, `2024-05` or `2024`") from None
+    return int(max(-(2**63), min(2**63 - 1, seconds * 1e9)))  # what SQLite can compare
 
 
 class Index:
@@ -128,30 +173,23 @@ class Index:
 
     def has_under(self, folder: str) -> bool:
         """Whether any image of the index is under a folder."""
-        query = "SELECT 1 FROM file WHERE row IS NOT NULL AND path >= ? AND path < ? LIMIT 1"
-        return bool(self.rows(query, *path_range(folder)))
+        condition, values = Filter(folder).condition()
+        return bool(self.rows(f"{ROWS} {condition} LIMIT 1", *values))
 
-    def live_rows(self, folder: str | None = None, without: Sequence[str] = ()) -> np.ndarray:
-        """The rows that some file has, under a folder and not under some others; ascending, unique."""
-        # One concatenated text: a million tuples would take most of the time.
-        query = "SELECT group_concat(CAST(row AS INTEGER)) FROM file WHERE row IS NOT NULL"
-        bounds: list[bytes] = []
-        if folder is not None:
-            query += " AND path >= ? AND path < ?"
-            bounds += path_range(folder)
-        for other in without:
-            query += " AND NOT (path >= ? AND path < ?)"
-            bounds += path_range(other)
-        text = self.rows(query, *bounds)[0][0]
+    def live_rows(self, wanted: Filter = EVERY, *, is_copied: bool = False) -> np.ndarray:
+        """The rows that some wanted file has, or that several have; ascending, unique."""
+        condition, values = wanted.condition()
+        several = "GROUP BY row HAVING count(*) > 1" if is_copied else ""
+        text = self.rows(f"{JOINED} ({ROWS} {condition} {several})", *values)[0][0]
         rows = np.unique(np.fromstring(text or "", dtype=np.int64, sep=","))
         if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self.vectors):
             raise damaged(self.path, "it refers to embeddings that do not exist")
         return rows
 
-    def entries_at(self, row: int, folder: str | None = None) -> list[Entry]:
-        """The files whose content has this row, by path; several are copies of one another."""
-        condition = "WHERE file.row = ? AND path >= ? AND path < ? ORDER BY path"
-        return self.entries(condition, row, *path_range(folder or "/"))
+    def entries_at(self, row: int, wanted: Filter = EVERY) -> list[Entry]:
+        """The wanted files whose content has this row, by path; several are copies of one another."""
+        condition, values = wanted.condition()
+        return self.entries(f"{condition} AND file.row = ? ORDER BY path", *values, row)
 
     def entry(self, id: int) -> Entry | None:
         """The readable file with this id, if there is one."""
@@ -161,10 +199,7 @@ class Index:
     def entries(self, condition: str, *values: object) -> list[Entry]:
         found = self.rows(f"{ENTRIES} {condition}", *values)
         with index_errors(self.path):
-            return [
-                Entry(int(id), os.fsdecode(path), int(row), int(width), int(height))
-                for id, path, row, width, height in found
-            ]
+            return [Entry(int(id), os.fsdecode(path), *map(int, rest)) for id, path, *rest in found]
 
     def has_changed(self) -> bool:
         """Whether the index was updated, rebuilt or removed since it was opened."""

@@ -57,10 +57,6 @@ def images_under(root: str, folders: Folders, unopened: Unopened) -> Iterator[St
             yield Stamp(os.fsencode(path), found.st_size, found.st_mtime_ns)
 
 
-def is_under(path: str, folders: Iterable[str]) -> bool:
-    return any(path.startswith(folder.rstrip(os.sep) + os.sep) for folder in folders)
-
-
 def real_folders(folders: Iterable[str], known: Sequence[str] = ()) -> list[str]:
     """Folders with links resolved; UserError for one that does not exist, unless it is known and only unreachable."""
     real = []

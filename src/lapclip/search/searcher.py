@@ -6,19 +6,23 @@ Shapes: T terms of a query, N rows, E numbers in an embedding, B rows of a block
 import os
 import re
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lapclip.data.decode import Unreadable
+from lapclip.data.decode import RECORD, Unreadable, decode
+from lapclip.data.files import read_file
 from lapclip.data.images import decode_as_trained
+from lapclip.data.workers import in_order
 from lapclip.errors import UserError, shortened, typed
 from lapclip.search import nearest
-from lapclip.search.index import Entry, Index
+from lapclip.search.index import EVERY, Entry, Filter, Index
 from lapclip.search.nearest import NOISE, Graph, Hits
-from lapclip.search.scan import is_under, why_unreachable
+from lapclip.search.scan import why_unreachable
 from lapclip.units import Progress
 
 if TYPE_CHECKING:
@@ -28,8 +32,9 @@ if TYPE_CHECKING:
 SIGN = re.compile(r"(?:^|(?<=\s))([+-])(?=\s|$)")
 MAX_EXACT = 1_000_000  # rows that are all compared; more only where `usearch` is not installed
 MAX_LOOKED_UP = 10_000  # rows whose files are looked up before a search returns fewer results
-NUM_FOLDERS_CACHED = 16
+NUM_FILTERS_CACHED = 16
 BLOCK = 2048  # rows of each side compared at a time for duplicates: 16 MB of cosines
+COMPARED_SIZE = 64  # pixels each side of an image whose content is compared
 
 
 class NotIndexed(UserError):
@@ -60,7 +65,19 @@ class Match:
         return {
             "id": entry.id, "path": entry.path, "name": os.path.basename(entry.path), "score": self.score,
             "width": entry.width, "height": entry.height, "copies": [copy.path for copy in self.copies],
+            "modified": entry.mtime_ns / 1e9,
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Duplicate(Match):
+    """An image of a group of duplicates; its score and difference are those to the first one."""
+
+    is_identical: bool = True  # in every byte
+    difference: float = 0.0  # mean over 8 x 8 pixels; 1 is that between black and white
+
+    def record(self) -> dict[str, Any]:
+        return super().record() | {"identical": self.is_identical, "difference": self.difference}
 
 
 @dataclass(frozen=True)
@@ -93,7 +110,7 @@ class Searcher:
 
     def __init__(self, index: Index, embedder: "Embedder", *, max_exact: int = MAX_EXACT):
         self.index, self.embedder, self.max_exact = index, embedder, max_exact
-        self.rows_of = lru_cache(NUM_FOLDERS_CACHED)(index.live_rows)
+        self.rows_of = lru_cache(NUM_FILTERS_CACHED)(index.live_rows)
         self.rows_N = self.rows_of()
         self.is_large = len(self.rows_N) > max_exact
         self.graph: Graph | None = None
@@ -159,16 +176,16 @@ class Searcher:
         *,
         top: int = 10,
         min_score: float | None = None,
-        folder: str | None = None,
+        wanted: Filter = EVERY,
         without: Sequence[int] = (),
     ) -> Results:
         """The images nearest to a unit vector whose files exist, best first; never those of the ids `without`."""
         lost = filter(lambda path: why_unreachable(path, 1), self.index.folders)
         unreachable = tuple(filter(self.index.has_under, lost))
-        rows_N = self.rows_of(None, unreachable) if unreachable else self.rows_N
-        if folder is not None:
-            refuse_unknown(self.index, folder)
-            rows_N = self.rows_of(os.path.realpath(os.path.expanduser(folder)))
+        if wanted.folder is not None:
+            refuse_unknown(self.index, wanted.folder)
+        wanted = replace(wanted, without=unreachable)
+        rows_N = self.rows_N if wanted == EVERY else self.rows_of(wanted)
         omitted = [entry.row for entry in map(self.index.entry, without) if entry is not None]
         if omitted:
             rows_N = rows_N[~np.isin(rows_N, omitted)]
@@ -180,7 +197,7 @@ class Searcher:
                 kept = int(np.count_nonzero(hits.scores >= min_score))
                 is_complete = is_complete or kept < len(hits.rows)
                 hits = Hits(hits.rows[:kept], hits.scores[:kept])
-            matches, num_gone = self.look_up(hits, top, folder, unreachable)
+            matches, num_gone = self.look_up(hits, top, wanted)
             if len(matches) == top or is_complete or count > MAX_LOOKED_UP:
                 return Results(matches, num_gone, unreachable)
             count *= 4
@@ -190,16 +207,12 @@ class Searcher:
             return nearest.nearest_by_graph(self.graph, self.index.vectors, vector_E, rows_N, top)
         return nearest.nearest(self.index.vectors, vector_E, rows_N, top)
 
-    def look_up(
-        self, hits: Hits, top: int, folder: str | None, unreachable: tuple[str, ...]
-    ) -> tuple[list[Match], int]:
+    def look_up(self, hits: Hits, top: int, wanted: Filter) -> tuple[list[Match], int]:
         """The first matches whose files exist, and how many files before the last of them do not."""
         matches: list[Match] = []
         num_gone = 0
-        within = None if folder is None else os.path.expanduser(folder)
         for row, score in zip(hits.rows.tolist(), hits.scores.tolist(), strict=True):
-            entries = self.index.entries_at(row, within)
-            entries = [entry for entry in entries if not is_under(entry.path, unreachable)]
+            entries = self.index.entries_at(row, wanted)
             existing = [entry for entry in entries if os.path.isfile(entry.path)]
             num_gone += len(entries) - len(existing)
             if existing:
@@ -211,63 +224,64 @@ class Searcher:
 
 def refuse_unknown(index: Index, folder: str) -> None:
     """Refuses a folder that has no image in the index."""
-    if not index.has_under(os.path.expanduser(folder)):
-        hint = f"index it: `lapclip index {typed(folder)}`"
+    if not index.has_under(folder):
+        hint = f"index it: `lapclip index {typed(shortened(folder))}`"
         raise NotIndexed(f"no image under `{shortened(folder)}` is indexed", hint=hint)
 
 
 def duplicates(
-    index: Index, min_score: float, folder: str | None = None
-) -> Generator[Progress, None, list[list[Match]]]:
-    """Groups of equal or similar images: the one indexed first, then those similar to it, by path; needs no model.
+    index: Index, min_score: float, wanted: Filter = EVERY
+) -> Generator[Progress, None, list[list[Duplicate]]]:
+    """Groups of identical or nearly identical images: the one with most pixels, then the others by path.
 
-    Each match has its cosine with the first. Time grows with the square of the number of images.
+    Similar embeddings propose, contents decide, by the rule of `data check`; no model is needed. Time grows with the
+    square of the number of images.
     """
-    rows_N = index.live_rows(folder)
-    groups = yield from similar_rows(index.vectors, rows_N, min_score)
-    if index.num_images > len(rows_N):  # some may be copies of each other, and similar to no other image
-        grouped = np.concatenate([np.empty(0, np.int64), *groups])
-        groups += [np.array([row]) for row in rows_N[~np.isin(rows_N, grouped)].tolist()]
-    found = []
-    for group in groups:
-        entries = [entry for row in group for entry in index.entries_at(int(row), folder)]
-        existing = [entry for entry in entries if os.path.isfile(entry.path)]
-        existing[1:] = sorted(existing[1:], key=lambda entry: entry.path)
-        if len(existing) > 1:
-            first_E = np.asarray(index.vectors[existing[0].row])
-            rows = np.unique([entry.row for entry in existing])
-            hits = nearest.rescore(index.vectors, first_E, rows, len(rows))
-            scores = dict(zip(hits.rows.tolist(), hits.scores.tolist(), strict=True))
-            found.append([Match(entry, scores.get(entry.row, 0.0)) for entry in existing])
+    from lapclip.data import split
+
+    similar = yield from similar_rows(index.vectors, index.live_rows(wanted), min_score)
+    rows_N = np.union1d(similar, index.live_rows(wanted, is_copied=True))
+    entries = [entry for row in rows_N.tolist() for entry in index.entries_at(row, wanted)]
+    records = np.zeros(len(entries), RECORD)
+    with closing(in_order(read_record, entries)) as read:
+        for number, record in enumerate(read):
+            records[number] = record
+            yield Progress("comparing contents", number + 1, len(entries))
+    found, contents = [], split.contents(records)
+    for first, *others in split.duplicates(records, split.content_groups(records)):
+        places = np.array([first, *sorted(others, key=lambda number: entries[number].path)])
+        group = [entries[number] for number in places]
+        total, _ = split.differences(records["thumb"], np.full_like(places, first), places)
+        vectors = index.vectors[[entry.row for entry in group]].astype(np.float64)
+        scores, difference = np.nan_to_num(vectors @ vectors[0]), total / (255 * split.NUM_VALUES)
+        columns = (scores, contents[places] == contents[first], difference)
+        rows = zip(group, *(column.tolist() for column in columns), strict=True)
+        found.append([Duplicate(entry, score, (), same, part) for entry, score, same, part in rows])
     return sorted(found, key=lambda group: group[0].entry.path)
+
+
+def read_record(entry: Entry) -> np.ndarray:
+    """What the content of a file is compared by, as it is now; its row is -1 where it cannot be read."""
+    record = np.zeros((), RECORD)
+    record["row"] = -1
+    with suppress(OSError, ValueError, Unreadable):
+        record = decode(read_file(entry.path), COMPARED_SIZE).record
+    return record
 
 
 def similar_rows(
     vectors_RE: np.ndarray, rows_N: np.ndarray, min_score: float, block: int = BLOCK
-) -> Generator[Progress, None, list[np.ndarray]]:
-    """Groups of several rows, each ascending, in memory that does not grow with their number.
-
-    Every row of a group has a cosine of at least `min_score` with the group's first row. Not single linkage, which
-    would chain half of all images together at a low score.
-    """
-    matrix_RE = np.asarray(vectors_RE)
-    first_N = np.arange(len(rows_N))  # position of the first row of each row's group
-    starts = range(0, len(rows_N), block)
-    total, done = len(starts) * (len(starts) + 1) // 2, 0
-    for start in starts:
-        one_BE = matrix_RE[rows_N[start : start + block]]
-        for other in range(start, len(rows_N), block):
-            other_BE = one_BE if other == start else matrix_RE[rows_N[other : other + block]]
-            with np.errstate(invalid="ignore", over="ignore"):
-                is_similar_BB = one_BE @ other_BE.T >= min_score - NOISE
-            places = np.arange(other, other + len(other_BE))
-            for row in np.flatnonzero(is_similar_BB.any(axis=1)).tolist():
-                # Earlier blocks are done, so it is known whether this row is the first of a group.
-                if first_N[start + row] == start + row:
-                    is_free = (first_N[places] == places) & (places > start + row)
-                    first_N[places[is_similar_BB[row] & is_free]] = start + row
-            done += 1
-            yield Progress("comparing images", done, total)
-    order = np.argsort(first_N, kind="stable")
-    edges = np.flatnonzero(np.diff(first_N[order])) + 1
-    return [group for group in np.split(rows_N[order], edges) if len(group) > 1]
+) -> Generator[Progress, None, np.ndarray]:
+    """The rows that have a cosine of at least `min_score` with another."""
+    matrix_RE, is_similar_N = np.asarray(vectors_RE), np.zeros(len(rows_N), dtype=bool)
+    pairs = list(combinations_with_replacement(range(0, len(rows_N), block), 2))
+    for done, (start, other) in enumerate(pairs, 1):
+        one_BE, other_BE = (matrix_RE[rows_N[at : at + block]] for at in (start, other))
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_similar_BB = one_BE @ other_BE.T >= min_score - NOISE
+        if other == start:
+            np.fill_diagonal(is_similar_BB, False)
+        is_similar_N[start : start + block] |= is_similar_BB.any(axis=1)
+        is_similar_N[other : other + block] |= is_similar_BB.any(axis=0)
+        yield Progress("comparing images", done, len(pairs))
+    return rows_N[is_similar_N]

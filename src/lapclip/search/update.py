@@ -57,6 +57,12 @@ class Summary:
     unreachable: dict[str, str] = field(default_factory=dict)  # folders left as they are, and why
     empty: list[str] = field(default_factory=list)  # folders that were named and hold no image
     unopened: list[str] = field(default_factory=list)  # subfolders left as they are
+    unusable: list[str] = field(
+        default_factory=list
+    )  # folders that were named and of which no file can be read
+    extra: str | None = (
+        None  # the group of optional dependencies that would read some of the unreadable files
+    )
     folders: list[str] = field(default_factory=list)
     num_replaced: int = 0  # older indexes of the same model that were removed
     seconds: float = 0.0
@@ -72,6 +78,7 @@ class ReadFile:
     row_E: np.ndarray | None = None
     size: tuple[int, int] = (0, 0)  # width and height of the original
     why: str = ""
+    extra: str | None = None
 
 
 def update(
@@ -110,6 +117,11 @@ def update(
             writer.commit()
             writer.compact_when_due()
             summary.num_indexed, summary.num_unreadable = writer.count()
+            named = asked or ([] if summary.num_indexed else every)
+            counts = ((folder, *writer.count(folder)) for folder in named)
+            summary.unusable = [
+                folder for folder, num_images, num_bad in counts if num_bad and not num_images
+            ]
         is_complete = was_complete or not summary.unreachable
         replace(info, updated=time.time(), is_complete=is_complete).write()
     if is_complete:
@@ -189,7 +201,7 @@ def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile | None:
         return ReadFile(stamp, content, decoded.pixels, size=size)
     except Unreadable as problem:
         mtime_ns = stamp.mtime_ns if problem.extra is None else TRY_AGAIN
-        return ReadFile(replace(stamp, mtime_ns=mtime_ns), why=str(problem))
+        return ReadFile(replace(stamp, mtime_ns=mtime_ns), why=str(problem), extra=problem.extra)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -209,7 +221,7 @@ def store_batch(writer: Writer, reads: Sequence[ReadFile], summary: Summary) -> 
         if not read.why:
             store_file(writer, read, new.get(read.content) is read, summary)
             continue
-        summary.num_unreadable += 1
+        summary.num_unreadable, summary.extra = summary.num_unreadable + 1, summary.extra or read.extra
         summary.unreadable.append((os.fsdecode(read.stamp.path), read.why))
         del summary.unreadable[NUM_NAMED:]
         # One that was read before stays, unless the fault is in its bytes.

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import date
 from functools import cache, partial
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
@@ -24,6 +25,7 @@ from starlette.types import ASGIApp
 
 from lapclip import __version__
 from lapclip.errors import UserError, suggest
+from lapclip.search.index import Filter, parse_date
 from lapclip.serve.http import Guard, build_app, json_response, send_static
 from lapclip.serve.limits import Bodies, Limits, Refused, busy
 from lapclip.serve.service import MAX_TEXTS, Service
@@ -54,6 +56,9 @@ class Search(Struct):
     top: Top = 24
     min_score: Cosine | UnsetType = UNSET
     folder: Annotated[str, Meta(max_length=4096, description=Inside)] = ""
+    after: Annotated[date, Meta(description="only files modified on this day or later")] | UnsetType = UNSET
+    before: Annotated[date, Meta(description="only files modified before this day")] | UnsetType = UNSET
+    min_size: Annotated[int, Meta(ge=0, le=10**6, description="minimum pixels of the longer side")] = 0
 
 
 class Classify(Struct):
@@ -96,6 +101,7 @@ class Found(Struct):
     width: int
     height: int
     copies: list[str]
+    modified: float
 
 
 class Results(Struct):
@@ -103,6 +109,7 @@ class Results(Struct):
     milliseconds: float
     results: list[Found]
     num_pictures: int
+    unknown_words: list[str] | None
 
 
 class Embeddings(Struct):
@@ -140,12 +147,15 @@ async def search(service: Service, asked: Search, image: bytes = b"") -> Results
     likes = [(1, id) for id in asked.like] + [(-1, id) for id in asked.unlike]
     vector_E = await service.vector(searcher, asked.q, likes, image)
     min_score = None if asked.min_score is UNSET else asked.min_score
-    limits: dict[str, Any] = {"top": asked.top, "min_score": min_score, "folder": folder}
+    after, before = (None if day is UNSET else parse_date(str(day)) for day in (asked.after, asked.before))
+    wanted = Filter(folder, after, before, asked.min_size or None)
+    limits: dict[str, Any] = {"top": asked.top, "min_score": min_score, "wanted": wanted}
     work = partial(searcher.search, vector_E, **limits, without=[id for _, id in likes])
     found = await service.in_thread(service.searchers, work)
     results = [Found(**match.record() | {"score": round(match.score, 6)}) for match in found.matches]
     milliseconds = round((time.perf_counter() - started) * 1000, 2)
-    return Results(asked.q, milliseconds, results, searcher.index.num_images)
+    unknown = service.embedder.tokenizer.unknown_words(asked.q)
+    return Results(asked.q, milliseconds, results, searcher.index.num_images, unknown)
 
 
 async def embed(service: Service, asked: Nothing, body: bytes | list[str]) -> Embeddings:

@@ -30,7 +30,7 @@ from lapclip.data.batches import fetch
 from lapclip.data.doctor import MAX_READ, Report, examine
 from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import NUM_CHARACTERS, Tokenizer, train_tokenizer
+from lapclip.data.tokenizer import NUM_CHARACTERS, WORDS, Tokenizer, train_tokenizer, words_of
 from lapclip.errors import UserError, install_command, shortened, typed
 from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
@@ -42,6 +42,7 @@ from lapclip.units import Progress, age, finished
 from lapclip.weights import checkpoint, reading
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
+MAX_PAIRS_WITH_WORDS = 1_000_000  # whose words are recorded, in a few seconds
 NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
 NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
@@ -98,6 +99,8 @@ def preparing(
         run.write_machine(asdict(draft.machine) | versions() | facts)
         run.write_config(resolved)
         undo.pop_all()
+    if words := training_words(data):
+        write_atomically(run.tokenizer_file.with_name(WORDS), "\n".join(words))
     return run
 
 
@@ -224,6 +227,14 @@ def captions_of(part: Part) -> list[str]:
     if part.files is None:
         return sample_captions(part.training, NUM_CAPTIONS_READ)
     return [part.files.table.caption(int(n)) for n in spread(int(part.files.table.first[-1]), MAX_READ)]
+
+
+def training_words(data: Data) -> list[str] | None:
+    """The words of all training captions; None where there are too many. What lapclip draws repeats its few words."""
+    num_pairs, is_drawn = data.training.num_different, all(part.files is None for part in data.parts)
+    num_pairs = min(num_pairs, NUM_CAPTIONS_READ) if is_drawn else num_pairs
+    captions = (caption for index in range(num_pairs) for caption in data.training.captions(index))
+    return words_of(captions) if num_pairs <= MAX_PAIRS_WITH_WORDS else None
 
 
 def refuse_if_other(run: Run, data: Data) -> None:

@@ -99,6 +99,7 @@ class Chart:
     is_share: bool = False  # shown in percent
     from_zero: bool = False
     is_log_y: bool = False
+    log_x: int = 0  # the base of a logarithmic axis
     bands: list[tuple[float, float, str]] = field(default_factory=list)  # phases: from, to, label
     marks: list[tuple[float, str]] = field(default_factory=list)  # what happened where
     axis: str = "step"
@@ -157,6 +158,8 @@ class Ranges:
     title: str
     ranges: list[Range]
     is_difference: bool = False
+    kind: Kind = "share"
+    num_alike: int = 3  # in a row that have one colour
 
     def place(self, value: float) -> float:
         """Of a value on the axis, which begins at 0 or below, in percent of its length."""
@@ -165,7 +168,7 @@ class Ranges:
         return round(100 * (value - low) / (high - low or 1.0), 2)
 
     def words(self, value: float) -> str:
-        return f"{100 * value:+.1f}" if self.is_difference else percent(value)
+        return f"{100 * value:+.1f}" if self.is_difference else FORMATS[self.kind](value)
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,6 @@ class Section:
     heat_maps: list[HeatMap] = field(default_factory=list)
     ranges: list[Ranges] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
-    images: list[bytes] = field(default_factory=list)  # charts of its tables, as PNG
     text: str = ""  # shown as it is
 
     def __post_init__(self) -> None:

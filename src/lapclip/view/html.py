@@ -7,7 +7,6 @@ caption can become one; a page without charts has no script at all.
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +14,11 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
-from lapclip.errors import UserError, code, one_line
-from lapclip.files import write_atomically
+from lapclip.errors import one_line
+from lapclip.files import HTML_SIGN, refuse_foreign, write_atomically
 from lapclip.view.document import Document
 
 PAGE = Path(__file__).parent.parent / "page"
-SIGN = Markup('<meta name="generator" content="lapclip report">')  # by which our own files are recognised
-NUM_BYTES_READ = 2000  # enough to recognise a report
 
 
 def as_html(document: Document) -> str:
@@ -42,9 +39,9 @@ def as_html(document: Document) -> str:
     return environment.get_template("report.html").render(
         document=document,
         sections=list(zip(names, document.sections, strict=True)),
-        sign=SIGN,
+        sign=Markup(HTML_SIGN),  # noqa: S704  # a constant
         policy=f"script-src {allowed}; " if scripts else "",
-        style=(read("uPlot.min.css") if charts else "") + read("report.css"),
+        style=(read("uPlot.min.css") if charts else "") + read("look.css") + read("report.css"),
         scripts=scripts,
         data=data.replace("<", "\\u003c"),  # no text in it can end its element
     )
@@ -87,26 +84,3 @@ def write_html(document: Document, path: Path) -> Path:
     refuse_foreign(path)
     write_atomically(path, as_html(document))
     return path
-
-
-def refuse_foreign(path: Path) -> None:
-    """Refuses to overwrite what lapclip did not write."""
-    check_place(path)
-    if path.exists():
-        with path.open("rb") as file:
-            is_ours = SIGN.encode() in file.read(NUM_BYTES_READ)
-        if not is_ours:
-            raise UserError(
-                f"{code(path)} already exists and is not a lapclip report",
-                hint="name another file with `--out`, or move the existing one",
-            )
-
-
-def check_place(path: Path) -> None:
-    """Refuses a path where no file can be written, before the work whose result it is to hold."""
-    is_taken = path.exists() and not (path.is_file() and os.access(path, os.R_OK | os.W_OK))
-    if is_taken or not os.access(path.absolute().parent, os.W_OK):
-        raise UserError(
-            f"cannot write {code(path)}: it is not a writable file, or its folder is not writable",
-            hint="name a file in an existing folder",
-        )

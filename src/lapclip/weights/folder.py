@@ -1,4 +1,4 @@
-"""Model folders as lapclip writes them: `model.json`, `tokenizer.json`, `model.safetensors`, and nothing else."""
+"""Model folders as lapclip writes them: `model.json`, `tokenizer.json`, `model.safetensors`, maybe `words.txt`."""
 
 import contextlib
 import json
@@ -10,7 +10,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from lapclip.data.tokenizer import Tokenizer
+from lapclip.data.tokenizer import WORDS, Tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.files import atomic_path, writing
 from lapclip.model.blocks import ACTIVATIONS
@@ -53,6 +53,7 @@ def load_model_folder(folder: Path) -> Pretrained:
     tokenizer = reading.read_tokenizer(folder)
     reading.check_ids(folder, tokenizer, vars(about.tokens).values(), about.vocab_size)
     own = Tokenizer(tokenizer.pipeline, **vars(about.tokens))
+    own.words_file = tokenizer.words_file
     model = reading.read_model(folder, about.size, about.vocab_size, about.has_bias)
     return Pretrained(shortened(about.name), model, own, weights=folder / WEIGHTS)
 
@@ -78,6 +79,8 @@ def write_model_folder(
     with atomic_path(folder, is_folder=True) as beside:
         write_weights(beside / WEIGHTS, model, weights)
         (beside / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
+        if tokenizer.words is not None:
+            (beside / WORDS).write_text("\n".join(sorted(tokenizer.words)), "utf-8")
         (beside / DESCRIPTION).write_text(json.dumps(asdict(about), indent=2), "utf-8")
 
 

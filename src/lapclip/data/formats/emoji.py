@@ -55,14 +55,14 @@ def open_emoji(name: str, options: Options) -> Catalogue:
     raise MissingPackage("this machine has no colour font to draw emoji with", "emoji")
 
 
-def find_fonts() -> list[str]:
-    """Fonts that say they are of emoji, the systems' own first."""
+def find_fonts(named: re.Pattern[str] = EMOJI_FONT) -> list[str]:
+    """Fonts that say they are of emoji, the systems' own first, or fonts with other names."""
     found = [
         os.path.join(folder, file)
         for root in FONT_FOLDERS
         for folder, _, files in os.walk(os.path.expanduser(root))
         for file in files
-        if EMOJI_FONT.fullmatch(file)
+        if named.fullmatch(file)
     ]
     return sorted(found, key=lambda path: os.path.basename(path).lower() not in FONT_NAMES)
 
