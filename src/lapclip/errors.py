@@ -36,7 +36,9 @@ def install_command(extra: str) -> str:
     """Adds a group of optional dependencies to this environment; a lapclip that is installed stays as it is."""
     own = os.path.join(os.path.dirname(sys.executable), "pip")
     is_found = shutil.which("pip") == own or not os.path.exists(own)
-    return f"{'pip' if is_found else typed(os.path.relpath(own))} install 'lapclip[{extra}]'"
+    return (
+        f"{'pip' if is_found else typed(min(own, os.path.relpath(own), key=len))} install 'lapclip[{extra}]'"
+    )
 
 
 def typed(word: object) -> str:

@@ -22,9 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
-import psutil
-
 from lapclip.errors import UserError, code
 
 BLOCK = 4096  # bytes: the content stays within one block, so that it can be written on a full disk
@@ -121,6 +118,8 @@ class Held:
 
 
 def read_lock(path: Path) -> Held:
+    import msgspec  # as psutil below: `--help` does not need it, and would wait for it
+
     try:
         with open_regular(path) as file:
             held = replace(msgspec.json.decode(file.read(BLOCK), type=Held), is_held=False)
@@ -172,6 +171,8 @@ def is_same_file(handle: int, path: Path) -> bool:
 
 def write_lock_owner(handle: int, pid: int) -> None:
     """Writes the owner and the time into the lock."""
+    import psutil
+
     write_lock(handle, {"pid": pid, "started": psutil.Process(pid).create_time(), "taken": time.time()})
 
 
@@ -228,6 +229,8 @@ def replace_files(new: Path, old: Path) -> None:
 
 def remove_abandoned(folder: Path, pattern: str) -> None:
     """Removes what killed processes left of files with such names; those being written now are left alone."""
+    import psutil
+
     for found in folder.glob(f".{pattern}.*.writing"):
         named = re.fullmatch(r"\..+\.(\d{1,9})(\.\w+-\d+)?\.writing", found.name, re.DOTALL)
         pid = int(named[1]) if named else 0

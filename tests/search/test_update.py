@@ -182,7 +182,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_an_error(here, index, call, mo
     (here / "phone").mkdir()
     (here / "phone" / "1.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    assert "hint: pip install 'lapclip[heic]'" in call("index", "phone").stderr
+    assert "pip install 'lapclip[heic]'\n" in call("index", "phone").stderr
 
 
 def test_links_hidden_files_and_names_in_no_encoding(here, index):
