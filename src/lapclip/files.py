@@ -38,7 +38,10 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: str = "rb") -
 
 
 def open_handle(path: str | Path, flags: int) -> int:
-    number = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+    own = (
+        os.O_NOFOLLOW if flags & os.O_RDWR else 0
+    )  # in an untrusted folder, a link may name any file of the user
+    number = os.open(path, flags | own | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise unsupported(NOT_REGULAR)
@@ -93,7 +96,7 @@ def refuse_foreign(path: Path) -> None:
         with path.open("rb") as file:
             start = file.read(2000)
         if HTML_SIGN.encode() not in start and "\0".join(PNG_SIGN).encode() not in start:
-            what = f"{code(path)} already exists and was not written by lapclip"
+            what = f"{code(path)} already exists and is not known to be written by lapclip"
             raise UserError(what, hint="name another file, or move the existing one")
 
 

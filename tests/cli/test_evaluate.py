@@ -1,6 +1,7 @@
 """`lapclip eval`: what it prints, writes and refuses, on models that were really trained."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -103,13 +104,15 @@ def test_the_source_it_was_trained_on_is_measured_by_its_validation_set(call):
     assert 0 < own["num_images"] < 40 and json.loads(named.stdout)["mistakes"] == own["mistakes"]
 
 
-def trained_on(run: str, source: str, share: float = 0.05) -> None:
+def trained_on(run: str, source: str, share: float = 0.05, is_recorded: bool = True) -> None:
     """Makes a run believe that it was trained on something else."""
     settings = Path("runs", run, "config.toml")
     changed = settings.read_text().replace(f'"{SMALL["source"]}"', f'"{source}"')
     changed = changed.replace("validation_share = 0.05", f"validation_share = {share}")
     settings.unlink()
     settings.write_text(changed)
+    if is_recorded:
+        Run(settings.parent).write_config(Run(settings.parent).load_config())
 
 
 @pytest.mark.parametrize(
@@ -119,11 +122,11 @@ def test_a_run_of_a_stranger_does_not_decide_what_is_opened(call, tmp_path, plac
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(0.2)
         source = place.format(listening.getsockname()[1]) if "{" in place else str(Path(place).absolute())
-        trained_on("other", source)
+        trained_on("other", source, is_recorded=False)
         shutil.copytree("runs/other", "theirs")
         for arguments in (["eval", "theirs"], ["train", "--resume", "theirs"], ["runs", "resume", "theirs"]):
             refused = call(*arguments)
-            assert refused.returncode == 1 and "was not trained here" in refused.stderr, refused.stderr
+            assert refused.returncode == 1 and "no record of training on it" in refused.stderr, refused.stderr
             assert refused.stderr.count("hint:") == 1 and "theirs SOURCE`" in refused.stderr
         with pytest.raises(TimeoutError):
             listening.accept()
@@ -131,8 +134,12 @@ def test_a_run_of_a_stranger_does_not_decide_what_is_opened(call, tmp_path, plac
     assert named["num_images"] == 12, "what a person names is opened"
 
 
-def test_what_this_user_trained_on_is_opened_for_any_run_and_older_runs_are_known_by_their_place(call):
-    trained_on("other", str(Path("photos").absolute()))
+def test_what_this_user_trained_on_is_opened_for_any_run_and_older_runs_are_known_by_their_place(
+    call, monkeypatch
+):
+    trained_on("other", str(Path("photos").absolute()), is_recorded=False)
+    assert call("eval", "other").returncode == 1, "newer than this version, and nothing is recorded"
+    monkeypatch.setattr("lapclip.runs.run.INSTALLED", math.inf)
     assert call("eval", "other").returncode == 0, "from before anything was recorded"
     Run(Path("runs/mine")).write_config(Run(Path("runs/mine")).load_config())
     assert call("eval", "other").returncode == 0
@@ -191,7 +198,7 @@ def test_the_page_and_the_sheet_are_written_where_it_says(call):
         (["mine", "--sheet", "m.jpg"], "`m.jpg` does not end in `.png`", "`m.png`"),
         (["mine", "--sheet", "none/m.png"], "none/m.png", "an existing folder"),
         (["mine", "--html", "animals"], "does not end in `.html`", "goes before `--html`"),
-        (["mine", "--html", "foreign.html"], "was not written by lapclip", "another file"),
+        (["mine", "--html", "foreign.html"], "is not known to be written by lapclip", "another file"),
         (["mine", "--html", "none/page.html"], "cannot write `none/page.html`", "an existing folder"),
         (["animals"], "`animals` is not a run", "lapclip eval MODEL SOURCE"),
         (["mien"], "did you mean `mine`", "lists the runs"),

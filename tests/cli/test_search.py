@@ -138,7 +138,7 @@ def test_the_sheet_shows_what_was_found(search, tmp_path, made):
     assert again.returncode == 0 and "found.png` exists and will be replaced" in again.stderr
     Image.new("RGB", (8, 8)).save(tmp_path / "mine.png")
     refused = search("dog", "--sheet", str(tmp_path / "mine.png"))
-    assert refused.returncode == 1 and "was not written by lapclip" in refused.stderr
+    assert refused.returncode == 1 and "is not known to be written by lapclip" in refused.stderr
     refused = search("dog", "--sheet", str(tmp_path / "none" / "found.png"))
     assert refused.returncode == 1 and "cannot write" in refused.stderr
 

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 from conftest import SMALL, picture_folder, wait_for
 from PIL import Image
@@ -89,8 +90,6 @@ class Served(Server):
 
     @property
     def memory(self) -> int:
-        import psutil
-
         return psutil.Process(self.process.pid).memory_info().rss
 
 
@@ -416,12 +415,24 @@ def test_a_slow_client_is_sent_away_and_stops_nobody(served):
 
 
 def test_nothing_is_embedded_for_clients_that_have_left(served):
-    asked = f"GET /classify?id={ids(served)['04.jpg']}{'&template=%7B%7D' * 16}"
-    for number in range(400):
+    templates = "".join(f"&template={number}%7B%7D" for number in range(16))
+    connections = []
+    for number in range(20):
         labels = "".join(f"&label={number}-{label}" for label in range(128))
-        request = f"{asked}{labels} HTTP/1.1\r\nHost: localhost:{served.port}\r\n\r\n".encode()
-        served.connect(request * (1 + number % 2)).close()  # every second has sent its next request already
-    wait_for(lambda: served.ask("/health").status == 200, 5)
+        asked = f"GET /classify?id={ids(served)['04.jpg']}{templates}{labels}"
+        request = f"{asked} HTTP/1.1\r\nHost: localhost:{served.port}\r\n\r\n".encode()
+        # Every second has sent its next request already.
+        connections.append(served.connect(request * (1 + number % 2)))
+    time.sleep(0.2)  # so that the first are being answered
+    for connection in connections:
+        connection.close()
+    time.sleep(0.3)
+    before = sum(psutil.Process(served.process.pid).cpu_times()[:2])
+    time.sleep(1.5)
+    assert sum(psutil.Process(served.process.pid).cpu_times()[:2]) - before < 0.5, (
+        "seconds of work for nobody"
+    )
+    assert served.ask("/embed", {"texts": ["another text"]}).status == 200
 
 
 def test_nonsense_instead_of_http_is_refused_in_words(served):

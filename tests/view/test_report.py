@@ -226,7 +226,7 @@ def test_the_command_prints_the_path_and_costs_no_torch(run):
 def test_only_reports_are_overwritten_and_only_runs_reported(run, call):
     Path("mine.html").write_text("<html>my own page</html>")
     for place, said in (
-        ("mine.html", "was not written by lapclip"),
+        ("mine.html", "is not known to be written by lapclip"),
         ("none/x.html", "cannot write"),
         ("/dev/null", "cannot"),
     ):

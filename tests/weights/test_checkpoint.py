@@ -16,7 +16,7 @@ from lapclip.model.clip import build_model
 from lapclip.step.optim import build_optimizer
 from lapclip.weights import checkpoint
 from lapclip.weights.checkpoint import Progress
-from lapclip.weights.reading import read_weights
+from lapclip.weights.reading import load_weights
 
 NANO = ModelConfig(size="nano", image_size=16)
 
@@ -50,7 +50,7 @@ def test_everything_comes_back_to_the_bit(tmp_path):
     progress = Progress(7, 1.25, 56, 5, 0.1 + 0.2, 5, RECALL)
     path = checkpoint.save(tmp_path, model, optimizer, progress)
     other, its_optimizer = model_and_optimizer(seed=9)
-    read_weights(path, other)
+    load_weights(path, other)
     checkpoint.load_optimizer(path, other, its_optimizer)
     assert checkpoint.load_progress(path) == progress
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_another_shape_names_what_differs(tmp_path, other):
     model, _ = model_and_optimizer(**other)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(UserError, match="another model") as caught:
-        read_weights(path, model)
+        load_weights(path, model)
     assert "image.positions" in caught.value.message or "text.embed.weight" in caught.value.message
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before), "nothing half loaded"
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_named_with_a_way_back(tmp_path, damage):
     path = save(tmp_path, 1)
     (path / "model.safetensors").write_bytes(damage)
     with pytest.raises(UserError, match=r"model\.safetensors") as caught:
-        read_weights(path, model_and_optimizer()[0])
+        load_weights(path, model_and_optimizer()[0])
     assert "remove" in caught.value.hint
     for progress in ("{", "[]", '{"step": "5"}', '{"seconds": NaN}', '{"best_step": -1}', "[" * 5000):
         (path / "state" / "progress.json").write_text(progress)
@@ -148,7 +148,7 @@ def test_a_kill_at_any_point_of_a_save_leaves_a_loadable_run(before, step):
         folder = Path(str(count))
         path = checkpoint.latest(folder)
         model, optimizer = model_and_optimizer(seed=5)
-        read_weights(path, model)
+        load_weights(path, model)
         checkpoint.load_optimizer(path, model, optimizer)
         found.append(checkpoint.load_progress(path).step)
         assert path.name == f"step-{found[-1]:06d}"

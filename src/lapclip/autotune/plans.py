@@ -52,12 +52,12 @@ class Measured:
 
     @property
     def trusted(self) -> tuple[Candidate, ...]:
-        """To choose from; of a disturbed measurement only the usual plan of each device."""
-        if not self.is_disturbed:
+        """To choose from; of a disturbed measurement all plans of an accelerator, but of the CPU only the usual one."""
+        on_cpu = [c for c in self.candidates if c.plan.device == "cpu" and c.rejected is None]
+        if not self.is_disturbed or not on_cpu:
             return self.candidates
-        best_last = sorted(self.candidates, key=order_among_equals, reverse=True)
-        best_last.sort(key=lambda c: c.plan.threads == DEFAULT_THREADS)
-        return tuple({c.plan.device: c for c in best_last if c.rejected is None}.values())
+        usual = min(on_cpu, key=lambda c: (c.plan.threads != DEFAULT_THREADS, order_among_equals(c)))
+        return tuple(c for c in self.candidates if c.plan.device != "cpu" or c is usual)
 
     @property
     def others_in_words(self) -> str:

@@ -51,7 +51,7 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
     )
     measured, chosen = result.measured, result.choice.plan
     used = f"`{command}` uses this plan{rated}"
-    unused = f"{measured.others_in_words}: it is not kept, and `{command}` measures again"
+    unused = f"{measured.others_in_words}, so the result is not cached and `{command}` will measure again"
     remarks = [
         unused if measured.is_disturbed else used,
         measured_ago(measured.when),

@@ -54,7 +54,7 @@ def bench(
 
         with drawing():  # refuses before anything is measured if matplotlib is missing
             pass
-    refuse_missing(config.data.source)
+    refuse_missing(config.data.source, config.data.format)
     with working("starting"):
         from lapclip.autotune.resolve import devices_for
         from lapclip.bench.show import ops_section, sizes_section, steps_section, write_out
@@ -88,7 +88,7 @@ def bench(
     remarks = [remark for result in results for remark in result.section.points]
     screen.print("", *remarks, sep="\n", highlight=False, markup=False)
     if out is not None:
-        say(f"the results: {out}")
+        say(f"results: {out}")
     return 0
 
 

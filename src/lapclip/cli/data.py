@@ -33,7 +33,7 @@ def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
     config = load_config(flags=flags)
     from lapclip.data.formats.detect import refuse_missing
 
-    refuse_missing(config.data.source)
+    refuse_missing(config.data.source, config.data.format)
     with working("starting"):
         from lapclip.data.open import open_source
         from lapclip.model.clip import shape_of
@@ -181,13 +181,14 @@ def remove(*names: str, all: Switch = False, json: AsJson = False) -> int:
     from lapclip.data.pack import list_packs, remove_pack
 
     known = list_packs()
+    known_as = {pack.path: {pack.path.name, pack.source, os.path.realpath(pack.source)} for pack in known}
     asked = {name: {name, os.path.abspath(name), os.path.realpath(name)} for name in names}
     for name, forms in asked.items():
-        if not any(forms & {pack.path.name, pack.source} for pack in known):
+        if not any(map(forms.intersection, known_as.values())):
             like = suggest(name, [pack.path.name for pack in known])
             raise UserError(f"there is no pack `{name}`{like}", hint="`lapclip data remove` lists them")
     every = set().union(*asked.values())
-    chosen = known if all else [pack for pack in known if every & {pack.path.name, pack.source}]
+    chosen = known if all else [pack for pack in known if every & known_as[pack.path]]
     for pack in chosen:
         remove_pack(pack)
     shown = chosen if names or all else known

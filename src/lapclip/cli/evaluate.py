@@ -73,7 +73,7 @@ def evaluate(
     page = None if html is None else page_path(html, folder)
     sheet = None if sheet is None else output_file(sheet, ".png")
     if source is not None:
-        refuse_missing(source)
+        refuse_missing(source, flags.get("format"))
     with working("starting"):
         from lapclip.embedder import TEMPLATES, label_prompts, load
         from lapclip.evaluate.full import divide

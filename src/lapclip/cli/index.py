@@ -84,9 +84,10 @@ def index(
     if json:
         print_json(as_record(summary, chosen))
     say_summary(summary)
-    for folder in summary.unusable:
-        what, hint = f"no image in `{shortened(folder)}` can be read", "convert its images to JPEG or PNG"
-        raise MissingPackage(what, summary.extra) if summary.extra else UserError(what, hint=hint)
+    if summary.unusable:
+        what = f"no image in `{shortened(summary.unusable[0])}` can be read"
+        other = UserError(what, hint="convert its images to JPEG or PNG")
+        raise MissingPackage(what, summary.extra) if summary.extra else other
     return 0
 
 

@@ -70,7 +70,7 @@ def search(
         min_size: only images with at least this many pixels on the longer side
         model: model whose index is searched: a run, by name or path
         top: maximum number of images, or of groups of duplicates
-        min_score: minimum score; 0.998 with `--duplicates`, of images whose contents are then compared
+        min_score: minimum score; with `--duplicates`, of the candidates (default 0.998)
         paths: print paths only, one per line
         null: print paths that end in NUL, for `xargs -0`
         sheet: write the results as a contact sheet (PNG)
@@ -86,10 +86,8 @@ def search(
     show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
         if query or like or unlike or sheet or copy_to or open:
-            hint = "omit these: all images are compared with each other"
-            raise UserError(
-                "`--duplicates` does not take a query, `--sheet`, `--copy-to` or `--open`", hint=hint
-            )
+            what = "`--duplicates` does not take a query, `--sheet`, `--copy-to` or `--open`"
+            raise UserError(what, hint="omit these: all images are compared with each other")
         score = NEARLY_EQUAL if min_score is None else min_score
         record, groups = find_duplicates(model, score, wanted, top)
         show(record, groups, [row for group in groups for row in group_rows(group)])
@@ -301,6 +299,8 @@ def copy_files(matches: "Sequence[Match]", folder: Path) -> list[str]:
     paths = [folder / f"{rank:0{digits}}-{os.path.basename(path)}" for rank, path in enumerate(originals, 1)]
     if existing := [path for path in paths if os.path.lexists(path)]:
         raise UserError(f"`{existing[0]}` already exists", hint="choose another folder for `--copy-to`")
+    if unreadable := [path for path in originals if not os.access(path, os.R_OK)]:
+        raise UserError(f"cannot read `{unreadable[0]}`", hint="update the index with `lapclip index`")
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for original, path in zip(originals, paths, strict=True):
@@ -315,7 +315,11 @@ def open_file(path: str) -> None:
     """Shows an image in the viewer that the system has for it."""
     program = "open" if sys.platform == "darwin" else "xdg-open"
     try:
-        subprocess.run([program, path], check=True, capture_output=True)  # noqa: S603
+        quiet: Any = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+        }  # a pipe would wait for the viewer
+        subprocess.run([program, path], check=True, start_new_session=True, **quiet)  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
         raise UserError(f"`{program}` cannot open `{shortened(path)}`", hint="use another viewer") from None
 

@@ -50,7 +50,7 @@ def train(
         run: name of the new run, created as `runs/NAME`
         resume: continue this run, by name or path; a larger budget extends a finished one
         background: train in the background: returns immediately and continues when the terminal is closed
-        verbose: show every automatic choice with its reason; a log file always has them
+        verbose: show every automatic choice with its reason; always on when the output is not a terminal
     """
     if resume is not None and (run is not None or config is not None):
         what = "`--resume` uses the name and the settings of the run"
@@ -90,7 +90,7 @@ def start(
         settings = load_config(config, flags)
         if name is not None:
             refuse_name(name)
-        refuse_missing(settings.data.source)
+        refuse_missing(settings.data.source, settings.data.format)
         run = new_run(name, prefix=f"{plain_name(settings.data.source)}-{settings.model.size}")
         whence = [f"--config={config}"] if config else []
         arguments = [*whence, *as_arguments(flags), f"--run={run.name}"]
@@ -120,7 +120,7 @@ def begin(
     settings = load_config(config, flags)
     if name is not None and reserved is None:
         refuse_name(name)
-    refuse_missing(settings.data.source)
+    refuse_missing(settings.data.source, settings.data.format)
     with working("setting up"):
         from lapclip.train.prepare import open_here, preparing
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
@@ -141,7 +141,7 @@ def go_on(
         raise run.is_taken()  # before setting up, which takes a while
     settings = load_config(run.path / "config.toml", flags)
     refuse_if_finished(run, settings)
-    refuse_missing(settings.data.source)
+    refuse_missing(settings.data.source, settings.data.format)
     with working("setting up"):
         from lapclip.train.prepare import open_here, refuse_if_other, revising
     where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}

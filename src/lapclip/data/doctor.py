@@ -140,7 +140,7 @@ def remarks(catalogue: Catalogue) -> Iterator[Advice]:
     ends = ordered[edge], ordered[-1 - edge]  # 95% lie between, and share what these share
     shared = re.sub(r"[^\W_]*$", "", os.path.commonprefix(ends)[:200])  # noqa: RUF071 - not paths
     if len(marks) > 1 and 2 * marks.total() > len(captions):
-        what = f"the captions are in {len(marks)} languages, marked such as `{brief(next(iter(marks)))}`"
+        what = f"the captions are in {len(marks)} languages, marked by prefixes such as `{brief(next(iter(marks)))}`"
         yield Advice(None, None, f"{what}, which are learned as words; keep one language", "languages")
     elif len(captions) >= MIN_COMPARED and len(shared) > 2:
         what = f"nearly all captions begin with `{brief(shared)}`"

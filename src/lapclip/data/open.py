@@ -143,7 +143,7 @@ def write_table(files: Files) -> PairTable:
         raise UserError(
             f"`{catalogue.name}` has {len(usable)} usable images, but at least {MIN_IMAGES} are needed{first}",
             hint=install_command("heic")
-            if packed.num_needing_extra
+            if 0 < packed.num_needing_extra == len(packed.unreadable)
             else "add images with captions to it, or repair the unreadable ones",
         )
     with locked(packed.path), writing(packed.path):
@@ -158,8 +158,8 @@ def make_source(files: Files, side: int, config: DataConfig) -> Source:
         try:
             return Packed(*common, pixels_file=files.pack.path / "pixels")
         except (OSError, ValueError):
-            problem = f"another process removed the pack `{files.pack.path}`"
-            raise UserError(problem, hint="try again, to pack its images again") from None
+            problem = f"the pack `{files.pack.path}` is damaged, or another process removed it"
+            raise UserError(problem, hint="try again: it is made anew") from None
     return Streamed(*common, reader=files.catalogue.reader, mean_bytes=mean_bytes(files.catalogue))
 
 

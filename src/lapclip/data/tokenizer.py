@@ -88,7 +88,7 @@ class Tokenizer:
     def words(self) -> frozenset[str] | None:
         """Of all training captions; None for models of other programs and of earlier versions."""
         try:
-            return frozenset(read_bounded(self.words_file, MAX_BYTES).decode("utf-8", "replace").split("\n"))
+            return frozenset(read_bounded(self.words_file).decode("utf-8", "replace").split("\n"))
         except OSError:
             return None
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from lapclip import files
-from lapclip.config import Config, load_config, to_toml
+from lapclip.config import SETTINGS, Config, load_config, to_toml
 from lapclip.errors import UserError, shortened, suggest, typed
 from lapclip.runs.events import Event, Failed, Step, read_events, to_line
 
 RUNS = Path("runs")
+INSTALLED = os.stat(__file__).st_ctime  # cannot be set by unpacking an archive
 MAX_NAME_BYTES = 100  # bytes
 # The file keeps no more `Step` lines than one in that time: under 5 MB an hour, however small the model.
 SECONDS_BETWEEN_STEPS = 0.5
@@ -77,29 +78,33 @@ class Run:
                 files.write_atomically(record, json.dumps(config.data.source))
 
     def may_open(self, config: Config) -> bool:
-        """Whether its settings may decide what is opened; a stranger's could name any folder and any address.
-
-        They may if lapclip draws the source, or if this user has trained on it. That is recorded; a run from before
-        the first record counts if this user wrote it to `runs/` here.
-        """
+        """Whether its settings may name what is opened: drawn data, or a source that this user has trained on."""
         parts, record = config.data.source.split(" + "), record_of(config)
         if (config.data.images is None and all(map(DRAWN.fullmatch, parts))) or record.exists():
             return True
         found, is_here = (self.path / "config.toml").lstat(), self.path.resolve().parent == RUNS.resolve()
-        first = min((other.stat().st_mtime for other in record.parent.glob("[0-9a-f]*")), default=math.inf)
-        return is_here and found.st_uid == os.getuid() and found.st_ctime < first
+        # Runs that are older than this version and all records count if this user wrote them to `runs/` here.
+        records = (other.stat().st_mtime for other in record.parent.glob("[0-9a-f]*"))
+        return is_here and found.st_uid == os.getuid() and found.st_ctime < min(INSTALLED, *records, math.inf)
 
     def refuse_to_open(self, config: Config, command: str) -> None:
         if not self.may_open(config):
-            what = f"run `{self.name}` was not trained here, and names `{shortened(config.data.source)}` as its source"
-            raise UserError(what, hint=f"name the source that may be opened: `{command}`")
+            source = shortened(config.data.source)
+            what = (
+                f"run `{self.name}` names `{source}` as its source, and you have no record of training on it"
+            )
+            raise UserError(what, hint=f"name a source: `{command}`")
 
     def load_machine(self) -> dict[str, Any]:
         """What the run was prepared on, and under `reasons` why each automatic choice was made."""
         try:
-            return files.read_json(self.path / "machine.json")
+            facts = files.read_json(self.path / "machine.json")
         except (OSError, ValueError):
             return {}
+        for name in facts.keys() & {"reasons", "origins"}:
+            own = facts[name].items() if isinstance(facts[name], dict) else ()
+            facts[name] = {key: text for key, text in own if key in SETTINGS and isinstance(text, str)}
+        return facts
 
     def write_machine(self, facts: dict[str, Any]) -> None:
         files.write_atomically(self.path / "machine.json", json.dumps(facts, indent=2))
@@ -161,6 +166,11 @@ class Run:
     def take_lock(self, handle: int | None = None) -> None:
         """Takes the lock, or takes over one that was taken for this process, and writes down whose it is."""
         path = self.path / "lock"
+        for own in (self.checkpoints, self.path / "snapshots"):
+            if own.is_symlink():  # which a stranger may have set to the folder of another run
+                raise UserError(
+                    f"`{own}` is a link", hint="replace it by the folder, or link the whole run instead"
+                )
         try:
             self.handle = files.take_lock(path) if handle is None else files.adopt_lock(handle, path)
             files.write_lock_owner(self.handle, os.getpid())

@@ -108,9 +108,8 @@ class Filter:
             "(SELECT max(width, height) FROM picture WHERE picture.row = file.row) >= ?": self.min_side,
         }
         tests += [(test, [number]) for test, number in numbers.items() if number is not None]
-        return "WHERE " + " AND ".join(test for test, _ in tests), [
-            value for _, own in tests for value in own
-        ]
+        values = [value for _, own in tests for value in own]
+        return "WHERE " + " AND ".join(test for test, _ in tests), values
 
 
 EVERY = Filter()
@@ -130,12 +129,8 @@ class Index:
     """A read-only snapshot of an index, consistent while another process updates it. Threads may share it."""
 
     def __init__(self, info: IndexInfo):
-        self.path, self.name, self.model, self.fingerprint = (
-            info.path,
-            info.name,
-            info.model,
-            info.fingerprint,
-        )
+        self.path, self.name = info.path, info.name
+        self.model, self.fingerprint = info.model, info.fingerprint
         self.model_folder = info.path / MODEL
         self.lock = threading.Lock()
         for tries_left in reversed(range(MAX_OPEN_TRIES)):

@@ -234,8 +234,7 @@ def duplicates(
 ) -> Generator[Progress, None, list[list[Duplicate]]]:
     """Groups of identical or nearly identical images: the one with most pixels, then the others by path.
 
-    Similar embeddings propose, contents decide, by the rule of `data check`; no model is needed. Time grows with the
-    square of the number of images.
+    Candidates have similar embeddings; the content rule of `data check` confirms them. No model is needed.
     """
     from lapclip.data import split
 

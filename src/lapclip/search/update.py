@@ -57,12 +57,8 @@ class Summary:
     unreachable: dict[str, str] = field(default_factory=dict)  # folders left as they are, and why
     empty: list[str] = field(default_factory=list)  # folders that were named and hold no image
     unopened: list[str] = field(default_factory=list)  # subfolders left as they are
-    unusable: list[str] = field(
-        default_factory=list
-    )  # folders that were named and of which no file can be read
-    extra: str | None = (
-        None  # the group of optional dependencies that would read some of the unreadable files
-    )
+    unusable: list[str] = field(default_factory=list)  # folders that were named and have no readable file
+    extra: str | None = None  # optional dependencies that would read some of the unreadable files
     folders: list[str] = field(default_factory=list)
     num_replaced: int = 0  # older indexes of the same model that were removed
     seconds: float = 0.0

@@ -202,7 +202,7 @@ class Guard:
             answer = explain(refused)
         try:
             await answer(scope, receive, send_with_headers)
-        except asyncio.CancelledError:  # the server ends
+        except asyncio.CancelledError:  # the server ends, or the client has left
             if has_started:
                 with suppress(Exception):  # the client has not read a response of known length to its end
                     await send({"type": "http.response.body", "body": b""})
@@ -322,7 +322,9 @@ def serve(app: ASGIApp, listening: socket.socket, limits: Limits) -> None:
 
     quiet: Any = {"log_level": "error", "access_log": False, "server_header": False}
     parts: Any = {"http": partial(Connection, idle), "lifespan": "off", "ws": "none"}
-    parts["backlog"] = num_files // 16  # accepted at once; three times more are, until the first are ended
+    parts["backlog"] = (
+        num_files // 16
+    )  # accepted per turn of the event loop: few enough to leave files for those open
     config = uvicorn.Config(app, timeout_graceful_shutdown=1, **parts, **quiet)
     gc.freeze()  # else a collection walks all that was imported, and requests wait 100 ms for it
     with suppress(KeyboardInterrupt):  # the usual end, not a failure

@@ -213,7 +213,7 @@ class Loop:
             self.update.optimizer.zero_grad()
             self.update.optimizer.state.clear()
             release_memory()  # reading a checkpoint would otherwise come on top of what training held
-            reading.read_weights(checkpoint.best(run.checkpoints) or run.path, model)
+            reading.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
             self.pool = embed_pool(self.embedder, self.data.validation, self.config.data.num_validation)
         if problem := draw_learned(run.path / "learned.png", self.data.validation, self.pool, now.step):
             yield from self.tell(problem)
@@ -341,7 +341,7 @@ def set_up(config: Config, run: Run, data: Data) -> Loop:
     config = with_plan(config, plan)
     optimizer = build_optimizer(model, cfg)
     if newest:
-        reading.read_weights(newest, model)
+        reading.load_weights(newest, model)
         checkpoint.load_optimizer(newest, model, optimizer)
     run.write_config(config)  # a resumed run may have been given more time
     diagnosis = Diagnosis(config, run.reference)

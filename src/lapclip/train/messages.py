@@ -51,7 +51,8 @@ def before_training(
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
             yield Warned(step, f"{num:,} of {len(catalogue.names):,} images are omitted: {first}", hint)
         for remark in remarks(catalogue):
-            yield Warned(step, remark.why, "`lapclip data show` draws images with captions", kind=remark.kind)
+            look = f"look at some of them: `lapclip data show {typed(part.name)}`"
+            yield Warned(step, remark.why, look, kind=remark.kind)
     lengths = embedder.tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_READ))
     text_length = embedder.model.size.text_length
     if (share := float((lengths > text_length).mean())) > MIN_SHARE_TRUNCATED:

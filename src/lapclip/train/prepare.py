@@ -73,7 +73,7 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
         raise UserError(
             f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
             hint=install_command("heic")
-            if files.pack.num_needing_extra
+            if 0 < files.pack.num_needing_extra == len(broken)
             else f"repair or remove them, or allow them: `--max-unreadable {min(share + 0.01, 1):.2f}`",
         )
 
@@ -129,7 +129,8 @@ def own_tokenizer(config: Config, run: Run) -> Tokenizer:
     size = shape_of(config.model)
     tokenizer = reading.read_run(run.path, size)
     if newest := checkpoint.latest(run.checkpoints):
-        reading.check_stored(newest, size, tokenizer.vocab_size, config.train.loss in NEEDS_BIAS)
+        with reading.opened_weights(newest) as opened:
+            reading.check_stored(newest, opened, size, tokenizer.vocab_size, config.train.loss in NEEDS_BIAS)
     return tokenizer
 
 

@@ -189,7 +189,7 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     if abs(after - before) <= noise:
         told = "It was no longer clearly improving at the end"
         if (rates := [step.lr for step in summary.history.steps]) and rates[-1] <= DECAYED * max(rates):
-            told = "The learning rate had decayed, so a longer run might still improve"
+            told = "The learning rate had decayed, so a longer run might improve recall"
         return 0, f"{told}: recall@1 went {said}, within the noise of {100 * noise:.1f} points."
     if after > before:
         return 1, f"It was still improving at the end: recall@1 rose {said}."

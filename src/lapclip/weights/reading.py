@@ -33,6 +33,7 @@ MAX_GROWTH = 1000  # of a text by normalization
 MAX_PATCHES = 16384  # attention grows with their square
 IGNORED = ("position_ids",)  # 0, 1, 2, ..., written by old versions of transformers
 FLOATS = ("F64", "F32", "F16", "BF16")
+Opened = tuple[Any, dict[str, tuple[int, ...]]]  # a file of weights, and the shape of each
 COPY_AGAIN = "copy the whole folder again"
 
 
@@ -127,31 +128,39 @@ def read_model(
     folder: Path, size: Size, vocab_size: int, has_bias: bool, recipe: dict[str, Sequence[str]] | None = None
 ) -> CLIP:
     """The model with its weights in fp32; `recipe` says which tensors of the file are concatenated to one of ours."""
-    check_stored(folder, size, vocab_size, has_bias)
-    with torch.random.fork_rng(devices=[]):
-        model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
-    read_weights(folder, model, recipe)
+    with opened_weights(folder) as opened:  # once: a running training removes old checkpoints
+        check_stored(folder, opened, size, vocab_size, has_bias)
+        with torch.random.fork_rng(devices=[]):
+            model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
+        read_weights(folder, opened, model, recipe)
     return model
 
 
-def check_stored(folder: Path, size: Size, vocab_size: int, has_bias: bool) -> None:
+def check_stored(folder: Path, opened: Opened, size: Size, vocab_size: int, has_bias: bool) -> None:
     """Refuses a model that is larger than its file: the file limits the memory, whatever is said about the model."""
-    with opened_weights(folder) as (_, shapes):
-        num_stored = sum(map(math.prod, shapes.values()))
+    num_stored = sum(map(math.prod, opened[1].values()))
     expected = count_parameters(size, vocab_size=vocab_size, has_bias=has_bias)
     if expected > num_stored:
         raise refused(folder, f"it describes {expected:,} parameters, and `{WEIGHTS}` holds {num_stored:,}")
     refuse_too_large(folder, 4 * expected)
 
 
-def read_weights(folder: Path, model: CLIP, recipe: dict[str, Sequence[str]] | None = None) -> None:
+def load_weights(folder: Path, model: CLIP) -> None:
+    with opened_weights(folder) as opened:
+        read_weights(folder, opened, model)
+
+
+def read_weights(
+    folder: Path, opened: Opened, model: CLIP, recipe: dict[str, Sequence[str]] | None = None
+) -> None:
     """Reads a folder's weights into a model of the same shape, one tensor at a time; all of them are finite."""
     ours = model.state_dict()
     sources = recipe or {name: (name,) for name in ours}
     part_shapes = {
         part: shape_of_part(part, ours[name], parts) for name, parts in sources.items() for part in parts
     }
-    with opened_weights(folder) as (stored, shapes), torch.no_grad():
+    stored, shapes = opened
+    with torch.no_grad():
         if difference := shape_difference(shapes, part_shapes):
             raise refused(folder, f"`{WEIGHTS}` is of another model: {difference}")
         for name, parts in sources.items():
@@ -164,7 +173,7 @@ def read_weights(folder: Path, model: CLIP, recipe: dict[str, Sequence[str]] | N
 
 
 @contextmanager
-def opened_weights(folder: Path) -> Iterator[tuple[Any, dict[str, tuple[int, ...]]]]:
+def opened_weights(folder: Path) -> Iterator[Opened]:
     """The weights of a folder, open, and the shape of each: floats, and not more than fit into memory."""
     file = folder / WEIGHTS
     try:
@@ -178,7 +187,7 @@ def opened_weights(folder: Path) -> Iterator[tuple[Any, dict[str, tuple[int, ...
                     raise refused(folder, f"`{shortened(name)}` holds {part.get_dtype()}, not floats")
             yield stored, {name: tuple(part.get_shape()) for name, part in slices.items()}
     except (OSError, ValueError, SafetensorError) as error:
-        raise not_readable(file, str(error)) from None
+        raise not_readable(file, getattr(error, "strerror", None) or str(error)) from None
 
 
 def refuse_too_large(folder: Path, num_bytes: int) -> None:

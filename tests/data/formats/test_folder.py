@@ -450,7 +450,9 @@ def test_a_folder_without_images_or_without_captions_says_so():
 
 def test_images_in_formats_that_are_not_read_are_counted():
     touch("a.svg", "b.SVG")
-    with pytest.raises(UserError, match=r"2 files and no images: each of 2 is not read; convert it to PNG"):
+    with pytest.raises(
+        UserError, match=r"2 files and no images: each of 2 has an unsupported format; convert it to PNG"
+    ):
         opened()
     touch("c.jfif")
     write("c.txt", "a picture that a browser saved")

@@ -72,11 +72,11 @@ def parse_source(text: str) -> list[tuple[str, float]]:
     return parts
 
 
-def refuse_missing(source: str) -> None:
+def refuse_missing(source: str, format: str | None = None) -> None:
     """Refuses a source that is not there; opening it comes later, when torch has been imported."""
     for name, _ in parse_source(source):
         is_known = name.partition(":")[0] in ("synthetic", "emoji", "hf") or is_shards(name) or "*" in name
-        if not is_known and not os.path.exists(os.path.expanduser(name)):
+        if format != "tar" and not is_known and not os.path.exists(os.path.expanduser(name)):
             raise not_there(name)
 
 

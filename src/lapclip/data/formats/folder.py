@@ -76,19 +76,19 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
         elif label := class_name(folder) or ("" if has_classes else legible(folder)):
             captions = [label]
         else:
-            gathering.problems.add("incomplete", "lies in no folder that is named after a class", image)
+            gathering.problems.add("incomplete", "is not in a class folder", image)
             continue
         gathering.add_file(legible(image), listing.path(image), captions, side=side, label=label)
     return gathering.catalogue(name, kind)
 
 
 def without_captions(name: str, images: list[str], folders: list[str]) -> UserError:
-    """What a person is told who has images but no captions; given is the folder of each image."""
+    """The error for images without captions; `folders` has the folder of each image."""
     example, found = shortened(images[0]), f"`{name.rstrip('/')}/` has images but no captions"
     hint = f"put `{os.path.splitext(example)[0]}.txt` next to `{example}`, or name a table with both: `pairs.csv`"
     if silent := [f"`{shortened(folder, 40)}`" for folder in sorted({*folders} - {""}) if not tells(folder)]:
         found += f"; names of folders such as {', '.join(silent[:3])} do not describe them"
-        hint += "; if the folders are classes, use `--format classes`"
+        hint = "if the folders are classes, use `--format classes`; otherwise put `a.txt` next to `a.jpg`"
     elif 2 * sum(caption_in_name(image) != "" for image in images) > len(images):
         hint = f"if names of files such as `{example}` are their captions, use `--format names`"
     return UserError(found, hint=hint)
@@ -197,7 +197,9 @@ def look_through(path: Path, options: Options, entries: Sequence[os.DirEntry[str
         elif is_used(entry.name):
             listing.problems.add("skipped", NOT_REGULAR, entry.path[start:])
         elif entry.name.lower().endswith(NOT_READ):
-            listing.problems.add("skipped", "is not read; convert it to PNG or JPEG", entry.path[start:])
+            listing.problems.add(
+                "skipped", "has an unsupported format; convert it to PNG or JPEG", entry.path[start:]
+            )
     for path_of_link in sorted(linked):
         name, target = path_of_link[start:], folders.find(path_of_link)
         if os.path.isdir(path_of_link):
