@@ -101,16 +101,14 @@ def test_people_read_it_in_80_columns_and_get_what_a_page_shows(bench, tmp_path)
     assert threads == ["threads", "1", "asked", "for"]
     assert "uses this plan" in " ".join(done.stdout.split()) and "\x1b" not in done.stdout
     page = (tmp_path / "bench.html").read_text()
-    assert 'class="range' in page and "chosen" in page and "the results: bench.html" in done.stderr
-    assert bench(*NANO, "--out", "bench.png").returncode == 0
-    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert 'class="range' in page and "chosen" in page and "results: bench.html" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--picture", "nowhere/bench.png"], 1, "cannot write `nowhere/bench.png`"),
-        (["--out", "bench.svg"], 1, "`bench.svg` does not end in `.png` or `.html`"),
+        (["--picture", "nowhere/bench.html"], 1, "cannot write `nowhere/bench.html`"),
+        (["--out", "bench.png"], 1, "`bench.png` does not end in `.html`"),
         (["--minutes", "3"], 2, "--minutes"),
         (["--size", "gigantic"], 2, "gigantic"),
         (["--ops", "--size", "nano"], 1, "`--ops` does not use `--size`"),

@@ -1,19 +1,14 @@
-"""What `lapclip bench` measured, ready to be shown: for programs, as tables, and as an image or a page."""
+"""What `lapclip bench` measured, ready to be shown: for programs, as tables, and as a page."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from PIL import Image
+from typing import Any
 
 from lapclip.autotune.cache import folder_for, load, store
 from lapclip.autotune.plans import Measured, remark_on
 from lapclip.autotune.resolve import devices_for
-from lapclip.bench.figures import DOTS_PER_INCH, draw_ops, draw_sizes, draw_steps, drawing
 from lapclip.bench.ops import OpTiming, crossovers, time_ops
 from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, speed_up, study_sizes
 from lapclip.bench.steps import MAX_DRIFT, StepsResult, as_json, bench_steps
@@ -25,19 +20,14 @@ from lapclip.machine.hardware import read_machine
 from lapclip.units import age, duration, listed, rate, short_count, size
 from lapclip.view.document import Chart, Document, Line, Points, Range, Ranges, Section, Table, columns_of
 from lapclip.view.html import as_html
-from lapclip.view.sheet import save
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
 class Result:
-    """One measurement: for programs, for people, and as a chart."""
+    """One measurement: for programs, and for people."""
 
     json: dict[str, Any]
     section: Section
-    draw: "Callable[[], Figure]"
 
 
 Work = Generator[str, None, Result]
@@ -64,10 +54,9 @@ def steps_section(config: Config, data: Data, command: str, *, compile: bool, fr
         )
     rows = [(part, getattr(chosen, part), reason) for part, reason in result.reasons.items()]
     reasons = Table("what training will use", columns_of("setting, value, why"), rows)
-    title = f"{config.model.size}, batches of {result.resolved.train.batch_size}"
     drawn, tables = steps_ranges(measured, chosen), [steps_table(result), reasons]
     section = Section("Execution plans", points=remarks, tables=tables, ranges=[drawn] * bool(drawn.ranges))
-    return Result(as_json(result), section, lambda: draw_steps(measured, chosen, title))
+    return Result(as_json(result), section)
 
 
 def steps_ranges(measured: Measured, chosen: Plan) -> Ranges:
@@ -162,7 +151,6 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
     return Result(
         {"ops": [asdict(timing) for timing in timings], "crossovers": found},
         section,
-        lambda: draw_ops(timings),
     )
 
 
@@ -202,7 +190,7 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
     ]
     charts, tables = log_charts("parameters", 10, values), [sizes_table(results)]
     section = Section("Sizes", points=[columns, remark], tables=tables, charts=charts)
-    return Result({"sizes": rows}, section, lambda: draw_sizes(results))
+    return Result({"sizes": rows}, section)
 
 
 def sizes_table(results: Sequence[SizeResult]) -> Table:
@@ -222,18 +210,8 @@ def sizes_table(results: Sequence[SizeResult]) -> Table:
     return Table(caption, columns_of(columns), rows)
 
 
-def write_out(path: Path, results: Sequence[Result], facts: list[str]) -> None:
-    """Writes the charts, or a page that has the tables and facts of the machine too, by the path's suffix."""
-    if path.suffix.lower() == ".png":
-        save(Image.fromarray(np.vstack([render(result.draw()) for result in results])), path)
-        return
+def write_page(path: Path, results: Sequence[Result], facts: list[str]) -> None:
+    """Everything as one page: facts of the machine, tables and charts."""
     about = "This machine's hardware and training speed."
     sections = [Section("Summary", points=facts), *(result.section for result in results)]
     write_atomically(path, as_html(Document("This machine", "lapclip bench", about, sections)))
-
-
-def render(figure: "Figure") -> np.ndarray:
-    file = BytesIO()
-    with drawing():
-        figure.savefig(file, format="png", dpi=DOTS_PER_INCH)
-    return np.asarray(Image.open(file).convert("RGB"))

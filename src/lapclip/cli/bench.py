@@ -40,7 +40,7 @@ def bench(
         ops: time single operations by size instead, on each device
         sizes: train every size from nano to huge for a few steps instead
         fresh: ignore cached results and measure again
-        out: also write the charts (`.png`) or a page with all results (`.html`)
+        out: also write a page with all results and charts (`.html`)
     """
     from lapclip.data.formats.detect import refuse_missing
 
@@ -49,15 +49,11 @@ def bench(
         if other := next((SETTINGS[name].flag for name in flags if name not in ALWAYS), None):
             raise UserError(f"`{flag}` does not use `{other}`", hint=f"omit `{other}`")
     config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
-    if out is not None and (out := output_file(out, ".png", ".html")).suffix.lower() == ".png":
-        from lapclip.bench.figures import drawing
-
-        with drawing():  # refuses before anything is measured if matplotlib is missing
-            pass
+    out = output_file(out, ".html") if out else None
     refuse_missing(config.data.source, config.data.format)
     with working("starting"):
         from lapclip.autotune.resolve import devices_for
-        from lapclip.bench.show import ops_section, sizes_section, steps_section, write_out
+        from lapclip.bench.show import ops_section, sizes_section, steps_section, write_page
         from lapclip.bench.steps import in_words, look_over
         from lapclip.train.prepare import open_here
 
@@ -73,7 +69,7 @@ def bench(
         results = [follow(work, requests, "measuring") for work in works]
     facts = in_words(overview)
     if out is not None:
-        write_out(out, results, facts)
+        write_page(out, results, facts)
     if json:
         rates = {**overview.rates["cpu"], "rates": overview.rates}
         measured = {name: value for result in results for name, value in result.json.items()}
