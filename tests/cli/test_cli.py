@@ -149,3 +149,10 @@ def test_help_costs_little_more_than_the_libraries_that_print_it():
 
 def test_version_is_said():
     assert lapclip("--version").stdout.strip() == library.__version__
+
+
+def test_a_missing_package_is_named_with_what_installs_it():
+    code = "import sys; sys.modules['msgspec'] = None; from lapclip.cli import run_command; run_command(['runs'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    assert "the package `msgspec` is not installed" in done.stderr and "hint: install lapclip" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -63,6 +63,10 @@ def run_command(arguments: list[str]) -> int:
         complain("stopped immediately", goes_on if is_train else "the same command starts again")
         return 130
     except Exception as problem:
+        if isinstance(problem, ModuleNotFoundError) and not (problem.name or "").startswith("lapclip"):
+            hint = "install lapclip again: `make train` in a clone, `pip install -e .` elsewhere"
+            complain(f"the package `{problem.name}` is not installed", hint)
+            return 1
         traceback.print_exc()
         what = f"this is a bug in lapclip: {type(problem).__name__}: {problem}"
         complain(what, "please report it with the lines above")
