@@ -102,6 +102,10 @@ def test_sizes_formats_and_traits_are_of_the_originals():
     assert report.sizes["largest"]["name"] == "2.jpg" and report.sizes["width"]["50"] == 500
     assert report.formats == {"JPEG": 2, "PNG": 1} and report.num_small == 1
     assert report.traits["alpha"] == report.traits["rotated"] == 1 and report.traits["cmyk"] == 0
+    assert "cropped" not in report.as_json()["advice_kinds"]
+    records["width"], records["height"] = [600, 200, 600], [200, 600, 200]
+    report = checked(catalogue, records)
+    assert "cropped" in report.as_json()["advice_kinds"] and "all" not in dict(lines(report))["size"]
     records["width"] = records["height"] = 0  # as of images that are not decoded
     report = checked(catalogue, records)
     assert report.sizes is None and not report.num_small and report.formats == {}
@@ -199,7 +203,8 @@ WORDS = [
     ],
 )
 def test_what_captions_begin_with_is_pointed_out_only_if_nearly_all_share_it(captions, kind, named):
-    found = [*remarks(replace(catalogue_of(*([caption] for caption in captions)), format="txt"))]
+    catalogue = replace(catalogue_of(*([caption] for caption in captions)), format="txt")
+    found = [*remarks(catalogue, records_for(catalogue))]
     assert [remark.kind for remark in found] == [kind] * bool(kind) and named in "".join(r.why for r in found)
 
 

@@ -52,7 +52,9 @@ class Advice:
     setting: str | None
     value: Any
     why: str
-    kind: Literal["", "names", "prefix", "languages"] = ""  # what captions have in common
+    kind: Literal["", "names", "prefix", "languages", "cropped"] = (
+        ""  # what captions or images have in common
+    )
 
     @property
     def sentence(self) -> str:
