@@ -128,12 +128,13 @@ def test_the_rows_name_what_is_wrong_and_leave_out_what_is_not():
 
 def test_a_hostile_name_cannot_move_the_cursor():
     catalogue = catalogue_of(["a dog"], ["a cat"])
-    catalogue.names[0] = "\x1b[2J\r" + "x" * 5000
+    catalogue.names[0] = "\x1b[2J\r" + "x" * 5000 + "/dog.jpg"
     records = records_for(catalogue)
     records["row"][0] = -1
     report = checked(catalogue, records, {0: "is empty"})
     shown = json.dumps(report.as_json(), ensure_ascii=False) + str([*lines(report)])
     assert "\x1b" not in shown and len(shown) < 5000
+    assert "x/dog.jpg` is empty" in dict(lines(report))["unreadable"], "of a long path the end is kept"
 
 
 def test_advice_names_settings_that_exist_and_values_they_take():
