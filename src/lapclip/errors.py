@@ -71,3 +71,8 @@ def shortened(text: str, most: int = 200) -> str:
     """Untrusted text made printable, on one line, and cut to a maximum length."""
     shown = re.sub(r"[\t\n]", "\N{REPLACEMENT CHARACTER}", printable(text[: most + 1]))
     return shown if len(text) <= most else shown[: most - 3].rstrip() + "..."
+
+
+def shortened_path(path: str, most: int = 200) -> str:
+    """As `shortened`, but cut in front: the name of the file says most."""
+    return shortened(path if len(path) <= most else "..." + path[3 - most :], most)

@@ -44,6 +44,15 @@ def test_check_says_what_there_is(tmp_path, check):
     assert report["caption_tokens"]["50"] > 2 and isinstance(report["advice"], list) and report["advice"]
 
 
+def test_a_table_with_too_few_images_says_what_is_wrong_with_the_others(tmp_path, call):
+    picture_folder(tmp_path / "photos", 2)
+    table = tmp_path / "photos" / "pairs.csv"
+    (tmp_path / "01.jpg").write_bytes(JPEG)
+    table.write_text("image,caption\n00.jpg,a cat\ngone.jpg,a dog\n../01.jpg,a bird\n")
+    said = call("data", "check", str(table), *NANO).stderr
+    assert "has 1 usable image; `gone.jpg` is missing; `../01.jpg` lies outside" in said
+
+
 def test_check_reads_well_on_eighty_columns(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 20)
     (folder / "broken.jpg").write_bytes(JPEG[:300])

@@ -102,6 +102,10 @@ def test_sizes_formats_and_traits_are_of_the_originals():
     assert report.sizes["largest"]["name"] == "2.jpg" and report.sizes["width"]["50"] == 500
     assert report.formats == {"JPEG": 2, "PNG": 1} and report.num_small == 1
     assert report.traits["alpha"] == report.traits["rotated"] == 1 and report.traits["cmyk"] == 0
+    assert "cropped" not in report.as_json()["advice_kinds"]
+    records["width"], records["height"] = [600, 200, 600], [200, 600, 200]
+    report = checked(catalogue, records)
+    assert "cropped" in report.as_json()["advice_kinds"] and "all" not in dict(lines(report))["size"]
     records["width"] = records["height"] = 0  # as of images that are not decoded
     report = checked(catalogue, records)
     assert report.sizes is None and not report.num_small and report.formats == {}
@@ -124,12 +128,13 @@ def test_the_rows_name_what_is_wrong_and_leave_out_what_is_not():
 
 def test_a_hostile_name_cannot_move_the_cursor():
     catalogue = catalogue_of(["a dog"], ["a cat"])
-    catalogue.names[0] = "\x1b[2J\r" + "x" * 5000
+    catalogue.names[0] = "\x1b[2J\r" + "x" * 5000 + "/dog.jpg"
     records = records_for(catalogue)
     records["row"][0] = -1
     report = checked(catalogue, records, {0: "is empty"})
     shown = json.dumps(report.as_json(), ensure_ascii=False) + str([*lines(report)])
     assert "\x1b" not in shown and len(shown) < 5000
+    assert "x/dog.jpg` is empty" in dict(lines(report))["unreadable"], "of a long path the end is kept"
 
 
 def test_advice_names_settings_that_exist_and_values_they_take():
@@ -199,7 +204,8 @@ WORDS = [
     ],
 )
 def test_what_captions_begin_with_is_pointed_out_only_if_nearly_all_share_it(captions, kind, named):
-    found = [*remarks(replace(catalogue_of(*([caption] for caption in captions)), format="txt"))]
+    catalogue = replace(catalogue_of(*([caption] for caption in captions)), format="txt")
+    found = [*remarks(catalogue, records_for(catalogue))]
     assert [remark.kind for remark in found] == [kind] * bool(kind) and named in "".join(r.why for r in found)
 
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from lapclip.data import pack as packing
 from lapclip.data.catalogue import Gathering
-from lapclip.data.decode import decode
+from lapclip.data.decode import RECORD, WHOLE, decode
 from lapclip.errors import UserError
 from lapclip.units import finished
 
@@ -71,6 +71,20 @@ def test_only_what_changed_is_decoded_again(tmp_path):
     assert after.path == before.path and after.num_reused == 8
     rows_added = (after.path / "pixels").stat().st_size // (3 * after.size**2) - num_rows
     assert rows_added == 2  # the new and the changed one; a moved or touched image keeps its row
+
+
+def test_an_older_pack_is_compared_by_whole_images_too_and_keeps_its_pixels(tmp_path):
+    folder = picture_folder(tmp_path / "photos", 12)
+    Image.new("RGB", (30, 30), "red").save(folder / "00.jpg")  # square: its center is all of it
+    before = packed(folder)
+    pixels = (before.path / "pixels").read_bytes()
+    older = np.fromfile(before.path / "records", RECORD)
+    older["traits"] &= ~np.uint8(WHOLE)
+    older["thumb"][1:] = 0
+    older.tofile(before.path / "records")
+    after = packed(folder)
+    assert after.num_reused == 1 and (after.path / "pixels").read_bytes() == pixels
+    assert (after.records["thumb"] == before.records["thumb"]).all() and packed(folder).num_reused == 12
 
 
 def test_equal_images_share_a_row_and_a_side(tmp_path):

@@ -67,6 +67,18 @@ def test_a_photo_saved_again_is_the_same_and_other_photos_are_not(again):
     assert (groups[:30] == groups[30:]).mean() > 0.9
 
 
+def test_images_that_differ_only_beside_the_center_square_are_different():
+    middle, shapes = photo(0), [(480, 160), (160, 480), (240, 160)]
+    for width, height in shapes:
+        wide = [photo(seed, 480).resize((width, height)) for seed in range(1, 5)]
+        for picture in wide:
+            picture.paste(middle, ((width - 160) // 2, (height - 160) // 2))
+        smaller = [saved(p.resize((width // 2 + 1, height // 2)), "JPEG", quality=85) for p in wide]
+        groups = content_groups(records_of([*map(saved, wide), *smaller, saved(wide[0].resize((160, 160)))]))
+        assert len(set(groups[:4].tolist())) == 4 and (groups[:4] == groups[4:8]).all()
+        assert groups[8] not in groups[:8], "squashed to a square it is another image"
+
+
 def test_plain_images_are_the_same_only_when_saved_again():
     colours = [(r, g, b) for r in range(0, 256, 51) for g in range(0, 256, 51) for b in range(0, 256, 51)]
     faces = [smiley(mouth) for mouth in range(8)]

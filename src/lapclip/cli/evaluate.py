@@ -13,7 +13,7 @@ from rich.console import Console
 from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
 from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, Config, load_config
-from lapclip.errors import UserError, printable, shortened, typed
+from lapclip.errors import UserError, printable, shortened, shortened_path, typed
 
 if TYPE_CHECKING:
     from lapclip.data.source import Source
@@ -209,7 +209,7 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
         what = f"hard: similar captions; chance {negatives['chance']:.0%}"
         tell(screen, f"The correct one of {negatives['num_choices']}: {levels} ({what})")
     if unreadable := result.get("unreadable"):
-        named = ", ".join(shortened(name, 60) for name in unreadable[:NUM_UNREADABLE])
+        named = ", ".join(shortened_path(name, 60) for name in unreadable[:NUM_UNREADABLE])
         tell(screen, f"{len(unreadable):,} images cannot be read and are omitted, such as {named}")
     if result.get("zero_shot"):
         screen.print()

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, Switch
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, stop_requests, working
-from lapclip.errors import MissingPackage, UserError, shortened, suggest, typed
+from lapclip.errors import MissingPackage, UserError, shortened, shortened_path, suggest, typed
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def say_summary(summary: "Summary") -> None:
         f"{', '.join(parts) or 'nothing new'}; {duration(summary.seconds)}"
     )
     for path, why in summary.unreadable:
-        say(f"  {shortened(path)} {shortened(why)}")
+        say(f"  {shortened_path(path)} {shortened(why)}")
     if summary.num_unreadable:
         count = plural(summary.num_unreadable, "file")
         say(f"{count} could not be read; lapclip tries again when they change")

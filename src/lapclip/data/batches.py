@@ -17,7 +17,7 @@ from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.data.workers import submit_ahead, with_held, worker_pool
-from lapclip.errors import UserError, shortened
+from lapclip.errors import UserError, shortened, shortened_path
 
 PIECE = 64  # pairs a worker prepares at once: small, so that a large batch is shared and never held twice
 MAX_CACHED_CAPTIONS = 100_000  # captions whose tokens are kept in memory: 30 MB
@@ -145,7 +145,7 @@ def fetch_singly(
                 images.append(source.pixels(taken[place : place + 1], size)[0])
                 break
             except Unreadable as problem:
-                faults.append(f"`{shortened(source.name(int(taken[place])))}` {shortened(str(problem))}")
+                faults.append(f"`{shortened_path(source.name(int(taken[place])))}` {shortened(str(problem))}")
                 taken[place] = (taken[place] + 1) % source.num_different
         else:
             raise UserError(

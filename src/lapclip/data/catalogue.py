@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from lapclip.data.files import FileReader, Kind, Problem
-from lapclip.errors import UserError, shortened
+from lapclip.errors import UserError, shortened_path
 
 Side = Literal["train", "validation", "test"]
 SIDES: dict[str, Side] = {
@@ -72,7 +72,7 @@ class Problems:
         self.counts[what] += 1
         self.kinds[what] = kind
         if self.counts[what] <= NUM_NAMED:
-            self.names.setdefault(what, []).append(shortened(name))
+            self.names.setdefault(what, []).append(shortened_path(name))
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Gathering:
             missing, problem = next(iter(self.missing.items()))
             raise UserError(
                 f"none of the {len(self.missing):,} images listed in `{name}` can be used;"
-                f" `{shortened(missing)}` {problem.what}",
+                f" `{shortened_path(missing)}` {problem.what}",
                 hint="pass the folder that they are in with `--images FOLDER`",
             )
         names, reader = list(self.index), reader or FileReader(self.paths)

@@ -27,6 +27,7 @@ RLE_BYTES = 36  # of a run-length BMP, which Pillow decodes in Python: for its t
 BLOCK_BYTES = 8  # of a TIFF's strip or tile, which is decoded whole
 CONVERTED_AT_ONCE = 2**22  # pixels; larger images are converted in bands of a quarter of that
 THUMB = 8  # pixels each side of the thumbnail that near duplicates are found by
+WHOLE = 1 << 7  # in `traits`: the thumbnail is of all of the image; in older packs it is of the center square
 
 # One image in a pack. `stamp` is of its name and the reader's stamp, so that an unchanged file is known unread;
 # `content` is of its bytes, so that equal images share their pixels.
@@ -39,7 +40,7 @@ RECORD = np.dtype(
         ("height", "<u4"),
         ("num_bytes", "<u8"),
         ("format", "u1"),  # place in FORMATS
-        ("traits", "u1"),  # bits of TRAITS
+        ("traits", "u1"),  # bits of TRAITS, and of WHOLE
         ("dhash", "<u8"),  # 64 bits: is the image darker to the right, over an 8 x 8 grid
         ("thumb", "u1", (THUMB, THUMB, 3)),
     ]
@@ -75,15 +76,12 @@ def digest(*parts: bytes) -> bytes:
 
 def decode(data: bytes, size: int) -> Decoded:
     """The center square of an image, upright, at a size; Unreadable when it is none."""
-    square, record = read_square(data, size)
+    square, record = read_square(data, size, with_thumb=True)
     record["content"], record["num_bytes"] = np.void(digest(data)), len(data)
-    record["thumb"] = np.asarray(square.resize((THUMB, THUMB), Image.Resampling.BOX))
-    grey = np.asarray(square.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
-    record["dhash"] = np.packbits(grey[:, 1:] < grey[:, :-1]).view("<u8")[0]
     return Decoded(channels_first(square), record)
 
 
-def read_square(data: bytes, size: int) -> tuple[Image.Image, np.ndarray]:
+def read_square(data: bytes, size: int, *, with_thumb: bool = False) -> tuple[Image.Image, np.ndarray]:
     """The center square, RGB and upright, with a record of the original; Unreadable when it is none."""
     record = np.zeros((), RECORD)
     with open_image(data, lambda *_: (size, size)) as (image, (width, height), extent):
@@ -92,8 +90,16 @@ def read_square(data: bytes, size: int) -> tuple[Image.Image, np.ndarray]:
         record["width"], record["height"] = (height, width) if is_lying else (width, height)
         record["format"] = FORMATS.index(image.format or "")
         record["traits"] = trait_bits(image, turned)
-        square = center_square(image, size, extent)
-        return upright(square, image), record
+        square = upright(center_square(image, size, extent), image)
+        if with_thumb:
+            whole = square
+            if width != height:
+                whole = upright(resize_rgb(image, (4 * THUMB, 4 * THUMB), (0, 0, *extent)), image)
+            record["thumb"] = np.asarray(whole.resize((THUMB, THUMB), Image.Resampling.BOX))
+            grey = np.asarray(whole.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
+            record["dhash"] = np.packbits(grey[:, 1:] < grey[:, :-1]).view("<u8")[0]
+            record["traits"] |= WHOLE
+        return square, record
 
 
 def read_whole(data: bytes, max_side: int) -> Image.Image:

@@ -17,13 +17,14 @@ from lapclip.data.decode import FORMATS, TRAITS
 from lapclip.data.open import Files
 from lapclip.data.pairs import VALIDATION
 from lapclip.data.split import duplicates
-from lapclip.errors import shortened
+from lapclip.errors import shortened, shortened_path
 from lapclip.units import percent, plural
 
 NUM_CAPTIONS_NAMED = 20
 MAX_READ = 100_000  # captions whose letters are looked at, from all over the source
 NUM_COMPARED, MIN_COMPARED = 10_000, 20  # images, and different captions, to see what captions have in common
 LANGUAGE_MARK = re.compile(r"[a-z]{2,3}([_@.][a-zA-Z0-9-]+)*=")  # `de.utf8=`, `pt_BR.utf8=`
+MAX_LONG, LONG = 0.1, 2  # share of images whose longer side is that many times the other
 PERCENTILES = (50, 90, 95, 99, 100)
 SCRIPT_NAMES = {"CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana", "KATAKANA-HIRAGANA": "Kana"}
 EMOJI = re.compile("[\U0001f000-\U0001faff\u2600-\u27bf\u2b50\u2b55]")
@@ -72,7 +73,7 @@ def examine(
     known = readable[records["width"][readable] > 0]
 
     def names(numbers: Iterable[int]) -> list[str]:
-        return [shortened(catalogue.names[number]) for number in list(numbers)[:NUM_NAMED]]
+        return [shortened_path(catalogue.names[number]) for number in list(numbers)[:NUM_NAMED]]
 
     own_test = np.array([side == "test" for side in catalogue.sides], dtype=bool)
     is_validation = is_readable & (files.sides == VALIDATION)
@@ -125,11 +126,16 @@ def examine(
             for what, count in catalogue.problems.counts.most_common()
         },
     )
-    return replace(report, advice=[*advise(report), *remarks(catalogue)])
+    return replace(report, advice=[*advise(report), *remarks(catalogue, records)])
 
 
-def remarks(catalogue: Catalogue) -> Iterator[Advice]:
-    """What captions are, or have in common, that may not be meant."""
+def remarks(catalogue: Catalogue, records: np.ndarray) -> Iterator[Advice]:
+    """What captions are, or captions and images have in common, that may not be meant."""
+    sides = np.sort([records["width"], records["height"]], axis=0)
+    num_long, num_known = int((sides[1] > LONG * sides[0]).sum()), int((sides[0] > 0).sum())
+    if num_long > MAX_LONG * num_known:
+        what = f"{percent(num_long / num_known)} of the images have an aspect ratio above {LONG}:1"
+        yield Advice(None, None, f"{what}; the model sees only the centre square of each", "cropped")
     some = catalogue.captions[:: -(-len(catalogue.captions) // NUM_COMPARED)]
     captions = list(dict.fromkeys(caption for own in some for caption in own))
     if owners := {"classes": "folders", "names": "files"}.get(catalogue.format):
@@ -159,10 +165,10 @@ def has_own_split(catalogue: Catalogue, is_readable: np.ndarray, is_validation: 
 def sizes_of(records: np.ndarray, known: np.ndarray, names: list[str]) -> dict[str, Any]:
     """Of the originals, in pixels."""
     widths, heights = records["width"][known], records["height"][known]
-    areas = widths.astype(np.int64) * heights
+    order = np.lexsort((widths, widths.astype(np.int64) * heights))
     ends = {
-        end: {"name": shortened(names[known[at]]), "width": int(widths[at]), "height": int(heights[at])}
-        for end, at in (("smallest", areas.argmin()), ("largest", areas.argmax()))
+        end: {"name": shortened_path(names[known[at]]), "width": int(widths[at]), "height": int(heights[at])}
+        for end, at in (("smallest", order[0]), ("largest", order[-1]))
     }
     return {"width": percentiles(widths, (5, 50, 95)), "height": percentiles(heights, (5, 50, 95)), **ends}
 
@@ -229,7 +235,10 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     unused = f"; {report.num_unused:,} for testing, not used" if report.num_unused else ""
     yield "split", f"{report.num_train:,} training, {report.num_validation:,} validation ({whose}){unused}"
     if report.duplicate_images:
-        same = [" = ".join(f"`{brief(name)}`" for name in names[:3]) for names in report.duplicate_images]
+        same = [
+            " = ".join(f"`{shortened_path(name, 40)}`" for name in names[:3])
+            for names in report.duplicate_images
+        ]
         copies = "1 copy" if report.num_duplicate_images == 1 else f"{report.num_duplicate_images:,} copies"
         yield "duplicates", f"{copies}: {listed(same)}"
     if report.duplicate_captions:
@@ -237,14 +246,14 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
         share = percent(report.share_shared_captions)
         yield "shared", f"{share} of the captions belong to several images, `{brief(caption)}` to {count:,}"
     if report.num_leaks:
-        pairs = [f"`{brief(one)}` = `{brief(other)}`" for one, other in report.leaks]
+        pairs = [" = ".join(f"`{shortened_path(name, 40)}`" for name in names) for names in report.leaks]
         leaked = plural(report.num_leaks, "validation image")
         yield "leaks", f"{leaked} also in training: {listed(pairs)}"
     if report.num_unreadable:
-        whys = [f"`{brief(name)}` {why}" for name, why in report.unreadable_why.items()]
+        whys = [f"`{shortened_path(name, 40)}` {why}" for name, why in report.unreadable_why.items()]
         yield "unreadable", f"{report.num_unreadable:,}: {listed(whys)}"
     for what, found in report.problems.items():
-        shown = f"`{brief(found['names'][0])}` {what}" if found["names"] else what
+        shown = f"`{shortened_path(found['names'][0], 40)}` {what}" if found["names"] else what
         yield "noticed", shown + (f", and {found['count'] - 1:,} more" if found["count"] > 1 else "")
 
 

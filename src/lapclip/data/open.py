@@ -18,9 +18,9 @@ from lapclip.data.pairs import TRAIN, VALIDATION, PairTable, write_pairs
 from lapclip.data.source import Mixed, Packed, Source, Streamed
 from lapclip.data.split import content_groups, split
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
-from lapclip.errors import UserError, install_command, shortened, suggest
+from lapclip.errors import UserError, install_command, shortened, shortened_path, suggest
 from lapclip.files import writing
-from lapclip.units import Progress
+from lapclip.units import Progress, plural
 
 MAX_SCENES = 100_000_000  # their order is held in memory
 MIN_IMAGES = 4
@@ -139,12 +139,15 @@ def write_table(files: Files) -> PairTable:
     catalogue, packed = files.catalogue, files.pack
     usable = np.flatnonzero(packed.records["row"] >= 0)
     if len(usable) < MIN_IMAGES:
-        first = f"; {first_unreadable(catalogue, packed)}" if packed.unreadable else ""
+        whys = [first_unreadable(catalogue, packed)] if packed.unreadable else []
+        kinds, examples = catalogue.problems.kinds, catalogue.problems.names
+        whys += [f"`{examples[what][0]}` {what}" for what, kind in kinds.items() if kind != "repaired"]
+        found = "; ".join([f"has {plural(len(usable), 'usable image')}", *whys[:3]])
         raise UserError(
-            f"`{catalogue.name}` has {len(usable)} usable images, but at least {MIN_IMAGES} are needed{first}",
+            f"`{catalogue.name}` {found}; at least {MIN_IMAGES} are needed",
             hint=install_command("heic")
             if 0 < packed.num_needing_extra == len(packed.unreadable)
-            else "add images with captions to it, or repair the unreadable ones",
+            else "add images with captions to it, or correct those that cannot be used",
         )
     with locked(packed.path), writing(packed.path):
         describe_folder(packed.path, files.name, packed.size)
@@ -182,7 +185,7 @@ def mean_bytes(catalogue: Catalogue) -> float:
 
 def first_unreadable(catalogue: Catalogue, packed: Pack) -> str:
     number, why = next(iter(packed.unreadable.items()))
-    return f"`{shortened(catalogue.names[number])}` {shortened(why)}"
+    return f"`{shortened_path(catalogue.names[number])}` {shortened(why)}"
 
 
 def plain_name(source: str) -> str:

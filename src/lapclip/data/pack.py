@@ -18,7 +18,7 @@ from typing import BinaryIO
 import numpy as np
 
 from lapclip.data.catalogue import Catalogue, Reader
-from lapclip.data.decode import RECORD, Decoded, Unreadable, decode, digest
+from lapclip.data.decode import RECORD, WHOLE, Decoded, Unreadable, decode, digest
 from lapclip.data.files import MISSING
 from lapclip.data.workers import submit_ahead, with_held, worker_pool
 from lapclip.errors import UserError
@@ -86,9 +86,13 @@ def pack(
         describe_folder(path, identity, size)
         with contextlib.closing(Journal(path, size)) as journal:
             found = journal.find(stamps)
-            is_packed = journal.chosen(found)["row"] >= 0
+            records = journal.chosen(found)
+            # An older record of an image that is not square is made again; its pixels are kept.
+            has_thumb = (records["traits"] & WHOLE != 0) | (records["width"] == records["height"])
+            is_packed = (records["row"] >= 0) & has_thumb
             missing = np.flatnonzero(~is_packed & (stamps != 0))
-            needed = len(missing) * (journal.row_bytes + RECORD.itemsize)
+            num_new = int((records["row"][missing] < 0).sum())
+            needed = num_new * journal.row_bytes + len(missing) * RECORD.itemsize
             check_disk(needed)
             yield Progress(PACKING, 0, len(missing), 0, needed)
             faults: dict[int, Unreadable] = {}

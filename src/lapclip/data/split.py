@@ -27,6 +27,7 @@ OWN_SIDES = {None: TRAIN, "train": TRAIN, "validation": VALIDATION, "test": UNUS
 NUM_VALUES = THUMB * THUMB * 3  # in a thumb
 MAX_BITS = 4  # of the difference hash; a photo saved again as JPEG 50 keeps within them 99 times in 100
 MAX_DIFFERENCE = 8.0  # of 255, on average over the thumb; 5% brighter is 5
+MAX_STRETCH = 1.05  # of the ratio of the sides, which a thumb does not show; half the size rounds them
 MAX_ANYWHERE = 20  # in the thumb; saved again at half the size and 5% brighter, 99 in 100 stay within 18
 # Drawings on a plain ground, such as emoji, may differ in one place alone, so they must agree in each to within what
 # saving them again changes.
@@ -47,7 +48,7 @@ def content_groups(records: np.ndarray) -> np.ndarray:
     # In order of their bytes from here on: nothing depends on the order of the source.
     _, first, number = np.unique(contents(records)[readable], return_index=True, return_inverse=True)
     distinct = readable[first]
-    labels = near_groups(records["thumb"], records["dhash"][distinct], distinct)
+    labels = near_groups(records, distinct)
     groups = len(labels) + np.arange(len(records))
     groups[readable] = labels[number]
     return by_first_member(groups)
@@ -65,8 +66,11 @@ def by_first_member(groups: np.ndarray) -> np.ndarray:
     return rank[number]
 
 
-def near_groups(thumbs: np.ndarray, hashes: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """A label for each hash; the thumb of the k-th hash is at the k-th place."""
+def near_groups(records: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """A label for the record at each of these places."""
+    thumbs, hashes = records["thumb"], records["dhash"][places]
+    sides = np.log(np.maximum([records["width"][places], records["height"][places]], 1))
+    shape, max_apart = sides[0] - sides[1], np.log(MAX_STRETCH)
     sums, is_plain, mixed = outlines(thumbs, places)
     brightness = sums.sum(axis=1)
     bound = np.where(is_plain, MAX_PLAIN_DIFFERENCE, MAX_DIFFERENCE) * NUM_VALUES
@@ -82,6 +86,7 @@ def near_groups(thumbs: np.ndarray, hashes: np.ndarray, places: np.ndarray) -> n
             limit = np.minimum(bound[left], bound[right])
             differ = hashes[left] ^ hashes[right]
             near = (np.bitwise_count(differ) <= MAX_BITS) & (labels[left] != labels[right])
+            near &= np.abs(shape[left] - shape[right]) <= max_apart
             for block in blocks[:first] + blocks[first + 1 : second]:
                 near &= (differ & block) != 0  # or these two have met before
             # The thumbs differ by no less than their sums, which are sooner looked at.

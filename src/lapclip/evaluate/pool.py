@@ -11,7 +11,7 @@ import numpy as np
 from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.embedder import Embedder
-from lapclip.errors import UserError, shortened
+from lapclip.errors import UserError, shortened, shortened_path
 from lapclip.units import Progress, finished
 
 
@@ -66,7 +66,7 @@ def embed_pools(
                 kept.append(index)
             except Unreadable as problem:  # only of a streamed source
                 unreadable.append(index)
-                faults.append(f"`{shortened(source.name(index))}` {shortened(str(problem))}")
+                faults.append(f"`{shortened_path(source.name(index))}` {shortened(str(problem))}")
         for its_rows, embedder in zip(rows, embedders, strict=True):
             its_rows.append(embedder.images([image[embedder.image_size] for image in images]))
     if not kept:

@@ -31,7 +31,7 @@ from lapclip.data.doctor import MAX_READ, Report, examine
 from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import NUM_CHARACTERS, WORDS, Tokenizer, train_tokenizer, words_of
-from lapclip.errors import UserError, install_command, shortened, typed
+from lapclip.errors import UserError, install_command, shortened, shortened_path, typed
 from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
@@ -69,7 +69,7 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
         )
     if (share := len(broken) / max(1, len(catalogue.names))) > tolerated:
         some = list(broken.items())[:3]
-        named = ", ".join(f"`{shortened(catalogue.names[n])}` {shortened(why)}" for n, why in some)
+        named = ", ".join(f"`{shortened_path(catalogue.names[n])}` {shortened(why)}" for n, why in some)
         raise UserError(
             f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
             hint=install_command("heic")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lapclip.errors import code, shortened
+from lapclip.errors import code, shortened, shortened_path
 from lapclip.units import count, listed, percent, plural
 from lapclip.view.document import (
     Document,
@@ -62,7 +62,7 @@ def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[
     """In the order they are read."""
     compared = comparison_section(result)
     words = [recall_words(result, pool_size(result)), *zero_shot_words(result)[:1], *compared.words[:1]]
-    names = [shortened(str(name)) for name in result.get("unreadable") or []]
+    names = [shortened_path(str(name)) for name in result.get("unreadable") or []]
     more = [f"and {len(names) - MAX_UNREADABLE:,} more"] * (len(names) > MAX_UNREADABLE)
     return [
         Section("Summary", words),

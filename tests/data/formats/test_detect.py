@@ -172,6 +172,8 @@ def test_a_format_can_be_forced(tmp_path):
         ("empty", "holds no files", ""),
         ("archive.zip", "is an archive", "unpack it"),
         ("notes.md", "no format that", "a source is"),
+        ("cut.json", "ends early", "download it again"),
+        ("one.json", "no array of several images", "`image` and `caption`"),
         ("hf:", "hf:", ""),
         ("", "is not a source", ""),
         ("photos@x", "`photos@x` does not exist", "`photos@2`"),
@@ -183,6 +185,8 @@ def test_what_is_no_source_is_said_in_words(tmp_path, source, says, hint):
     (tmp_path / "empty").mkdir()
     (tmp_path / "archive.zip").write_bytes(b"PK\x03\x04")
     (tmp_path / "notes.md").write_text("# notes\n")
+    (tmp_path / "one.json").write_text('[\n {"image": "a.jpg", "caption": "a cat"}]')
+    (tmp_path / "cut.json").write_text('[\n {\n "image": "a.jpg",\n "capt')
     with pytest.raises(UserError) as caught:
         finished(open_source(DataConfig(source=source, workers=0), 16))
     assert says in caught.value.message and caught.value.hint and hint in caught.value.hint

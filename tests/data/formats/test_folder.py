@@ -442,6 +442,8 @@ def test_a_folder_without_images_or_without_captions_says_so():
     assert caught.value.hint.startswith("put `IMG_0001.txt` next to `IMG_0001.jpg`, or name a table")
     touch(*(f"flags/{country}.png" for country in ("albania", "bahrain", "chile")))
     assert opened("names").captions == [["albania"], ["bahrain"], ["chile"]]
+    touch("clock/am.png", "clock/screen_shot.png")
+    assert opened("names").captions[:2] == [["am"], ["screen shot"]], "unlike `IMG_0001`, they are words"
     asked = Options()
     with pytest.raises(UserError, match="no captions") as caught:
         open_folder(look_through(FOLDER / "flags", asked), "flags", asked)

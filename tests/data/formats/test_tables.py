@@ -600,7 +600,9 @@ def test_a_json_array_is_read_in_bounded_memory_up_to_where_it_is_damaged(end, m
     Path("pairs.json").write_bytes(f"[{', 7, '.join(rows)}{end}".encode(errors="surrogateescape"))
     assert found("pairs.json", format="jsonl") == as_pairs() | {"green.png": ["a grün, plain"]}
     damaged = [*range(2, 11, 2)] + [12] * (not end.startswith("]"))
-    assert mistakes("pairs.json")["is not a JSON object"] == [f"pairs.json:row {row}" for row in damaged]
+    assert mistakes("pairs.json")["is not a complete JSON object"] == [
+        f"pairs.json:row {row}" for row in damaged
+    ]
 
 
 def test_commas_and_blanks_that_were_not_quoted_stay_in_the_caption():

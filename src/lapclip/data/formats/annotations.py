@@ -93,7 +93,7 @@ def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)[:200]
         raise UserError(
-            f"`{file}` is not readable JSON of at most {MAX_BYTES >> 30} GB: {reason}",
+            f"`{file}` is damaged JSON, ends early or is larger than {MAX_BYTES >> 30} GB: {reason}",
             hint="download it again: the file may be incomplete",
         ) from None
     images = content.get("images") if isinstance(content, dict) else None
@@ -102,8 +102,8 @@ def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
     if isinstance(images, list) and any(isinstance(i, dict) and "sentences" in i for i in images):
         return "karpathy", read_karpathy(images, file, problems)
     raise UserError(
-        f"`{file}` has no list of `images` with `annotations` or `sentences`",
-        hint="pass COCO's `captions_*.json` or a Karpathy `dataset_*.json`",
+        f"`{file}` has no list of `images` with `annotations` or `sentences`, and is no array of several images",
+        hint="pass COCO's `captions_*.json`, a Karpathy `dataset_*.json`, or objects with `image` and `caption`",
     )
 
 

@@ -106,6 +106,8 @@ def open_file(path: Path, name: str, options: Options) -> Catalogue:
     if path.suffix.lower() in (".zip", ".gz", ".tgz", ".rar", ".7z"):
         hint = "unpack it and pass the folder; `.tar` files are read directly"
         raise UserError(f"`{name}` is an archive", hint=hint)
+    if path.suffix.lower() == ".json" and options.format is None:
+        return open_annotations([path], name, options)  # says where it is damaged, or what it should hold
     raise UserError(f"`{name}` has no format that lapclip can read", hint=f"a source is {EXAMPLES}")
 
 

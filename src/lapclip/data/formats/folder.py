@@ -72,7 +72,8 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
         elif kind == "metadata":
             captions = description(listing.path(image))
         elif kind == "names":
-            captions = [caption] if (caption := caption_in_name(image)) else []
+            caption = caption_in_name(image, is_asked=options.format == "names")
+            captions = [caption] if caption else []
         elif label := class_name(folder) or ("" if has_classes else legible(folder)):
             captions = [label]
         else:

@@ -112,8 +112,11 @@ def num_words(caption: str) -> int:
     )
 
 
-def caption_in_name(name: str) -> str:
-    """The caption that a file name holds: words, without what counts, dates or measures at its ends; or nothing."""
+def caption_in_name(name: str, is_asked: bool = False) -> str:
+    """The caption that a file name holds: words, without what counts, dates or measures at its ends; or nothing.
+
+    Where names are asked for as captions, `am` and `photo` are captions too, but `IMG_0001` is none.
+    """
     stem = readable(os.path.splitext(os.path.basename(name))[0])
     if "%" in stem:
         stem = unquote(stem, errors="replace")
@@ -127,6 +130,8 @@ def caption_in_name(name: str) -> str:
     if not SMALL_NUMBER.match(stem):
         words = list(dropwhile(lambda word: not word or NO_WORD.fullmatch(word), words))
     if all(len(word) < 2 or OF_CAMERAS.fullmatch(word) or NO_WORD.fullmatch(word) for word in words):
+        if is_asked and not any(map(str.isdigit, stem)):
+            return " ".join(SEPARATORS.split(stem)).strip()
         return " ".join(words) if len(words) == 1 and words[0] > "\u0e00" else ""
     return " ".join(words)
 

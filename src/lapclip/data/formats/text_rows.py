@@ -231,7 +231,7 @@ def json_rows(table: TextTable, caption: int | None, note: Note) -> Iterator[Cel
             if was_repaired:
                 note("repaired", NOT_UTF_8, number)
             if (found := to_object(text)) is None:
-                note("unreadable", "is not a JSON object", number)
+                note("unreadable", f"is not a {'complete ' if table.is_array else ''}JSON object", number)
             else:
                 yield number, place, [found.get(name) for name in table.names]
 
@@ -259,6 +259,8 @@ def look_at_text(path: Path, format: str | None, max_bytes: int = 4 * 2**20) -> 
         some = first_lines(table, 10 * NUM_SAMPLED, MAX_SAMPLED)
         names = dict.fromkeys(name for line in some for name in to_object(line) or ())
         return replace(table, names=tuple(names))
+    if array:
+        raise ValueError("is JSON that is damaged or ends early, in its first object")
     allowed = {"tsv": SEPARATORS[:1], "csv": SEPARATORS[1:]}.get(format or "", SEPARATORS)
     separator = max(allowed, key=lambda separator: separator_score(lines, separator))
     is_spaced = any(f'{separator} "' in line for line in lines) and separator in ",;"
