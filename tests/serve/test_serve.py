@@ -610,7 +610,8 @@ def test_without_an_index_the_model_is_served_and_an_index_that_comes_is_seen(em
     async def main(client):
         monkeypatch.setenv("LAPCLIP_CACHE", str(served.folder / "none"))
         told = (await client.get("/search", params={"q": "cat"})).json()
-        assert "nothing is indexed" in told["error"] and "lapclip index" in told["hint"]
+        assert "nothing is indexed" in told["error"]
+        assert f"lapclip index ~/Pictures --model {embedder.name}`" in told["hint"]
         assert (await client.get("/thumbnail/1")).status_code == 404
         assert (await client.get("/health")).json()["num_pictures"] == 0
         image, kind = (served.photos / "03.jpg").read_bytes(), {"content-type": "image/jpeg"}
