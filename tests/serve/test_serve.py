@@ -27,6 +27,7 @@ from conftest import SMALL, picture_folder, wait_for
 from PIL import Image
 from test_decode import png_of_size
 from test_http import Server
+from test_update import make_run
 
 import lapclip
 from lapclip.cli.serve import checked_token
@@ -650,3 +651,12 @@ def test_what_cannot_be_served_is_said(call):
     assert done.returncode == 1 and "there is no model" in done.stderr and "lapclip train" in done.stderr
     assert "`--rate 0`" in call("serve", "--rate", "0").stderr
     assert "cannot serve on" in call("serve", "--host", "203.0.113.7", "--port", "8999").stderr
+
+
+def test_without_images_the_hint_indexes_with_the_model_that_is_served(call, monkeypatch, tmp_path):
+    monkeypatch.setattr("lapclip.serve.http.serve", lambda *_: None)
+    monkeypatch.setattr("lapclip.machine.device.set_up_process", lambda *_, **__: None)
+    make_run(tmp_path / "runs" / "mine", 1)
+    for flags in ([], ["--model", "mine"]):
+        said = call("serve", "--no-open", *flags).stderr
+        assert "no images yet; `lapclip index ~/Pictures --model mine` adds some" in said

@@ -100,9 +100,7 @@ def sentences(summary: Summary) -> list[str]:
     if history.data_share is not None:
         said.append(f"It waited for data {percent(history.data_share)} of the time.")
     if bench and (pairs := history.pairs_per_second):
-        said.append(
-            f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s measured by `lapclip bench`."
-        )
+        said += [f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s measured by `lapclip bench`."]
     interruptions = []
     if len(history.starts) > 1:
         interruptions.append(f"it was resumed {times(len(history.starts) - 1)}")
@@ -196,13 +194,11 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
 def suggestions(summary: Summary) -> list[str]:
     """What to try next, most useful first; commands as one would type them."""
     name, is_finished, said = one_line(summary.run.reference), summary.state == "finished", []
-    hints = list(
-        {w.kind or w.message: w.hint for w in summary.history.warnings if w.kind != RESUMING}.values()
-    )
-    hints += [summary.failed.hint] if summary.failed else []
+    hints = {w.kind or w.message: w.hint for w in summary.history.warnings if w.kind != RESUMING}
+    advice = [*hints.values(), *([summary.failed.hint] if summary.failed else [])]
     if summary.state in ("stopped", "crashed"):
         said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
-    for hint in (shortened(one_line(hint)).rstrip(".") for hint in hints[-MAX_ADVICE:]):
+    for hint in (shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:]):
         said += [f"{hint[:1].upper()}{hint[1:]}."] if hint else []
     if is_finished and last_quarter(summary)[0] > 0:
         budgets = ((budget, find(summary.settings, budget)) for budget in ("minutes", "epochs", "steps"))
