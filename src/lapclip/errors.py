@@ -46,9 +46,9 @@ def typed(word: object) -> str:
     return shlex.quote(str(word))
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean ...?` for a word that nearly is a known one, else nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"; did you mean `{near[0]}`?" if near else ""
 
 

@@ -57,6 +57,7 @@ def test_commands_in_hints_can_be_pasted(capsys):
     run.path.mkdir(parents=True)
     run.write_config(load_config(flags=SMALL))
     assert shlex.split(run.reference) == ["my runs/a"]
+    Path("my model").mkdir()  # a hint to index with a model is for one that exists
     for arguments, path in (
         (["train", "--resume", "my runs/a", "--size", "small"], "my runs/a/config.toml"),
         (["search", "cat", "--model", "my model"], "my model"),

@@ -94,6 +94,17 @@ def test_folders_of_classes_are_named_without_training(call):
     assert "cannot be read" in call("eval", "mine", "animals").stdout
 
 
+def test_captions_of_unknown_words_are_given_as_the_cause(call):
+    for caption in Path("photos").glob("*.txt"):
+        caption.unlink()
+        caption.write_text(f"Hund und Katze {caption.stem}")
+    done = call("eval", "mine", "photos", "--json")
+    assert json.loads(done.stdout)["share_unknown_words"] == 1.0
+    shown = call("eval", "mine", "photos").stderr
+    assert "100% of the words of these captions are in no training caption" in shown and "longer" not in shown
+    assert json.loads(call("eval", "mine", "--json").stdout)["share_unknown_words"] < 0.1
+
+
 def test_the_source_it_was_trained_on_is_measured_by_its_validation_set(call):
     elsewhere = json.loads(call("eval", "mine", "photos", "--json").stdout)
     assert elsewhere["num_images"] == 40 and not elsewhere["held_out"]

@@ -181,6 +181,8 @@ def test_words_that_no_training_caption_has_are_named(search, made):
         assert json.loads(done.stdout)["unknown_words"] == ["asdkjhasd", "hund"]
         assert "note: no training caption contains `asdkjhasd`, `hund`" in done.stderr
         assert "note" not in search("RED cat STRASSE").stderr
+        near = search("strasssen", "asdkjhasd").stderr
+        assert "contains `strasssen`, `asdkjhasd`; did you mean `strasse`?" in near
         (folder / "words.txt").unlink()
         os.mkfifo(folder / "words.txt")
         assert json.loads(search("asdkjhasd", "--json").stdout)["unknown_words"] is None
@@ -243,8 +245,13 @@ def test_the_best_result_is_opened_by_the_systems_viewer(search, tmp_path, monke
         (["cat", "--jsn"], 2, "did you mean `--json`"),
         (["--like", "none.jpg"], 1, "`none.jpg` cannot be used as an image: no such file"),
         (["--like", __file__], 1, "is text, not an image"),
-        (["cat", "--folder", "/nowhere"], 1, "lapclip index /nowhere"),
-        (["cat", "--model", "nobody"], 1, "there is no index of a model `nobody`"),
+        (["cat", "--folder", "/nowhere"], 1, "`/nowhere` does not exist hint: `lapclip index --list`"),
+        (
+            ["cat", "--folder", os.path.dirname(__file__)],
+            1,
+            f"lapclip index {os.path.dirname(__file__)} --model",
+        ),
+        (["cat", "--model", "smal"], 1, "did you mean `small`? hint: `lapclip index --list`"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_way_out(search, arguments, code, said):
@@ -265,6 +272,16 @@ def test_a_sign_without_spaces_is_a_word_and_said_to_be_one(search):
     done = search("cat -tree")
     assert done.returncode == 0 and "to subtract it, write ` - tree` with spaces" in done.stderr
     assert "with spaces" not in search("red-haired cat - tree").stderr
+    assert "for `-tree --json`" in search("--", "-tree", "--json").stderr
+
+
+def test_a_filter_that_no_image_matches_is_named(search):
+    assert (
+        "no indexed image matches `--after` and `--min-size`"
+        in search("cat", "--after", "2030", "--min-size", "1").stderr
+    )
+    done = search("cat", "--min-size", "53", "--top", "2")
+    assert re.search(r"2 of 1\d matching images for `cat`", done.stderr) and "no indexed" not in done.stderr
 
 
 def test_a_folder_without_images_is_said_once_and_never_missed(made, call, monkeypatch, tmp_path):

@@ -78,6 +78,10 @@ def test_words_that_no_caption_has_are_named_in_any_script():
     tokenizer = load_tokenizer(Path("tokenizer.json"))
     assert tokenizer.unknown_words("Red cat + haus - SEE: 京都 夜 cafe\u0301 straße हिन्दी tag!") == ["都"]
     assert tokenizer.unknown_words("asdkjhasd cat asdkjhasd Hund हिन्") == ["asdkjhasd", "hund", "हिन्"]
+    assert tokenizer.unknown_words("カエル 東京の蛙夜 日本go") == ["カエル", "蛙", "日本go"], (
+        "as one writes them"
+    )
+    assert tokenizer.share_unknown(["ein Hund", "東蛙"]) == 0.5 and BPE.share_unknown(["ein"]) is None
     assert tokenizer.unknown_words("") == [] and words_of(str(number) for number in range(500_000)) is None
 
 

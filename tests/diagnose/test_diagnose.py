@@ -172,6 +172,10 @@ def test_a_rising_loss_means_what_recall_says():
 def test_neither_a_training_loss_that_rises_too_nor_few_images_show_over_fitting():
     assert kinds(evaluations([0.1, 0.5, 0.5, 0.4, 0.3, 0.3], RISING, training=float)) == []
     assert kinds(evaluations([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], RISING, num_images=20)) == ["small-pool"]
+    far = [2 * loss for loss in RISING]
+    assert kinds(evaluations([0.1, 0.3, 0.37, 0.37, 0.37, 0.37], far, num_images=31)) == ["small-pool"]
+    level = evaluations([0.1, 0.3, 0.33, 0.3, 0.33, 0.3], far, num_images=31)
+    assert kinds(level) == ["small-pool", "over-fitting"], "a loss that doubles is more than noise"
 
 
 def test_evaluations_that_were_lost_are_taken_back():
@@ -189,6 +193,8 @@ def test_a_small_pool_is_said_with_what_makes_it_larger():
         first = started(num_train=950, validation_limit=limit)
         [warned] = said([first, *(evaluated(n, 1.0, 0.5, 50) for n in (10, 20))], num_validation=50)
         assert "50 images" in warned.message and "31% to 69%" in warned.message and hint in warned.hint
+    [warned] = said([started(), evaluated(10, 1.0, 0.5, 8)])
+    assert "8 images only" in warned.message and "recall@10" not in warned.message, "it is always 100%"
 
 
 def of_run(config, **more) -> Started:

@@ -12,6 +12,7 @@ from lapclip.data.decode import Unreadable
 from lapclip.data.open import open_source
 from lapclip.data.source import Source
 from lapclip.data.split import EvaluationSet, evaluation_set
+from lapclip.data.tokenizer import train_characters
 from lapclip.errors import UserError
 from lapclip.evaluate.full import divide, evaluate, worst_mistakes
 from lapclip.evaluate.pool import Links, Pool, embed_pool
@@ -41,6 +42,7 @@ class Known:
     """A model whose embeddings are known: it reads the numbers, and errs by some noise."""
 
     chunk, image_size, width = 16, 8, 12
+    tokenizer = train_characters([])
 
     def __init__(self, noise: float, seed: int = 0):
         self.name, self.noise, self.seed = f"noise {noise}", noise, seed
@@ -62,6 +64,7 @@ class OfColours:
     """A model that knows the words for colours, and nothing else."""
 
     name, chunk, image_size, width = "colours", 4, 16, 3
+    tokenizer = train_characters([])
 
     def images(self, pictures) -> np.ndarray:
         return unit([np.asarray(p, dtype=float).mean(axis=(0, 1)) + 1 for p in pictures], 3)

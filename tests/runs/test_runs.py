@@ -261,6 +261,8 @@ def test_the_list_says_it_to_people_and_to_programs(call):
         (["runs", "stpo", "cats"], 2, "did you mean `stop`"),
         (["runs", "stop"], 2, "`lapclip runs stop --help`"),
         (["runs", "stop", "catz"], 1, "did you mean `cats`"),
+        (["runs", "compare", "cats"], 2, "an argument is missing: the run to compare it with"),
+        (["eval"], 2, "an argument is missing: `RUN`"),
         (["runs", "compare", "cats", "dogz"], 1, "no run `dogz`"),
         (["runs", "remove"], 1, "name a run"),
         (["runs", "--jsn"], 2, "`lapclip runs --help`"),

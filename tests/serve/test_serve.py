@@ -27,6 +27,7 @@ from conftest import SMALL, picture_folder, wait_for
 from PIL import Image
 from test_decode import png_of_size
 from test_http import Server
+from test_update import make_run
 
 import lapclip
 from lapclip.cli.serve import checked_token
@@ -610,7 +611,8 @@ def test_without_an_index_the_model_is_served_and_an_index_that_comes_is_seen(em
     async def main(client):
         monkeypatch.setenv("LAPCLIP_CACHE", str(served.folder / "none"))
         told = (await client.get("/search", params={"q": "cat"})).json()
-        assert "nothing is indexed" in told["error"] and "lapclip index" in told["hint"]
+        assert "nothing is indexed" in told["error"]
+        assert f"lapclip index ~/Pictures --model {embedder.name}`" in told["hint"]
         assert (await client.get("/thumbnail/1")).status_code == 404
         assert (await client.get("/health")).json()["num_pictures"] == 0
         image, kind = (served.photos / "03.jpg").read_bytes(), {"content-type": "image/jpeg"}
@@ -649,3 +651,12 @@ def test_what_cannot_be_served_is_said(call):
     assert done.returncode == 1 and "there is no model" in done.stderr and "lapclip train" in done.stderr
     assert "`--rate 0`" in call("serve", "--rate", "0").stderr
     assert "cannot serve on" in call("serve", "--host", "203.0.113.7", "--port", "8999").stderr
+
+
+def test_without_images_the_hint_indexes_with_the_model_that_is_served(call, monkeypatch, tmp_path):
+    monkeypatch.setattr("lapclip.serve.http.serve", lambda *_: None)
+    monkeypatch.setattr("lapclip.machine.device.set_up_process", lambda *_, **__: None)
+    make_run(tmp_path / "runs" / "mine", 1)
+    for flags in ([], ["--model", "mine"]):
+        said = call("serve", "--no-open", *flags).stderr
+        assert "no images yet; `lapclip index ~/Pictures --model mine` adds some" in said

@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, MissingArgumentError
 
 from lapclip import __version__
 from lapclip.cli.bench import bench
@@ -45,6 +45,9 @@ def run_command(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # in a locale without UTF-8, what it lacks is escaped
             stream.reconfigure(errors="backslashreplace")
     warnings.filterwarnings("ignore", module="PIL")  # about metadata of images
+    if arguments[:1] == ["search"] and "--" in arguments:
+        end = arguments.index("--") + 1  # from here on, words: no flag begins with a space
+        arguments = [*arguments[:end], *(f" {word}" for word in arguments[end:])]
     try:
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except UserError as problem:
@@ -86,6 +89,9 @@ def command_in(arguments: list[str]) -> list[str]:
 
 def in_our_style(problem: CycloptsError) -> str:
     """cyclopts' sentence with our quotes: `Unknown option: --minuts.` becomes unknown option: `--minuts`."""
+    if isinstance(problem, MissingArgumentError) and problem.argument and not problem.keyword:
+        name = f"`{problem.argument.name.lstrip('-').upper()}`"
+        return f"an argument is missing: {problem.argument.parameter.help or name}"
     message = str(problem).partition(" Available commands:")[0]
     message = re.sub(r"invalid literal for int\(\) .*: '(.*)'", r"expected a whole number, not `\1`", message)
     message = re.sub(r"unable to convert (.*) into (int|float)", r"expected a number, not \1", message)

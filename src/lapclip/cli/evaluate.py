@@ -24,6 +24,7 @@ BATCH_SIZE = 12  # for a model whose own is unknown
 NUM_CLASSES = 8  # the worst ones are listed
 NUM_UNREADABLE = 3  # files that are named
 IMAGE_SIZE = 144  # pixels of an image on the page, which shows it smaller: for high-resolution screens
+MANY_UNKNOWN = 0.5  # of the words of the captions: then the model cannot tell them apart
 MAX_DRAWN = 50  # mistakes on a sheet, which is then 9,000 pixels high
 
 
@@ -253,6 +254,9 @@ def next_step(result: Mapping[str, Any], arguments: Sequence[str], written: Mapp
     is_chance = found["interval@1"][0] <= found["chance@1"]
     if classified:  # captions that are only class names ask few questions
         is_chance = classified["interval@1"][0] <= classified["chance"]
+    unknown = result["share_unknown_words"]
+    if is_chance and unknown is not None and unknown > MANY_UNKNOWN:
+        return f"{unknown:.0%} of the words of these captions are in no training caption: train on captions like these"
     if is_chance:
         return "this is not significantly better than chance: evaluate on more images, or train longer"
     if "page" in written:

@@ -157,7 +157,7 @@ def say_summary(summary: "Summary") -> None:
     if summary.num_replaced:
         say("the index of the earlier model is removed")
     if summary.num_indexed:
-        say(f'next: `{own_name()} search "a dog on the beach"`')
+        say(f"next: `{own_name()} search WORDS`")
 
 
 def forget_folder(folder: str, model: str | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 runs = App(name="runs", help="List the runs in this folder; stop, resume, compare or remove them.")
 Name = Annotated[str, Parameter(help="a run, by name or path")]
+Other = Annotated[str, Parameter(help="the run to compare it with, by name or path")]
 SECONDS_BETWEEN_LOOKS = 0.1
 
 
@@ -118,7 +119,7 @@ def resume(name: Name, *, json: AsJson = False, flags: dict[str, Any]) -> int:
 
 
 @runs.command
-def compare(first: Name, second: Name, /, *, json: AsJson = False) -> int:
+def compare(first: Name, second: Other, /, *, json: AsJson = False) -> int:
     """Show two runs side by side: the settings and machines that differ, and the results."""
     from lapclip.runs.run import find_run
     from lapclip.runs.status import compare

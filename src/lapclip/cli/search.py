@@ -82,6 +82,8 @@ def search(
     query, as_paths = join_words(words), paths or null
     check_options(top=top, min_score=min_score, paths=as_paths, json=json)
     wanted = read_filter(folder, after, before, min_size)
+    limits = {"`--folder`": folder, "`--after`": after, "`--before`": before, "`--min-size`": min_size}
+    filters = [flag for flag, value in limits.items() if value is not None]
     sheet = output_file(sheet, ".png") if sheet else None
     show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
@@ -104,7 +106,7 @@ def search(
 
     index, started = searcher.index, time.perf_counter()
     results = searcher.search(searcher.vector(terms), top=top or 10, min_score=min_score, wanted=wanted)
-    seconds, matches = time.perf_counter() - started, results.matches
+    seconds, matches, num_wanted = time.perf_counter() - started, results.matches, index.count(wanted)
     copied = copy_files(matches, copy_to.expanduser()) if copy_to is not None and matches else []
     question = describe_query(terms, likes, unlikes)
     if sheet is not None and matches:
@@ -117,11 +119,17 @@ def search(
         show_thumbnails(matches, thumbnails)
     show(record, [matches], [row_of(match, f"{match.score:.3f}") for match in matches])
     if not (json or as_paths):
-        count = f"{len(matches):,} of {plural(index.num_images, 'image')}"
-        say(f"{count} for `{shortened(question)}`, {duration(seconds)}")
-    say_notes(query, results, min_score, index)
+        among = plural(num_wanted, "matching image" if filters else "image")
+        say(f"{len(matches):,} of {among} for `{shortened(question)}`, {duration(seconds)}")
+    if filters and not num_wanted:
+        say(f"no indexed image matches {' and '.join(filters)}")
+    elif not matches:
+        say("nothing was found" if min_score is None else f"no image has a score of {min_score} or more")
+    say_notes(query, results, index)
     if unknown := record["unknown_words"]:
-        say(f"note: no training caption contains {', '.join(f'`{shortened(word)}`' for word in unknown)}")
+        first, known = unknown[0], searcher.embedder.tokenizer.words or ()
+        near = suggest(first, (w for w in known if w[:1] == first[0] and abs(len(w) - len(first)) < 3), 0.8)
+        say(f"note: no training caption contains {', '.join(f'`{shortened(w)}`' for w in unknown)}{near}")
     if open and matches:
         open_file(matches[0].entry.path)
     return 0
@@ -197,6 +205,9 @@ def open_searcher(model: str | None, folder: str | None) -> "Searcher":
     from lapclip.search.searcher import refuse_unknown
 
     index = open_index(model)
+    if folder is not None and not os.path.exists(folder) and not index.has_under(folder):
+        hint = "`lapclip index --list` shows the indexed folders"
+        raise UserError(f"`{shortened(folder)}` does not exist", hint=hint)
     if folder is not None:
         refuse_unknown(index, folder)
     with working("starting"):
@@ -315,10 +326,8 @@ def open_file(path: str) -> None:
     """Shows an image in the viewer that the system has for it."""
     program = "open" if sys.platform == "darwin" else "xdg-open"
     try:
-        quiet: Any = {
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-        }  # a pipe would wait for the viewer
+        # A pipe would wait for the viewer.
+        quiet: Any = dict.fromkeys(("stdout", "stderr"), subprocess.DEVNULL)
         subprocess.run([program, path], check=True, start_new_session=True, **quiet)  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
         raise UserError(f"`{program}` cannot open `{shortened(path)}`", hint="use another viewer") from None
@@ -338,12 +347,10 @@ def write_paths(groups: Sequence[Sequence[str]], null: bool) -> None:
     out.flush()
 
 
-def say_notes(query: str, results: "Results", min_score: float | None, index: "Index") -> None:
+def say_notes(query: str, results: "Results", index: "Index") -> None:
     """What the person should know about the results."""
     if word := re.search(r"\s-(\w+)", query):
         say(f"`-{word[1]}` was used as a word; to subtract it, write ` - {word[1]}` with spaces")
-    if not results.matches:
-        say("nothing was found" if min_score is None else f"no image has a score of {min_score} or more")
     if results.num_gone:
         gone = f"{plural(results.num_gone, 'image')} no longer exist{'s' if results.num_gone == 1 else ''}"
         say(f"{gone}: `{own_name()} index` updates the index")

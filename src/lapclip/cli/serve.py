@@ -10,7 +10,7 @@ from urllib.parse import quote
 from cyclopts import Parameter
 
 from lapclip.cli.screen import say, working
-from lapclip.errors import UserError
+from lapclip.errors import UserError, typed
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -78,7 +78,9 @@ def serve(
         say(f"serving at {entrance if is_own_token else address} (Ctrl-C stops it)")
         folders = "`, `".join(index.folders) if index else ""
         images = f"{index.num_images:,} images of `{folders}`" if index else "no images yet"
-        say(f"model `{embedder.name}`, {images}; `lapclip index ~/Pictures` adds more")
+        of_model = "" if index and model is None else f" --model {typed(model or embedder.name)}"
+        more = f"`lapclip index ~/Pictures{of_model}` adds {'more' if index else 'some'}"
+        say(f"model `{embedder.name}`, {images}; {more}")
         if token is not None and not is_own_token:
             say("clients need the token: `Authorization: Bearer TOKEN`, or once `/?token=TOKEN` in a browser")
         sys.stderr.flush()

@@ -229,7 +229,8 @@ def show_resolved(config: "Config", run: "Run", *, is_short: bool = False) -> No
     rows = [(name, str(value_of(config, name)), name) for name in reasons]
     if is_short:
         budget = next(name for name in BUDGETS if value_of(config, name) is not None)
-        model = f"{config.model.size}, {value_of(config, budget):g} {budget}"
+        amount = value_of(config, budget)
+        model = f"{config.model.size}, {amount:g} {budget[:-1] if amount == 1 else budget}"
         batch, plan = str(config.train.batch_size), plan_of(config).in_words()
         rows = [("model", model, budget), ("batch", batch, "batch_size"), ("plan", plan, "device")]
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)

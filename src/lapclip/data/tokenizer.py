@@ -94,7 +94,16 @@ class Tokenizer:
 
     def unknown_words(self, text: str) -> list[str] | None:
         """The words of a text that no training caption contains; None where those are not known."""
-        return None if self.words is None else [word for word in split_words(text) if word not in self.words]
+        if (known := self.words) is None:
+            return None
+        text = normalize("NFC", text.casefold())
+        left = WORD.sub(lambda found: " " if found[0] in known else found[0], text)
+        return list(dict.fromkeys(re.findall(f"[^{BETWEEN}]+", left)))  # characters without spaces as one
+
+    def share_unknown(self, captions: Iterable[str]) -> float | None:
+        """The share of the words of captions that no training caption contains; None where those are not known."""
+        words, known = [word for text in captions for word in split_words(text)], self.words
+        return None if known is None else sum(word not in known for word in words) / max(1, len(words))
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

@@ -10,7 +10,7 @@ from typing import Literal
 from lapclip.config import MAX_SCALE, Config
 from lapclip.errors import typed
 from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
-from lapclip.runs.history import mean_recall
+from lapclip.runs.history import loss_limit, mean_recall
 
 USUAL_LR = 1e-3  # the highest of `autotune.resolve.RECIPES`
 MUCH_DECAY = 1.0  # of the weights; 0.1 is usual
@@ -235,9 +235,8 @@ SMALL_POOL = 100  # images; below, ten points of recall are within the noise
 GOOD_POOL = 512  # images; four points
 SIGMAS = 1.96  # of a 95% interval
 NUM_LAST = 3  # evaluations that must agree; random wobble seldom does three times
-OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
-LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
 NUM_LEVEL = 4  # evaluations after the lowest loss, before recall that does not rise counts as over
+MAX_LEVEL = 0.1  # the noise of SMALL_POOL: over fewer images a larger rise is not called level
 MAX_VALIDATION = 0.3  # maximum share that is advised
 
 
@@ -300,7 +299,7 @@ def judge(points: list[Point]) -> Warned | None:
     best = min(points, key=lambda point: point.loss)
     num_after = len(points) - 1 - points.index(best)
     last, current = points[-NUM_LAST:], points[-1]
-    limit = max(OVERFIT_LOSS * best.loss, best.loss + LOSS_SPREAD / math.sqrt(best.num_images))
+    limit = loss_limit(best.loss, best.num_images)
     if num_after < NUM_LAST or any(point.loss < limit for point in last):
         return None
     now, noise = fmean(point.recall for point in last), current.noise
@@ -313,7 +312,7 @@ def judge(points: list[Point]) -> Warned | None:
     means = (fmean(point.recall for point in points[n : n + NUM_LAST]) for n in range(len(points) - NUM_LAST))
     highest = max(means, default=now)
     fell = highest > now + noise
-    is_level = num_after >= NUM_LEVEL and now <= best.recall + noise / 2 and best.num_images >= SMALL_POOL
+    is_level = num_after >= NUM_LEVEL and now <= best.recall + min(noise, MAX_LEVEL) / 2
     losses = best.training_loss, current.training_loss
     memorises = losses[0] is not None and losses[1] is not None and losses[1] < losses[0]
     if not memorises or not (fell or is_level):
@@ -328,7 +327,8 @@ def judge(points: list[Point]) -> Warned | None:
 def small_pool(event: Evaluated, config: Config, started: Started | None) -> Warned:
     num_images, (low, high) = event.recall["num_images"], event.recall["text_to_image"]["interval@10"]
     what = f"recall is measured over {num_images} images only"
-    message = f"{what}: the 95% interval of recall@10, text → image, is {low:.0%} to {high:.0%}"
+    of_ten = f": the 95% interval of recall@10, text → image, is {low:.0%} to {high:.0%}"
+    message = what + of_ten * (num_images > 10)  # else it is always 100%
     share, limit = config.data.validation_share, started.validation_limit if started else None
     num_all = num_images + (started.num_train if started else 0)
     larger = min(MAX_VALIDATION, max(2 * share, math.ceil(100 * 2 * SMALL_POOL / num_all) / 100))

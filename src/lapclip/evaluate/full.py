@@ -62,6 +62,7 @@ def evaluate(
         "pool": {"size": len(folds[0]), "num_pools": len(folds)},
         "protocol": "published" if published else "shared",
         **retrieved.summary(),
+        "share_unknown_words": embedder.tokenizer.share_unknown(used.captions),
         "in_batch": batch_accuracy(used, batch_size),
         "negatives": accuracy_by_difficulty(used),
     }

@@ -47,6 +47,8 @@ NUM_RECENT = 10  # steps whose mean a person can read
 NUM_RECENT_INSPECTIONS = 5
 SMOOTHED = ("loss", "accuracy", "grad_norm", "pairs_per_second")
 SETUP_SECONDS = 10  # granted to a folder without a lock and without events
+OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
+LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
 MAX_GAP = 300  # seconds between two readings of the power that are still taken together
 
 E = TypeVar("E")
@@ -261,6 +263,17 @@ class History:
         return best.step if (best := self.best or self.evaluated) else None
 
     @property
+    def over_fits(self) -> bool:
+        """Whether validation loss ended clearly above its lowest while training loss fell."""
+        known = [(e.loss, e.step, e.recall["num_images"]) for e in self.evaluations if e.loss is not None]
+        lowest, step, num_images = min(known, default=(math.inf, 0, 1))
+        before = [one.loss for one in self.steps if one.step <= step][-NUM_RECENT:]
+        if not before or any(warned.kind == "loss-rises-recall-too" for warned in self.warnings):
+            return False
+        fell = fmean(before) > (self.recently("loss") or 0.0)
+        return fell and known[-1][0] >= loss_limit(lowest, num_images)
+
+    @property
     def peak_memory(self) -> int | None:
         """Bytes of the process; before the end, the maximum that was seen."""
         if self.finished and self.finished.peak_memory_bytes:
@@ -328,6 +341,11 @@ def mean_recall(recall: dict[str, Any]) -> float:
     """What makes one evaluation better than another: all six recalls together, steadier than any one of them."""
     ways = ("text_to_image", "image_to_text")
     return sum(recall[way][f"recall@{k}"] for way in ways for k in (1, 5, 10)) / 6
+
+
+def loss_limit(lowest: float, num_images: int) -> float:
+    """A validation loss from which on it is clearly above its lowest, and does harm."""
+    return max(OVERFIT_LOSS * lowest, lowest + LOSS_SPREAD / math.sqrt(max(1, num_images)))
 
 
 def is_as_good(recall: dict[str, Any], highest: float | None) -> bool:

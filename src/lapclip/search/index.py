@@ -45,7 +45,7 @@ CREATE TABLE file (
 CREATE INDEX file_row ON file (row);
 """
 ENTRIES = "SELECT file.id, path, file.row, width, height, mtime_ns FROM file JOIN picture USING (row)"
-ROWS = "SELECT row FROM file"
+ROWS, COUNT = "SELECT row FROM file", "SELECT count(*) FROM file"
 JOINED = "SELECT group_concat(CAST(row AS INTEGER)) FROM"  # a million tuples would take most of the time
 STORAGE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
 MAX_OPEN_TRIES = 5  # a compaction may replace the vectors between reading their name and opening them
@@ -164,12 +164,15 @@ class Index:
     @cached_property
     def num_images(self) -> int:
         """Files with an embedding; equal ones count each."""
-        return int(self.rows("SELECT count(row) FROM file")[0][0])
+        return self.count(EVERY)
+
+    def count(self, wanted: Filter) -> int:
+        condition, values = wanted.condition()
+        return int(self.rows(f"{COUNT} {condition}", *values)[0][0])
 
     def has_under(self, folder: str) -> bool:
         """Whether any image of the index is under a folder."""
-        condition, values = Filter(folder).condition()
-        return bool(self.rows(f"{ROWS} {condition} LIMIT 1", *values))
+        return self.count(Filter(folder)) > 0
 
     def live_rows(self, wanted: Filter = EVERY, *, is_copied: bool = False) -> np.ndarray:
         """The rows that some wanted file has, or that several have; ascending, unique."""
@@ -310,10 +313,11 @@ def find_index(model: str | None = None) -> Index:
     if found := indexes_of(model):
         return Index(next((info for info in found if info.is_complete), found[0]))
     if model is not None:
-        raise UserError(
-            f"there is no index of a model `{model}`{suggest(model, [info.name for info in list_indexes()])}",
-            hint=f"index a folder with it: `lapclip index ~/Pictures --model {typed(model)}`",
-        )
+        hint, near = f"index a folder with it: `lapclip index ~/Pictures --model {typed(model)}`", ""
+        if path_of_model(model) is None:  # it was mistyped
+            near = suggest(model, [info.name for info in list_indexes()])
+            hint = "`lapclip index --list` shows the indexes"
+        raise UserError(f"there is no index of a model `{model}`{near}", hint=hint)
     if any(RUNS.glob("*/checkpoints/step-*")):
         raise UserError("nothing is indexed yet", hint="index a folder: `lapclip index ~/Pictures`")
     raise UserError("there is no model and no index yet", hint="train a model: `lapclip train photos/`")

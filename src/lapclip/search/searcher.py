@@ -225,7 +225,7 @@ class Searcher:
 def refuse_unknown(index: Index, folder: str) -> None:
     """Refuses a folder that has no image in the index."""
     if not index.has_under(folder):
-        hint = f"index it: `lapclip index {typed(shortened(folder))}`"
+        hint = f"index it: `lapclip index {typed(shortened(folder))} --model {typed(index.name)}`"
         raise NotIndexed(f"no image under `{shortened(folder)}` is indexed", hint=hint)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from lapclip.data.decode import Unreadable
 from lapclip.data.images import decode_as_trained
 from lapclip.embedder import TEMPLATES, Embedder, label_prompts, mean_of_prompts
-from lapclip.errors import UserError
+from lapclip.errors import UserError, typed
 from lapclip.search.index import Index, list_indexes
 from lapclip.search.searcher import NotIndexed, Searcher, Term, parse_query
 from lapclip.serve.batching import MAX_BATCH, NUM_KNOWN, Batcher
@@ -58,7 +58,7 @@ class Service:
                 self.searcher = await self.in_thread(self.searchers, self.look_again)
                 self.looked = time.monotonic()
         if self.searcher is None:
-            hint = "index a folder: `lapclip index ~/Pictures`"
+            hint = f"index a folder: `lapclip index ~/Pictures --model {typed(self.embedder.name)}`"
             raise Refused(404, "nothing is indexed with this model yet", hint)
         return self.searcher
 

@@ -22,7 +22,6 @@ from lapclip.view.document import KINDS, Document, Section, Table, columns_of, f
 from lapclip.view.html import write_html
 
 MIN_EVALUATIONS = 4
-DECAYED = 0.1  # of the peak learning rate: below, hardly anything is learned any more
 MAX_ADVICE = 3  # hints of warnings
 RESUMING = "lr-still-high"  # advises to resume; of a run that is stopped that is said in any case
 MAX_EPOCHS = 1000  # one by one, for programs
@@ -89,20 +88,19 @@ def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
 def sentences(summary: Summary) -> list[str]:
     """The summary, what matters most first."""
     history, bench = summary.history, summary.bench_speed
-    said = [what_and_how_long(summary), how_it_ended(summary), result(summary), last_quarter(summary)[1]]
+    trend, trend_words = last_quarter(summary)
+    said = [what_and_how_long(summary), how_it_ended(summary), result(summary), trend_words]
     losses = [(e.loss, e.step) for e in history.evaluations if e.loss is not None]
     if len(losses) >= 3:
         (lowest, step), ended = min(losses), losses[-1][0]
         then = f"lowest at step {count(step)} ({lowest:.3f}) and ended at {ended:.3f}"
-        said.append(
-            f"The validation loss was {then if lowest < ended else f'lowest at the end ({ended:.3f})'}."
-        )
+        then = then if lowest < ended else f"lowest at the end ({ended:.3f})"
+        fell = ", while the training loss fell: the run over-fits" * (history.over_fits and trend <= 0)
+        said.append(f"The validation loss was {then}{fell}.")
     if history.data_share is not None:
         said.append(f"It waited for data {percent(history.data_share)} of the time.")
     if bench and (pairs := history.pairs_per_second):
-        said.append(
-            f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s measured by `lapclip bench`."
-        )
+        said += [f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s measured by `lapclip bench`."]
     interruptions = []
     if len(history.starts) > 1:
         interruptions.append(f"it was resumed {times(len(history.starts) - 1)}")
@@ -187,10 +185,7 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
     said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
     if abs(after - before) <= noise:
-        told = "It was no longer clearly improving at the end"
-        if (rates := [step.lr for step in summary.history.steps]) and rates[-1] <= DECAYED * max(rates):
-            told = "The learning rate had decayed, so a longer run might improve recall"
-        return 0, f"{told}: recall@1 went {said}, within the noise of {100 * noise:.1f} points."
+        return 0, f"Recall@1 changed {said}, by less than the noise of {100 * noise:.1f} points."
     if after > before:
         return 1, f"It was still improving at the end: recall@1 rose {said}."
     return -1, f"It became worse at the end: recall@1 fell {said}."
@@ -199,13 +194,11 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
 def suggestions(summary: Summary) -> list[str]:
     """What to try next, most useful first; commands as one would type them."""
     name, is_finished, said = one_line(summary.run.reference), summary.state == "finished", []
-    hints = list(
-        {w.kind or w.message: w.hint for w in summary.history.warnings if w.kind != RESUMING}.values()
-    )
-    hints += [summary.failed.hint] if summary.failed else []
+    hints = {w.kind or w.message: w.hint for w in summary.history.warnings if w.kind != RESUMING}
+    advice = [*hints.values(), *([summary.failed.hint] if summary.failed else [])]
     if summary.state in ("stopped", "crashed"):
         said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
-    for hint in (shortened(one_line(hint)).rstrip(".") for hint in hints[-MAX_ADVICE:]):
+    for hint in (shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:]):
         said += [f"{hint[:1].upper()}{hint[1:]}."] if hint else []
     if is_finished and last_quarter(summary)[0] > 0:
         budgets = ((budget, find(summary.settings, budget)) for budget in ("minutes", "epochs", "steps"))
