@@ -332,7 +332,10 @@ def test_years_and_names_that_say_nothing_are_no_captions_unless_they_are_asked_
         UserError, match=r"no captions; names of folders such as `2019`, `2020`, `64` do"
     ) as caught:
         opened()
-    assert "`--format classes`" in caught.value.hint
+    assert (
+        "`--format classes`" in caught.value.message
+        and "`lapclip index photos --model RUN`" in caught.value.hint
+    )
     assert opened("classes").labels == ["2019", "2020", "Italien", "64", "sheets"]
 
 

@@ -13,7 +13,7 @@ from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, is_image_name
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of, tells
-from lapclip.errors import UserError, shortened
+from lapclip.errors import UserError, shortened, typed
 from lapclip.files import NOT_REGULAR, open_regular
 
 TEXT_SUFFIXES = (".txt", ".caption")
@@ -86,10 +86,13 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
 def without_captions(name: str, images: list[str], folders: list[str]) -> UserError:
     """The error for images without captions; `folders` has the folder of each image."""
     example, found = shortened(images[0]), f"`{name.rstrip('/')}/` has images but no captions"
-    hint = f"put `{os.path.splitext(example)[0]}.txt` next to `{example}`, or name a table with both: `pairs.csv`"
+    hint = f"put `{os.path.splitext(example)[0]}.txt` next to `{example}`, or name a table with both: `pairs.csv`; "
+    hint += (
+        f"to search them without captions, use another run's model: `lapclip index {typed(name)} --model RUN`"
+    )
     if silent := [f"`{shortened(folder, 40)}`" for folder in sorted({*folders} - {""}) if not tells(folder)]:
         found += f"; names of folders such as {', '.join(silent[:3])} do not describe them"
-        hint = "if the folders are classes, use `--format classes`; otherwise put `a.txt` next to `a.jpg`"
+        found += " (`--format classes` uses them anyway)"
     elif 2 * sum(caption_in_name(image) != "" for image in images) > len(images):
         hint = f"if names of files such as `{example}` are their captions, use `--format names`"
     return UserError(found, hint=hint)
