@@ -157,3 +157,11 @@ def test_a_missing_package_is_named_with_what_installs_it():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert "the package `msgspec` is not installed" in done.stderr and "hint: install lapclip" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_path_with_spaces_that_was_not_quoted_is_recognised(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "My Photos").mkdir()
+    assert run_command(["data", "check", "My", "Photos"]) == 2
+    assert "unexpected argument: `Photos`" in (told := said(capsys)) and "hint: quote a path" in told
+    assert "'My Photos'" in told

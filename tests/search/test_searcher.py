@@ -8,13 +8,22 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 from conftest import picture_folder
-from PIL import Image
+from PIL import Image, ImageDraw
 from test_update import make_run
 
 from lapclip.cli import run_command
+from lapclip.data import split
 from lapclip.errors import UserError
-from lapclip.search.index import Filter, find_index, parse_date
-from lapclip.search.searcher import NotIndexed, Searcher, Term, duplicates, parse_query
+from lapclip.search.index import Entry, Filter, find_index, parse_date
+from lapclip.search.searcher import (
+    NotIndexed,
+    Searcher,
+    Term,
+    duplicates,
+    parse_query,
+    read_record,
+    told_apart,
+)
 from lapclip.units import finished
 
 COPIED, CHANGED = "05.jpg", "07.jpg"
@@ -229,3 +238,22 @@ def test_duplicates_are_images_whose_contents_agree_and_not_those_merely_alike(s
         assert [COPIED, "copy.jpg"] not in found(-1.0), "what is there now is compared"
     finally:
         path.write_bytes(before)
+
+
+def test_pages_with_other_text_are_no_near_duplicates_and_a_page_saved_again_is(tmp_path):
+    def page(words: str) -> Image.Image:
+        sheet = Image.new("RGB", (800, 1600), "white")
+        ImageDraw.Draw(sheet).text((20, 60), words, "black", font_size=28)
+        return sheet
+
+    page("see you at the station").save(tmp_path / "1.png")
+    page("the invoice is overdue").save(tmp_path / "2.png")
+    page("see you at the station").save(tmp_path / "3.jpg", quality=50)
+    page("see you at the station").resize((400, 800)).save(tmp_path / "4.png")
+    sizes = ((800, 1600), (800, 1600), (800, 1600), (400, 800))
+    entries = [
+        Entry(0, str(path), 0, *size, 0) for path, size in zip(sorted(tmp_path.iterdir()), sizes, strict=True)
+    ]
+    records = np.array([read_record(entry) for entry in entries])
+    assert len(set(split.content_groups(records).tolist())) == 1, "at 8 x 8 pixels they look alike"
+    assert told_apart([0, 1, 2, 3], entries, split.contents(records)) == [[0, 2, 3]]

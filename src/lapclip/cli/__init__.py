@@ -4,12 +4,13 @@ stdout is data, stderr is for people. torch is imported by the commands that nee
 """
 
 import io
+import os
 import re
 import sys
 import traceback
 import warnings
 
-from cyclopts import App, CycloptsError, MissingArgumentError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 
 from lapclip import __version__
 from lapclip.cli.bench import bench
@@ -23,7 +24,7 @@ from lapclip.cli.search import search
 from lapclip.cli.serve import serve
 from lapclip.cli.train import train
 from lapclip.cli.watch import watch
-from lapclip.errors import UserError
+from lapclip.errors import UserError, typed
 from lapclip.machine.hardware import limit_openmp_spinning
 
 app = App(
@@ -55,7 +56,10 @@ def run_command(arguments: list[str]) -> int:
         return 1
     except CycloptsError as problem:
         meant = " ".join(["lapclip", *command_in(arguments), "--help"])
-        complain(in_our_style(problem), f"`{meant}` lists all options")
+        hint = f"`{meant}` lists all options"
+        if isinstance(problem, UnusedCliTokensError) and (path := path_in_pieces(arguments)):
+            hint = f"quote a path that has spaces: {typed(path)}"
+        complain(in_our_style(problem), hint)
         return 2
     except Stopped as stop:
         complain(stop.message, stop.hint)
@@ -87,11 +91,20 @@ def command_in(arguments: list[str]) -> list[str]:
     return words
 
 
+def path_in_pieces(arguments: list[str]) -> str | None:
+    """A file or folder that exists if some of the words are one path: `My Photos` was typed without quotes."""
+    ends = ((start, end) for start in range(len(arguments)) for end in range(start + 2, len(arguments) + 1))
+    joined = (" ".join(arguments[start:end]) for start, end in ends)
+    return next((path for path in joined if os.path.exists(path)), None)
+
+
 def in_our_style(problem: CycloptsError) -> str:
     """cyclopts' sentence with our quotes: `Unknown option: --minuts.` becomes unknown option: `--minuts`."""
     if isinstance(problem, MissingArgumentError) and problem.argument and not problem.keyword:
         name = f"`{problem.argument.name.lstrip('-').upper()}`"
         return f"an argument is missing: {problem.argument.parameter.help or name}"
+    if isinstance(problem, UnusedCliTokensError) and problem.unused_tokens:
+        return f"unexpected argument: `{' '.join(problem.unused_tokens)}`"
     message = str(problem).partition(" Available commands:")[0]
     message = re.sub(r"invalid literal for int\(\) .*: '(.*)'", r"expected a whole number, not `\1`", message)
     message = re.sub(r"unable to convert (.*) into (int|float)", r"expected a number, not \1", message)

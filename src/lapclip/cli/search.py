@@ -310,6 +310,8 @@ def copy_files(matches: "Sequence[Match]", folder: Path) -> list[str]:
     paths = [folder / f"{rank:0{digits}}-{os.path.basename(path)}" for rank, path in enumerate(originals, 1)]
     if existing := [path for path in paths if os.path.lexists(path)]:
         raise UserError(f"`{existing[0]}` already exists", hint="choose another folder for `--copy-to`")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"`{folder}` is a file", hint="name a folder for `--copy-to`")
     if unreadable := [path for path in originals if not os.access(path, os.R_OK)]:
         raise UserError(f"cannot read `{unreadable[0]}`", hint="update the index with `lapclip index`")
     with writing(folder):

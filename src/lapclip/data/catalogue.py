@@ -87,6 +87,9 @@ class Catalogue:
     sides: list[Side | None]  # as the dataset defines them, else None
     labels: list[str | None]  # the class, where there are classes
     problems: Problems
+    guessed_column: str | None = (
+        None  # of a table, that captions are taken from though its name does not say so
+    )
 
 
 class Gathering:

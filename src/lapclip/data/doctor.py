@@ -141,6 +141,9 @@ def remarks(catalogue: Catalogue, records: np.ndarray) -> Iterator[Advice]:
     if owners := {"classes": "folders", "names": "files"}.get(catalogue.format):
         few = listed([f"`{brief(caption)}`" for caption in captions])
         yield Advice(None, None, f"the captions are the names of the {owners}: {few}", "names")
+    if column := catalogue.guessed_column:
+        what = f"the captions are in the column `{brief(column)}`: {listed([f'`{brief(c)}`' for c in captions[:3]])}"
+        yield Advice(None, None, f"{what}; `--caption-column` chooses another", "column")
     marks = Counter(mark[0] for mark in map(LANGUAGE_MARK.match, captions) if mark)
     ordered, edge = sorted(captions), len(captions) // 40
     ends = ordered[edge], ordered[-1 - edge]  # 95% lie between, and share what these share

@@ -366,6 +366,27 @@ def test_columns_are_found_by_content_alone(header, words):
     assert found("pairs.csv") == {name: [words] for name, _ in PAIRS}
 
 
+@pytest.mark.parametrize(
+    ("column", "other", "text"),
+    [
+        ("title", "photographer", "anna maria schmidt of berlin"),
+        ("alt", "license", "Creative Commons Attribution Share Alike 4.0"),
+        ("name", "location", "the old harbour in Hamburg, {}"),
+        ("titel", "bemerkung", ""),
+        ("Beschreibung", "title", "no. {}"),
+    ],
+)
+def test_captions_tell_images_apart_and_which_column_has_them_is_said(column, other, text):
+    save_images()
+    table = frame().rename(columns={"caption": column})
+    table[other] = [text.format(number) for number in range(len(table))]
+    if not text:
+        table.loc[::2, other] = "a long remark that only every second image has, and no caption"
+    table.to_csv("pairs.csv", index=False)
+    assert found("pairs.csv") == as_pairs() and opened("pairs.csv").guessed_column == column
+    assert opened("pairs.csv", caption_column=column).guessed_column is None
+
+
 def test_columns_are_found_by_name_and_those_that_a_person_names_are_used_or_missed():
     save_images()
     table = (

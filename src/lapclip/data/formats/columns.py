@@ -25,6 +25,12 @@ CAPTIONS = (
     "comments", "alttext",
 )  # fmt: skip
 SHORT_CAPTIONS = ("title", "alt", "prompt", "label", "labels", "class", "classname", "category", "name")
+# Say who made an image, where and how, but not what it shows; also in German.
+NO_CAPTIONS = (
+    "author", "artist", "photographer", "creator", "credit", "user", "owner", "license", "licence", "copyright",
+    "source", "location", "place", "city", "country", "camera", "date", "time", "url", "tags", "keywords",
+    "fotograf", "autor", "lizenz", "quelle", "ort", "datum",
+)  # fmt: skip
 SPLITS = ("split", "subset", "partition", "set", "fold")
 LABELS = ("label", "labels", "class", "classname", "category")
 # Rows of one file with the same value here show the same image.
@@ -164,14 +170,23 @@ def guess_image(cells: dict[str, list[Any]]) -> str | None:
 
 
 def guess_caption(cells: dict[str, list[Any]]) -> str | None:
-    """By name, then the column with the most words."""
+    """By name, then the column with the most words, unless they repeat, are often missing or tell of something else."""
     fitting = [name for name, own in cells.items() if most(own, lambda c: captions_in(c) and not is_image(c))]
     words = {name: sum(map(num_words, own)) / max(len(own), 1) for name, own in cells.items()}
     wordiest = [name for name in sorted(words, key=lambda name: -words[name]) if words[name] > 0]
-    by_words = wordiest[0] if wordiest and words[wordiest[0]] >= 2 else None
-    return (
-        first(CAPTIONS, fitting) or by_words or first(SHORT_CAPTIONS, fitting) or next(iter(wordiest), None)
-    )
+    wordiest.sort(key=lambda name: plain(name) in NO_CAPTIONS)
+    own = [name for name in wordiest if plain(name) not in NO_CAPTIONS]
+    tells = [name for name in own if words[name] >= 2 and is_varied(cells[name])]
+    short = first(SHORT_CAPTIONS, fitting)
+    if short and tells and plain(short) not in LABELS and words[tells[0]] < 2 * words[short]:
+        tells = []  # `title` beside a column that says little more
+    return first(CAPTIONS, fitting) or next(iter(tells), None) or short or next(iter(wordiest), None)
+
+
+def is_varied(cells: list[Any]) -> bool:
+    """Whether nearly every row has a text, and most of the texts differ."""
+    filled = [str(cell) for cell in cells if captions_in(cell)]
+    return len(filled) >= 0.9 * len(cells) and 2 * len({*filled}) >= len(filled)
 
 
 def first(wanted: Sequence[str], names: Iterable[str], fits: Callable[[str], bool] = bool) -> str | None:

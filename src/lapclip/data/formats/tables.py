@@ -16,6 +16,7 @@ from typing import Any
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, file_stamp, read_file
 from lapclip.data.formats.columns import (
+    CAPTIONS,
     NUM_SAMPLED,
     Columns,
     Table,
@@ -27,6 +28,7 @@ from lapclip.data.formats.columns import (
     image_name,
     is_image,
     most,
+    plain,
     side_in,
 )
 from lapclip.data.formats.folder import find_image, folders_with
@@ -102,7 +104,10 @@ def open_table(files: list[Path], name: str, options: Options) -> Catalogue:
     reader = gather(tables, columns, gathering, find)
     if columns.side is None:
         set_sides(gathering, folder)
-    return gathering.catalogue(name, tables[0].format, reader)
+    catalogue = gathering.catalogue(name, tables[0].format, reader)
+    if options.caption_column is None and plain(columns.caption) not in CAPTIONS:
+        catalogue.guessed_column = columns.caption
+    return catalogue
 
 
 def look_at(path: Path, format: str | None, images: ImageCells) -> TextTable | ParquetTable:
