@@ -59,7 +59,6 @@ def drawn(text: str) -> Image.Image:
 
 
 def test_captions_in_other_scripts_are_letters_and_not_boxes():
-    pytest.importorskip("pymupdf_fonts")
     for text in ("éñßøłğőăЖщ", "Ελληνικά", "עברית", "العربية", "हिन्दी", "ไทย", "ქართული"):
         letters = {letter for letter in text if letter.isalpha()}
         assert len({drawn(letter).tobytes() for letter in (*letters, "\u0378")}) == len(letters) + 1
@@ -68,7 +67,6 @@ def test_captions_in_other_scripts_are_letters_and_not_boxes():
 
 @pytest.mark.parametrize("has_raqm", [True, False])
 def test_right_to_left_captions_are_in_order_with_and_without_a_library_for_it(has_raqm, monkeypatch):
-    pytest.importorskip("pymupdf_fonts")
     if has_raqm and not features.check("raqm"):
         pytest.skip("Pillow found no FriBiDi here")
     engine = ImageFont.Layout.RAQM if has_raqm else ImageFont.Layout.BASIC

@@ -118,7 +118,7 @@ def search(
     if matches and not (json or as_paths):
         show_thumbnails(matches, thumbnails)
     show(record, [matches], [row_of(match, f"{match.score:.3f}") for match in matches])
-    if not (json or as_paths):
+    if num_wanted and not (json or as_paths):
         among = plural(num_wanted, "matching image" if filters else "image")
         say(f"{len(matches):,} of {among} for `{shortened(question)}`, {duration(seconds)}")
     if filters and not num_wanted:

@@ -162,7 +162,7 @@ def make_source(files: Files, side: int, config: DataConfig) -> Source:
             return Packed(*common, pixels_file=files.pack.path / "pixels")
         except (OSError, ValueError):
             problem = f"the pack `{files.pack.path}` is damaged, or another process removed it"
-            raise UserError(problem, hint="try again: it is made anew") from None
+            raise UserError(problem, hint="run the command again; it rebuilds the pack") from None
     return Streamed(*common, reader=files.catalogue.reader, mean_bytes=mean_bytes(files.catalogue))
 
 

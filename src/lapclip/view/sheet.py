@@ -12,6 +12,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
+from pymupdf_fonts import myfont
 
 from lapclip.data.formats.emoji import UNASSIGNED, find_fonts
 from lapclip.errors import one_line, shortened
@@ -29,7 +30,7 @@ FONT_SIZE = 13
 PLAIN_FONT = re.compile(r"(?i)(?!.*(bold|italic|obliq|serif|mono|light|thin|black|cond)).*\.(ttf|ttc|otf)")
 # Hebrew, Arabic and their neighbours, with what is between their words.
 RIGHT_TO_LEFT = re.compile(r"[\u0590-\u08ff\ufb1d-\ufefc]([\W\d]*[\u0590-\u08ff\ufb1d-\ufefc])*")
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Font = ImageFont.FreeTypeFont
 
 
 def draw_found(path: Path, rows: Sequence[tuple[str, Sequence[tuple[Image.Image, bool]]]]) -> None:
@@ -113,7 +114,7 @@ def write(draw: ImageDraw.ImageDraw, lines: Sequence[str], left: int, top: int, 
         strong = (way for way in map(unicodedata.bidirectional, line) if way in ("L", "R", "AL"))
         way = "ltr" if next(strong, "L") == "L" else "rtl"
         for font, text in in_fonts(line)[:: 1 if way == "ltr" else -1]:
-            can_order = getattr(font, "layout_engine", 0) == ImageFont.Layout.RAQM  # and join letters
+            can_order = font.layout_engine == ImageFont.Layout.RAQM  # and join letters
             shown = text if can_order else RIGHT_TO_LEFT.sub(reverse, text)
             draw.text((x, baseline), shown, colour, font, "ls", direction=way if can_order else None)
             x += font.getlength(text)
@@ -159,10 +160,6 @@ def has(font: Font, character: str) -> bool:
 @cache
 def fonts() -> list[Font]:
     """Those in use, FiraGO first: Latin, Greek, Cyrillic, Arabic, Hebrew, Devanagari, Thai and Georgian."""
-    try:
-        from pymupdf_fonts import myfont
-    except ImportError:  # a checkout that was updated without its packages; this font has ASCII only
-        return [ImageFont.load_default(FONT_SIZE)]
     return [ImageFont.truetype(BytesIO(myfont("figo")), FONT_SIZE)]
 
 
