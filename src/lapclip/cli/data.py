@@ -122,7 +122,7 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
         return 0
     for result in results:
         people.print(
-            f"{result['num_images']:,} images of {result['image_size']} x {result['image_size']} pixels, "
+            f"{plural(result['num_images'], 'image')} of {result['image_size']} x {result['image_size']} pixels, "
             f"{result['num_reused']:,} of them packed before, {result['num_unreadable']:,} unreadable: "
             f"{size(result['bytes'])}, {seconds:.1f} s",
             highlight=False,

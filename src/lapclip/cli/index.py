@@ -144,7 +144,7 @@ def say_summary(summary: "Summary") -> None:
         say(f"  {shortened_path(path)} {shortened(why)}")
     if summary.num_unreadable:
         count = plural(summary.num_unreadable, "file")
-        say(f"{count} could not be read; lapclip tries again when they change")
+        say(f"{count} could not be read; lapclip tries again after a change")
     for folder, why in summary.unreachable.items():
         say(
             f"`{shortened(folder)}` cannot be opened: {why}; its images stay in the index "
