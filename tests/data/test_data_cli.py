@@ -112,6 +112,12 @@ def test_show_draws_a_sheet(tmp_path, call):
     with Image.open("my.png") as sheet:
         assert sheet.width > 300
     assert call("data", "show", "synthetic:50", *NANO).returncode == 0 and Path("lapclip-sheet.png").exists()
+    refused = call("data", "show", "nowhere", *NANO, "--out", "my.png")
+    assert refused.returncode == 1 and "replaced" not in refused.stderr, "nothing is"
+    assert (
+        "`my.png` exists and will be replaced"
+        in call("data", "show", str(folder), *NANO, "--out", "my.png").stderr
+    )
     refused = call("data", "show", str(folder), *NANO, "--out", "no/where/my.png")
     assert refused.returncode == 1 and "cannot write" in refused.stderr
 

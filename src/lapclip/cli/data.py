@@ -148,8 +148,9 @@ def show(
     """
     if not 1 <= count <= 1000:
         raise UserError(f"`--count` is {count}", hint="a sheet holds 1 to 1000 images")
-    out = output_file(out, ".png")
+    out = output_file(out, ".png", is_said=False)
     _, opened = open_for(flags)
+    output_file(out)  # says that it will be replaced, now that it will
     import numpy as np
 
     from lapclip.data.decode import Unreadable

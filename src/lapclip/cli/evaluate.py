@@ -72,10 +72,10 @@ def evaluate(
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
     other_config = None if against is None else config_of(against)[0]
-    page = None if html is None else page_path(html, folder)
-    sheet = None if sheet is None else output_file(sheet, ".png")
     if source is not None:
         refuse_missing(source, flags.get("format"))
+    page = None if html is None else page_path(html, folder)
+    sheet = None if sheet is None else output_file(sheet, ".png")
     with working("starting"):
         from lapclip.embedder import TEMPLATES, label_prompts, load
         from lapclip.evaluate.full import divide

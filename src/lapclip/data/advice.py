@@ -52,7 +52,7 @@ class Advice:
     setting: str | None
     value: Any
     why: str
-    kind: Literal["", "names", "column", "prefix", "languages", "cropped"] = ""
+    kind: Literal["", "names", "column", "table", "prefix", "languages", "cropped"] = ""
 
     @property
     def sentence(self) -> str:
