@@ -49,7 +49,8 @@ def flag_of(setting: Setting) -> inspect.Parameter:
     shown = "automatic" if default is None else str(default)
     others = [f"--{alias.replace('_', '-')}" for alias, name in ALIASES.items() if name == setting.name]
     help = Parameter(
-        name=[setting.flag, *others] if others else None,
+        name=[setting.flag, *others],
+        show=setting.name != "shape",
         help=setting.help,
         converter=whole_number if setting.type is int else None,
         show_default=False if setting.name in BUDGETS else shown,

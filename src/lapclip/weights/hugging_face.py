@@ -97,15 +97,15 @@ def check_parts(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> N
                 raise refused(folder, f"`{name}` of the {tower} tower is {found}")
 
 
-def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any) -> Tokenizer:
-    """The tokenizer with its start and end tokens: the encoding of an empty text."""
+def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any = None) -> Tokenizer:
+    """The tokenizer with its start and end tokens: the encoding of an empty text. A CLIP is read at its end token."""
     frame = tokenizer.pipeline.encode("", add_special_tokens=True).ids
     if len(frame) != 2:
         raise refused(folder, f"its `{TOKENIZER}` does not add one start and one end token to a text")
     start, end = frame
     # transformers pools a text at this token; if it is 2, as in old files, at the highest id of the row.
-    is_read_at_end = end == tokenizer.highest_id if end_read_at == 2 else end == end_read_at
-    if not is_read_at_end:
+    is_read_at_end = end == (tokenizer.highest_id if end_read_at == 2 else end_read_at)
+    if end_read_at is not None and not is_read_at_end:
         pooled = f"pooled at token {shortened(str(end_read_at), 20)}"
         raise refused(folder, f"texts are {pooled}, but `{TOKENIZER}` ends them with {end}")
     return Tokenizer(tokenizer.pipeline, start=start, end=end, pad=end)
@@ -166,7 +166,7 @@ def fold_pixels(model: CLIP, pixels: np.ndarray) -> CLIP:
         torch.from_numpy(each).repeat_interleave(model.size.patch_size**2, dim=1) for each in (pixels, ours)
     )
     with torch.random.fork_rng(devices=[]):
-        folded = CLIP(replace(model.size, patch_bias=True), vocab_size=model.text.embed.num_embeddings)
+        folded = CLIP(replace(model.size, patch_bias=True), vocab_size=model.vocab_size)
     tensors = model.state_dict()
     weight = tensors["image.embed.weight"].double()
     tensors["image.embed.weight"] = (weight * (our_std / std)).float()

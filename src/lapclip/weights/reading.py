@@ -79,6 +79,9 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
     for shape in (size.image, size.text):
         if shape.width % shape.heads:
             raise refused(folder, f"a width of {shape.width} is not a multiple of {shape.heads} heads")
+    for encoder in (size.image_encoder, size.text_encoder):
+        if encoder is not None and (problem := encoder.problem()):
+            raise refused(folder, problem)
     side, patch = size.image_size, size.patch_size
     if side % patch:
         raise refused(folder, f"image size {side} is not a multiple of patch size {patch}")
@@ -188,6 +191,19 @@ def opened_weights(folder: Path) -> Iterator[Opened]:
             yield stored, {name: tuple(part.get_shape()) for name, part in slices.items()}
     except (OSError, ValueError, SafetensorError) as error:
         raise not_readable(file, getattr(error, "strerror", None) or str(error)) from None
+
+
+def load_pickled(file: Path) -> dict[str, Tensor]:
+    """The tensors of a `.pt` file; whatever else it holds is refused, and nothing in it is executed."""
+    try:
+        with files.open_regular(file) as opened:
+            refuse_too_large(file, os.fstat(opened.fileno()).st_size)
+            stored = torch.load(opened, map_location="cpu", weights_only=True)
+    except Exception as error:  # of a damaged file it raises nearly anything
+        raise not_readable(file, str(error)) from None
+    if not isinstance(stored, dict) or not all(isinstance(each, Tensor) for each in stored.values()):
+        raise refused(file, "it is not a table of tensors by name")
+    return stored
 
 
 def refuse_too_large(folder: Path, num_bytes: int) -> None:
