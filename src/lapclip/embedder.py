@@ -264,10 +264,7 @@ def progress_bar(total: int, *, always: bool, what: str = "embedding") -> Iterat
 
 
 def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
-    """The best model of a run, by its name or path; or a checkpoint, a model folder, a Hugging Face CLIP folder.
-
-    Or a model that `lapclip models` lists, or `hf-hub:OWNER/NAME[@REVISION]`, which is downloaded if it is not here.
-    """
+    """The best model of a run, by its name or path; or a checkpoint, a model folder, a CLIP of Hugging Face's hub."""
     place = device_named(device)
     try:
         found = find_model(Path(path))
@@ -329,4 +326,4 @@ def nothing_there(path: Path) -> UserError:
     shown = shortened(str(path))
     what = f"`{shown}` holds no model" if path.is_dir() else f"there is no model `{shown}`"
     hint = "name a run, a checkpoint, a model folder, or a Hugging Face CLIP folder"
-    return UserError(f"{what}{suggest(str(path), [*known, *hub.MODELS]) or there}", hint=hint)
+    return UserError(f"{what}{suggest(str(path), known) or there}", hint=hint)

@@ -63,10 +63,10 @@ def index(
     from lapclip.search.index import indexes_of, list_indexes
     from lapclip.search.scan import real_folders
 
+    # Refuses a folder that does not exist before a model is downloaded or loaded for it.
+    real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
     fetch_missing(model)
     chosen = choose_model(model)
-    # Refuses a folder that does not exist before a model is loaded for it.
-    real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
     with working("starting"):
         from lapclip.embedder import load
         from lapclip.search.update import update
@@ -98,7 +98,6 @@ def choose_model(model: str | None) -> ChosenModel:
     from lapclip.runs.run import RUNS, find_run
     from lapclip.runs.status import all_runs
     from lapclip.search.index import MODEL, indexes_of, path_of_model
-    from lapclip.weights.hub import wanted
 
     known = indexes_of(model)
     if known:
@@ -109,7 +108,7 @@ def choose_model(model: str | None) -> ChosenModel:
         return ChosenModel(str(last.path / MODEL), last.model, last.name, why)
     if model is not None:
         path = path_of_model(model) or str(find_run(model).path)  # which raises the error
-        return ChosenModel(path, path, model if wanted(model) else os.path.basename(path))
+        return ChosenModel(path, path, os.path.basename(path) if os.path.isdir(model) else model)
     for run in all_runs():
         if any(run.checkpoints.glob("step-*")):
             path = os.path.realpath(run.path)

@@ -339,5 +339,5 @@ def path_of_model(model: str) -> str | None:
     try:
         return os.path.realpath(find_run(model).path)
     except UserError:
-        folder = model if os.path.isdir(model) else hub.local(model)
-        return os.path.realpath(folder) if folder else None
+        found = model if os.path.isdir(model) else hub.local(model)
+        return os.path.realpath(found) if found else None

@@ -1,15 +1,10 @@
-"""Pretrained models of the Hugging Face hub: a list for laptops, and how any of them is fetched.
-
-A repository is untrusted: only files with known names are fetched, and none that could execute code when opened.
-"""
+"""Pretrained models of the Hugging Face hub, which is untrusted: only files with known names are fetched."""
 
 import hashlib
-import json
-import os
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -24,10 +19,9 @@ OTHERS = {
     "config.json", "open_clip_config.json", "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json",
     "special_tokens_map.json", "preprocessor_config.json", "processor_config.json",
 }  # fmt: skip
-MAX_BYTES = 16 * 10**9  # of a model: more is none for a laptop
+MAX_BYTES, SECONDS = 16 * 10**9, 30  # of a model, and to wait for an answer
 WORD = r"[A-Za-z0-9](?:\w|[.-](?![.-]))*"  # neither `..` nor `--`
 REFERENCE = re.compile(rf"{PREFIX}({WORD}/{WORD})(?:@(\w[\w.-]*(?:/\w[\w.-]*)*))?", re.ASCII)
-SECONDS = 30  # to wait for an answer
 
 
 @dataclass(frozen=True)
@@ -35,9 +29,7 @@ class HubModel:
     """A repository of the hub; for a downloaded model, in `origin.json`, also where exactly its files come from."""
 
     repository: str
-    revision: (
-        str | None
-    )  # a commit, branch or tag; in the list a commit, so that everybody gets the same files
+    revision: str | None  # in the list a commit, so that everybody gets the same files
     megabytes: int = 0  # to download
     millions: int | None = None  # of parameters
     licence: str = ""
@@ -63,45 +55,39 @@ MODELS = {
 
 def wanted(reference: str) -> HubModel | None:
     """What a name of the list or `hf-hub:OWNER/NAME[@REVISION]` means; None for any other text."""
-    if not reference.startswith(PREFIX):
-        return MODELS.get(reference)
-    if found := REFERENCE.fullmatch(reference):
-        return HubModel(found[1], found[2])
-    what = f"`{shortened(reference)}` is not `{PREFIX}OWNER/NAME` or `{PREFIX}OWNER/NAME@REVISION`"
-    raise UserError(what, hint=f"write it as in `{PREFIX}{MODELS['clip-b32'].repository}`")
+    found = REFERENCE.fullmatch(reference)
+    return HubModel(found[1], found[2]) if found else MODELS.get(reference)
 
 
-def folders_of(repository: str = "*/*") -> list[Path]:
-    """The folders of all revisions, also of those whose download is not complete; the newest first."""
-    found = (files.cache_folder() / "models").glob(f"{repository.replace('/', '--')}@*")
-    return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
-
-
-def downloaded(repository: str = "*/*") -> dict[Path, HubModel]:
-    """The models that are here: `origin.json` is written when everything else is."""
+def downloaded() -> dict[Path, HubModel]:
+    """The models that are here, the newest first: `origin.json` is written when everything else is."""
     found = {}
-    for path in folders_of(repository):
+    for file in (files.cache_folder() / "models").glob(f"*/{ORIGIN}"):
         with suppress(OSError, ValueError, msgspec.ValidationError):
-            found[path] = msgspec.convert(files.read_json(path / ORIGIN), HubModel)
-    return found
+            found[file.parent] = msgspec.convert(files.read_json(file), HubModel)
+    return dict(sorted(found.items(), key=lambda each: each[0].stat().st_mtime, reverse=True))
 
 
 def local(reference: str) -> Path | None:
     """The folder of a model that was downloaded, of any revision if none is named; None if there is none."""
-    if asked := wanted(reference):
-        for path, its in downloaded(asked.repository).items():
-            if asked.revision in (None, its.revision, its.commit):
-                return path
+    asked = wanted(reference)
+    for path, its in downloaded().items():
+        if (
+            asked
+            and its.repository == asked.repository
+            and asked.revision in (None, its.revision, its.commit)
+        ):
+            return path
     return None
 
 
 def must_fetch(reference: str) -> bool:
     """Whether this is a model of the hub that is not here; one of the list is fetched only by `models get`."""
-    is_missing = wanted(reference) is not None and local(reference) is None
-    if is_missing and reference in MODELS:
-        hint = f"`lapclip models get {reference}`"
-        raise UserError(f"`{reference}` has not been downloaded", hint=hint)
-    return is_missing
+    if reference in MODELS and not local(reference):
+        raise UserError(f"`{reference}` has not been downloaded", hint=f"`lapclip models get {reference}`")
+    if reference not in MODELS and (near := suggest(reference, MODELS, cutoff=0.8)):
+        raise UserError(f"there is no model `{reference}`{near}", hint="`lapclip models` lists them")
+    return reference.startswith(PREFIX) and not local(reference)
 
 
 def fetch(reference: str) -> Generator[Progress, None, Path]:
@@ -109,48 +95,40 @@ def fetch(reference: str) -> Generator[Progress, None, Path]:
     from huggingface_hub import HfApi
 
     if (asked := wanted(reference)) is None:
-        near = suggest(reference, [*MODELS, PREFIX + reference])
-        hint = f"`lapclip models` lists some; any other is `{PREFIX}OWNER/NAME`"
-        raise UserError(f"there is no model `{shortened(reference)}`{near}", hint=hint)
+        what = f"there is no model `{shortened(reference)}`{suggest(reference, MODELS)}"
+        raise UserError(what, hint=f"`lapclip models` lists some; others are `{PREFIX}OWNER/NAME[@REVISION]`")
     if folder := local(reference):
         return folder
+    name = asked.repository
     with reaching(asked) as hub:
-        about = HfApi(hub).model_info(
-            asked.repository, revision=asked.revision, files_metadata=True, timeout=SECONDS
-        )
+        about = HfApi(hub).model_info(name, revision=asked.revision, files_metadata=True, timeout=SECONDS)
         there = {file.rfilename: file for file in about.siblings or ()}
-        licences = [tag.removeprefix("license:") for tag in about.tags or () if tag.startswith("license:")]
-        weights = [name for name in WEIGHTS if name in there][:1]
-        sizes = {name: int(there[name].size or 0) for name in [*sorted(there.keys() & OTHERS), *weights]}
-        total = sum(sizes.values())
+        weights = [file for file in WEIGHTS if file in there][:1]
+        sizes = {file: int(there[file].size or 0) for file in [*sorted(there.keys() & OTHERS), *weights]}
+        tags = [tag.removeprefix("license:") for tag in about.tags or () if tag.startswith("license:")]
+        licence = asked.licence or "".join(tags[:1]) or "unknown"
         if not re.fullmatch("[0-9a-f]{40}", commit := about.sha or "") or min([0, *sizes.values()]) < 0:
             raise ValueError("it names no commit, or sizes that are not possible")
-    if not weights or total > MAX_BYTES:
-        what = f"`{asked.repository}` has no `{WEIGHTS[0]}`; weights as pickle or in several files are not loaded"
-        what = (
-            what
-            if not weights
-            else f"`{asked.repository}` has {size(total)}, and {size(MAX_BYTES)} is the limit"
-        )
+    if not weights or (total := sum(sizes.values())) > MAX_BYTES:
+        what = f"`{name}` has no `{WEIGHTS[0]}` of up to {size(MAX_BYTES)}; pickle and several files are not loaded"
         raise UserError(what, hint="choose another model")
-    folder = files.cache_folder() / "models" / f"{asked.repository.replace('/', '--')}@{commit[:12]}"
+    folder = files.cache_folder() / "models" / f"{name.replace('/', '--')}@{commit[:12]}"
     with files.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     done, hashes = 0, {}
-    for name, num_bytes in sizes.items():
-        for have in download(asked, commit, folder / name, num_bytes):
+    for file, num_bytes in sizes.items():
+        for have in download(asked, commit, folder / file, num_bytes):
             yield Progress(f"downloading {reference} (MB)", (done + have) // 10**6, max(1, total // 10**6))
         done += num_bytes
-        with (folder / name).open("rb") as opened:
-            hashes[name] = hashlib.file_digest(opened, "sha256").hexdigest()
-        lfs = there[name].lfs
-        if (folder / name).stat().st_size != num_bytes or (lfs and lfs.sha256 != hashes[name]):
-            files.remove(folder / name)
-            what = f"`{name}` of `{asked.repository}` did not arrive as the hub describes it"
+        with (folder / file).open("rb") as opened:
+            hashes[file] = hashlib.file_digest(opened, "sha256").hexdigest()
+        expected = lfs.sha256 if (lfs := there[file].lfs) else hashes[file]
+        if (folder / file).stat().st_size != num_bytes or hashes[file] != expected:
+            files.remove(folder / file)
+            what = f"`{file}` of `{name}` did not arrive as the hub describes it"
             raise UserError(what, hint="run the same command again")
-    licence = asked.licence or shortened((licences or ["unknown"])[0])
     its = replace(asked, commit=commit, licence=licence, megabytes=total // 10**6, sha256=hashes)
-    files.write_atomically(folder / ORIGIN, json.dumps(asdict(its), indent=2))
+    files.write_atomically(folder / ORIGIN, msgspec.json.encode(its))
     return folder
 
 
@@ -168,11 +146,9 @@ def download(asked: HubModel, commit: str, path: Path, num_bytes: int) -> Iterat
             hf_raise_for_status(answer)
             have = have if answer.status_code == 206 else 0
             with files.writing(path), path.open("ab" if have else "wb") as out:
-                for chunk in answer.iter_bytes(2**20):
-                    have += out.write(chunk)
+                for chunk in answer.iter_bytes():
+                    have += out.write(chunk[: num_bytes + 1 - have])  # a byte too many is noticed
                     yield have
-                    if have > num_bytes:
-                        return
 
 
 @contextmanager
@@ -180,8 +156,7 @@ def reaching(asked: HubModel) -> Iterator[str]:
     """The address of the hub; whatever goes wrong between here and there becomes a sentence."""
     from huggingface_hub import constants, errors
 
-    hub = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
-    name = f"`{asked.repository}{'@' if asked.revision else ''}{asked.revision or ''}`"
+    hub, name = constants.ENDPOINT, asked.repository
     try:
         yield hub
         return
@@ -189,16 +164,13 @@ def reaching(asked: HubModel) -> Iterator[str]:
         status = error.response.status_code
         what, hint = f"`{hub}` answered with status {status}", "run the same command again later"
         if status == 403 or isinstance(error, errors.GatedRepoError):
-            what = f"{name} is not open to everybody"
-            hint = f"ask for access at {hub}/{asked.repository}, then run `hf auth login`"
-        elif status in (401, 404):
             what, hint = (
-                f"there is no public model {name} at `{hub}`",
-                "check the name, and the revision if there is one",
+                f"`{name}` is not open to everybody",
+                f"get access at {hub}/{name}, then `hf auth login`",
             )
-    except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
-        what = f"cannot reach `{hub}`: {shortened(str(error) or type(error).__name__)}"
+        elif status in (401, 404):
+            what, hint = f"there is no public model `{name}` at `{hub}`", "check the name and the revision"
+    except (errors.HTTPError, ConnectionError, ValueError, TypeError, LookupError, AttributeError) as error:
+        what = f"cannot reach a hub at `{hub}`: {shortened(str(error) or type(error).__name__)}"
         hint = "check the network, and run the same command again: what was downloaded is kept"
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        what, hint = f"`{hub}` does not answer as a hub does: {shortened(str(error))}", "check HF_ENDPOINT"
     raise UserError(what, hint=hint)
