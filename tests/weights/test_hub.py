@@ -46,8 +46,10 @@ class Hub:
                 ],
             }  # fmt: skip
             self.send(request, 200, json.dumps(listed).encode())
+        elif request.path == f"/me/tiny/resolve/{self.sha}/model.safetensors":  # large files are elsewhere
+            self.send(request, 302, b"", {"Location": f"/elsewhere{request.path}"})
         else:
-            assert request.path.startswith(f"/me/tiny/resolve/{self.sha}/")
+            assert f"/me/tiny/resolve/{self.sha}/" in request.path
             name = request.path.rpartition("/")[2]
             start = int(request.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
             data = self.files[name][start:]
@@ -144,9 +146,9 @@ def test_what_arrives_damaged_is_not_kept(served):
         ((404, "RepoNotFound"), "there is no public model `me/tiny`"),
         ((404, "RevisionNotFound"), "there is no public model `me/tiny`"),
         ((401, ""), "there is no public model `me/tiny`"),
-        ((403, "GatedRepo"), "not open to everybody"),
-        ((401, "GatedRepo"), "not open to everybody"),
-        ((403, ""), "not open to everybody"),
+        ((403, "GatedRepo"), "`me/tiny` requires access"),
+        ((401, "GatedRepo"), "`me/tiny` requires access"),
+        ((403, ""), "`me/tiny` requires access"),
         ((500, ""), "answered with status 500"),
     ],
 )
@@ -214,10 +216,12 @@ def test_photos_are_searched_with_a_model_of_the_hub(served, call, tmp_path):
     assert call("search", "house").returncode == 0  # the index has its own copy
 
 
-def test_getting_a_model_names_its_licence_and_the_next_command(served, call):
-    said = call("models", "get", REFERENCE)
-    assert said.returncode == 0 and "licence: bsd" in said.stderr
-    assert f"lapclip index photos/ --model {REFERENCE}" in said.stderr
+def test_getting_a_model_of_the_list_names_its_licence_and_the_next_command(served, call, monkeypatch):
+    monkeypatch.setitem(hub.MODELS, "tiny-1m", hub.HubModel("me/tiny", COMMIT, 5, 1, "MIT", 24, "tests"))
+    said = call("models", "get", "tiny-1m")
+    assert said.returncode == 0 and "licence: MIT" in said.stderr
+    assert "next: `lapclip index photos/ --model tiny-1m`" in said.stderr
+    assert json.loads(call("models", "--json").stdout)["models"][-1]["path"] == str(hub.local("tiny-1m"))
     assert "did you mean `tinyclip-8m`" in call("models", "get", "tinyclip-8").stderr
     assert "`hf-hub:OWNER/NAME[@REVISION]`" in call("models", "get", "me/tiny").stderr
 

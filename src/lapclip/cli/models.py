@@ -18,15 +18,13 @@ def list_models(*, json: AsJson = False) -> int:
     from lapclip.view.document import Table, columns_of
     from lapclip.weights.hub import MODELS, PREFIX, downloaded, local
 
-    found = [(name, its, local(name)) for name, its in MODELS.items()]
-    found += [(PREFIX + its.repository, its, path) for path, its in downloaded().items() if not its.good_at]
+    them = [(name, its, local(name)) for name, its in MODELS.items()]
+    them += [(PREFIX + its.repository, its, path) for path, its in downloaded().items() if not its.good_at]
     if json:
-        records = [{"name": name, **vars(its), "path": path and str(path)} for name, its, path in found]
+        records = [{"name": name, **vars(its), "path": path and str(path)} for name, its, path in them]
         print_json({"models": records})
     else:
-        rows = [
-            (name, its.megabytes * 1e6, its.licence, its.good_at, bool(path)) for name, its, path in found
-        ]
+        rows = [(name, its.megabytes * 1e6, its.licence, its.good_at, bool(path)) for name, its, path in them]
         print_table(Table("", columns_of("model, size: bytes, licence, good at, here"), rows))
         say(f"to download one: `{own_name()} models get NAME`")
     return 0

@@ -164,10 +164,7 @@ def reaching(asked: HubModel) -> Iterator[str]:
         status = error.response.status_code
         what, hint = f"`{hub}` answered with status {status}", "run the same command again later"
         if status == 403 or isinstance(error, errors.GatedRepoError):
-            what, hint = (
-                f"`{name}` is not open to everybody",
-                f"get access at {hub}/{name}, then `hf auth login`",
-            )
+            what, hint = f"`{name}` requires access", f"ask for it at {hub}/{name}, then `hf auth login`"
         elif status in (401, 404):
             what, hint = f"there is no public model `{name}` at `{hub}`", "check the name and the revision"
     except (errors.HTTPError, ConnectionError, ValueError, TypeError, LookupError, AttributeError) as error:
