@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property, wraps
 from itertools import islice
 from pathlib import Path
@@ -94,7 +94,7 @@ class Embedder:
     def fingerprint(self) -> str:
         """16 hex digits of weights, tokenizer and shape: models with the same fingerprint embed equally."""
         tokenizer = self.tokenizer
-        about = [asdict(self.model.size), tokenizer.start, tokenizer.end, tokenizer.to_json()]
+        about = [self.model.size.described(), tokenizer.start, tokenizer.end, tokenizer.to_json()]
         state = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             state.update(f"{name} {list(tensor.shape)}".encode())

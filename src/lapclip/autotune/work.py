@@ -1,6 +1,6 @@
 """What is checked and timed: a model, a batch, and how it is trained; and about how much memory a step of it takes."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Work:
     def key(self) -> dict[str, Any]:
         """What the time of a step depends on."""
         names = ("batch_size", "loss", "keep_patches")
-        return asdict(self.size) | {
+        return self.size.described() | {
             "vocab_size": self.vocab_size,
             "recompute": self.model.recompute,
             "num_tokens": self.num_tokens,

@@ -60,8 +60,8 @@ def flag_of(setting: Setting) -> inspect.Parameter:
     return flag(setting.name, kind, default=None, annotation=Annotated[setting.type | None, help])
 
 
-def output_file(path: Path, *suffixes: str, hint: str = "") -> Path:
-    """A file to write, checked before the work whose result it is to hold; says so if it will replace one."""
+def output_file(path: Path, *suffixes: str, hint: str = "", is_said: bool = True) -> Path:
+    """A file to write, checked before the work whose result it is to hold; it is said if it will replace one."""
     from lapclip.files import refuse_foreign
 
     path = path.expanduser()
@@ -69,7 +69,7 @@ def output_file(path: Path, *suffixes: str, hint: str = "") -> Path:
         what = f"{code(path)} does not end in {' or '.join(map(code, suffixes))}"
         raise UserError(what, hint=hint or f"name it {code((path.stem or 'lapclip') + suffixes[0])}")
     refuse_foreign(path)
-    if path.exists():
+    if is_said and path.exists():
         say(f"{code(path)} exists and will be replaced")
     return path
 

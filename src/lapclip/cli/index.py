@@ -87,7 +87,10 @@ def index(
         print_json(as_record(summary, chosen))
     say_summary(summary)
     if summary.unusable:
-        what = f"no image in `{shortened(summary.unusable[0])}` can be read"
+        named = ", ".join(f"`{shortened(folder)}`" for folder in summary.unusable)
+        if not any(summary.unusable.values()):
+            raise UserError(f"there is no image in {named}", hint="name a folder with images")
+        what = f"no image in {named} can be read"
         other = UserError(what, hint="convert its images to JPEG or PNG")
         raise MissingPackage(what, summary.extra) if summary.extra else other
     return 0
@@ -146,13 +149,13 @@ def say_summary(summary: "Summary") -> None:
         say(f"  {shortened_path(path)} {shortened(why)}")
     if summary.num_unreadable:
         count = plural(summary.num_unreadable, "file")
-        say(f"{count} could not be read; lapclip tries again when they change")
+        say(f"{count} could not be read; lapclip tries again after a change")
     for folder, why in summary.unreachable.items():
         say(
             f"`{shortened(folder)}` cannot be opened: {why}; its images stay in the index "
             f"(to remove them: `{own_name()} index --forget {typed(folder)}`)"
         )
-    for folder in summary.empty:
+    for folder in [folder for folder in summary.empty if folder not in summary.unusable]:
         say(f"`{shortened(folder)}` holds no images")
     for folder in summary.unopened[:3]:
         say(f"`{shortened(folder)}` cannot be opened; its images stay in the index")

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from lapclip.cli.models import fetch_missing
 from lapclip.cli.screen import say, working
 from lapclip.errors import UserError, typed
+from lapclip.units import plural
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -79,7 +80,7 @@ def serve(
         entrance = f"{address}?token={quote(token)}" if token else address
         say(f"serving at {entrance if is_own_token else address} (Ctrl-C stops it)")
         folders = "`, `".join(index.folders) if index else ""
-        images = f"{index.num_images:,} images of `{folders}`" if index else "no images yet"
+        images = f"{plural(index.num_images, 'image')} of `{folders}`" if index else "no images yet"
         of_model = "" if index and model is None else f" --model {typed(model or embedder.name)}"
         more = f"`lapclip index ~/Pictures{of_model}` adds {'more' if index else 'some'}"
         say(f"model `{embedder.name}`, {images}; {more}")

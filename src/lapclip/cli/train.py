@@ -253,13 +253,14 @@ def write_page(run: "Run") -> Path | None:
 
 
 def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: bool) -> None:
-    from lapclip.units import duration, size
+    from lapclip.runs.history import summarize
+    from lapclip.units import duration, plural, size
     from lapclip.view.lines import recall_table
 
     what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
     say(
-        f"{what}: {result.step:,} steps, {result.num_pairs_seen:,} pairs in {duration(result.seconds)} of training"
-        f" ({result.pairs_per_second:,.0f} pairs/s), at most {size(result.peak_memory_bytes)} of memory"
+        f"{what}: {plural(result.step, 'step')}, {result.num_pairs_seen:,} pairs in {duration(result.seconds)}"
+        f" of training ({result.pairs_per_second:,.0f} pairs/s), at most {size(result.peak_memory_bytes)} of memory"
     )
     if result.recall is not None:
         people.print(recall_table(result.recall), highlight=False)
@@ -269,13 +270,17 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
         say(f"images found for a few captions: {run.path}/learned.png")
     if page is not None:
         say(f"the report: {page}")
+    summary = summarize(run)
+    if over_fits := summary.history.over_fits:
+        say(f"the run over-fits, and training it longer does not help: {summary.more_variety}")
     say("next:")
     if result.checkpoint is not None:
         say(f"  {own_name()} eval {run.reference}")
         source = run.load_config().data.source
         if Path(source).is_dir():
             say(f"  {own_name()} index {typed(source)} --model {run.reference}")
-    say(f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}")
+    if stopped or not over_fits:
+        say(f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}")
 
 
 def more_of(run: "Run", result: "Finished") -> str:

@@ -3,6 +3,9 @@
 Shapes: B pairs, T tokens (or patches), Q queries, D width, H heads.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +20,23 @@ class QuickGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
-ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU, "quick_gelu": QuickGELU, "gelu_tanh": partial(nn.GELU, approximate="tanh")
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of one tower's transformer."""
+
+    width: int
+    depth: int
+    heads: int
+    hidden: int | None = None  # width of the MLPs; by default four times the width
+
+    @property
+    def mlp_width(self) -> int:
+        return self.hidden or 4 * self.width
 
 
 class Attention(nn.Module):
@@ -29,13 +48,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor | None, at_B: Tensor | None) -> Tensor:
-        """Every token attends to all that `mask` allows; with `at_B`, only the token at that place of each row asks."""
+    def forward(self, x_BTD: Tensor, mask: Tensor | None, query_BQD: Tensor | None = None) -> Tensor:
+        """Every token attends to all that `mask` allows; with `query_BQD`, only these attend, to all tokens."""
         B, _, D = x_BTD.shape
-        if at_B is None:
+        if query_BQD is None:
             q, k, v = self.qkv(x_BTD).chunk(3, dim=-1)
         else:
-            q = F.linear(pick(x_BTD, at_B), self.qkv.weight[:D], self.qkv.bias[:D])
+            q = F.linear(query_BQD, self.qkv.weight[:D], self.qkv.bias[:D])
             k, v = F.linear(x_BTD, self.qkv.weight[D:], self.qkv.bias[D:]).chunk(2, dim=-1)
         # Contiguous, because MPS has returned wrong numbers for permuted inputs (pytorch#163597, #181133).
         q, k, v = (
@@ -46,13 +65,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with an activation between them, four times as wide."""
+    """Two linear layers with an activation between them."""
 
-    def __init__(self, width: int, activation: str):
+    def __init__(self, shape: Shape, activation: str):
         super().__init__()
-        self.up = nn.Linear(width, 4 * width)
+        self.up = nn.Linear(shape.width, shape.mlp_width)
         self.activation = ACTIVATIONS[activation]()
-        self.down = nn.Linear(4 * width, width)
+        self.down = nn.Linear(shape.mlp_width, shape.width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         wide = self.up(x_BTD)
@@ -89,18 +108,34 @@ class ActivatedLinear(torch.autograd.Function):
 class Block(nn.Module):
     """Attention, then an MLP, each after a norm and with a residual connection."""
 
-    def __init__(self, width: int, heads: int, activation: str):
+    def __init__(self, shape: Shape, activation: str, norm_eps: float):
         super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width)
-        self.mlp = MLP(width, activation)
+        self.norm1 = nn.LayerNorm(shape.width, norm_eps)
+        self.attention = Attention(shape.width, shape.heads)
+        self.norm2 = nn.LayerNorm(shape.width, norm_eps)
+        self.mlp = MLP(shape, activation)
 
     def forward(self, x_BTD: Tensor, mask: Tensor | None = None, at_B: Tensor | None = None) -> Tensor:
         """All tokens, or with `at_B` the one at that place of each row, as [B, 1, D]: the same numbers, less work."""
-        x_BQD = x_BTD if at_B is None else pick(x_BTD, at_B)
-        x_BQD = x_BQD + self.attention(self.norm1(x_BTD), mask, at_B)
+        x_BQD, normed_BTD = x_BTD if at_B is None else pick(x_BTD, at_B), self.norm1(x_BTD)
+        query_BQD = None if at_B is None else pick(normed_BTD, at_B)
+        x_BQD = x_BQD + self.attention(normed_BTD, mask, query_BQD)
         return x_BQD + self.mlp(self.norm2(x_BQD))
+
+
+class AttentionPool(nn.Module):
+    """SigLIP's pooling: one learned query attends to all patches; then an MLP with a residual connection."""
+
+    def __init__(self, shape: Shape, activation: str, norm_eps: float):
+        super().__init__()
+        self.query = nn.Parameter(torch.empty(shape.width))
+        self.attention = Attention(shape.width, shape.heads)
+        self.norm = nn.LayerNorm(shape.width, norm_eps)
+        self.mlp = MLP(shape, activation)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        pooled = self.attention(x_BTD, None, self.query.expand(len(x_BTD), 1, -1))
+        return (pooled + self.mlp(self.norm(pooled))).squeeze(1)
 
 
 def pick(x_BTD: Tensor, at_B: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from lapclip.config import MAX_SCALE, ModelConfig
 from lapclip.errors import UserError
-from lapclip.model.towers import ImageTower, Shape, Size, TextTower
+from lapclip.model.blocks import Shape
+from lapclip.model.towers import ImageTower, Size, TextTower
 
 
 def openai(image: Shape, text: Shape, patch_size: int, embedding: int) -> Size:
@@ -44,8 +45,11 @@ class CLIP(nn.Module):
         super().__init__()
         self.size = size
         self.image, self.text = ImageTower(size), TextTower(size, vocab_size=vocab_size)
-        self.project_image = nn.Linear(size.image.width, size.embedding, bias=size.projection_bias)
-        self.project_text = nn.Linear(size.text.width, size.embedding, bias=size.projection_bias)
+        bias = size.projection_bias
+        self.project_image = (
+            nn.Identity() if size.siglip else nn.Linear(size.image.width, size.embedding, bias=bias)
+        )
+        self.project_text = nn.Linear(size.text.width, size.embedding, bias=bias)
         # Of shape [1]: FSDP2 refuses scalars.
         self.log_scale = nn.Parameter(torch.tensor([math.log(scale)]))
         # For the sigmoid loss only, arXiv 2303.15343.
@@ -58,7 +62,9 @@ class CLIP(nn.Module):
             for name, weight in tower.transformer.named_parameters():
                 if name.endswith(("attention.out.weight", "mlp.down.weight")):
                     nn.init.normal_(weight, std=spread)
-        nn.init.normal_(self.image.class_token, std=0.02)
+        for name, vector in self.image.named_parameters():
+            if name in ("class_token", "pool.query"):
+                nn.init.normal_(vector, std=0.02)
 
     def forward(
         self, images: Tensor, tokens_BT: Tensor, ends_B: Tensor, keep_BK: Tensor | None = None
@@ -138,13 +144,19 @@ def build_model(config: ModelConfig, *, vocab_size: int, has_bias: bool, seed: i
 
 def count_parameters(size: Size, *, vocab_size: int, has_bias: bool) -> int:
     """What `CLIP(...).num_parameters` would say, without building it."""
-    image, text = size.image.width, size.text.width
+    image, text, siglip = size.image.width, size.text.width, size.siglip
     patches = 3 * size.patch_size**2 * image + (image if size.patch_bias else 0)
-    positions = (1 + size.num_patches) * image + size.text_length * text
-    projections = (image + text + (2 if size.projection_bias else 0)) * size.embedding
-    blocks = sum(s.depth * (12 * s.width**2 + 13 * s.width) + 2 * s.width for s in (size.image, size.text))
+    positions = (size.num_patches + (not siglip)) * image + size.text_length * text
+    projections = (text + (0 if siglip else image)) * size.embedding
+    projections += (1 if siglip else 2) * size.embedding if size.projection_bias else 0
+    blocks = sum(s.depth * block_parameters(s) + 2 * s.width for s in (size.image, size.text))
     norm = 2 * image if size.pre_norm else 0
-    return patches + image + positions + vocab_size * text + norm + blocks + projections + 1 + has_bias
+    pool = block_parameters(size.image) - 2 * image if siglip else 0  # with one norm less
+    return patches + image + positions + vocab_size * text + norm + blocks + pool + projections + 1 + has_bias
+
+
+def block_parameters(shape: Shape) -> int:
+    return 4 * shape.width**2 + 9 * shape.width + 2 * shape.width * shape.mlp_width + shape.mlp_width
 
 
 def flops_per_pair(size: Size, *, num_tokens: int, num_patches: int | None = None) -> int:
@@ -160,7 +172,7 @@ def flops_per_pair(size: Size, *, num_tokens: int, num_patches: int | None = Non
 
 
 def transformer_flops(shape: Shape, num_tokens: int) -> int:
-    T, D = num_tokens, shape.width
-    block = 24 * T * D**2 + 4 * T**2 * D  # qkv 6, out 2, MLP 16; scores and their sum 2 each
-    last = 4 * T * D**2 + 20 * D**2 + 4 * T * D  # keys and values of all, the rest at one place
+    T, D, mlp = num_tokens, shape.width, 4 * shape.width * shape.mlp_width
+    block = 8 * T * D**2 + T * mlp + 4 * T**2 * D  # qkv 6, out 2; scores and their sum 2 each
+    last = 4 * T * D**2 + 4 * D**2 + mlp + 4 * T * D  # keys and values of all, the rest at one place
     return (shape.depth - 1) * block + last

@@ -3,27 +3,19 @@
 Shapes: B pairs, T tokens, P patches, K patches kept, D width, E embedding.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lapclip.model.blocks import Block
+from lapclip.model.blocks import AttentionPool, Block, Shape
 
 # Mean and spread of OpenAI's training images; every CLIP since has kept them, so weights can be exchanged.
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The shape of one tower's transformer."""
-
-    width: int
-    depth: int
-    heads: int
 
 
 @dataclass(frozen=True)
@@ -40,30 +32,43 @@ class Size:
     pre_norm: bool = False  # a norm before the image tower's first block, as OpenAI's towers have
     patch_bias: bool = True
     projection_bias: bool = True
+    norm_eps: float = 1e-5
+    siglip: bool = (
+        False  # SigLIP's towers: no class token but attention pooling; bidirectional texts of full length
+    )
 
     @property
     def num_patches(self) -> int:
         return (self.image_size // self.patch_size) ** 2
 
+    def described(self) -> dict[str, Any]:
+        """As written in files, without later additions that have no effect: fingerprints stay as they were."""
+        plain, about = Size(self.image, self.text, 0, 1, 0, 0), asdict(self)
+        later = ("norm_eps", "siglip")
+        about = {k: v for k, v in about.items() if k not in later or v != getattr(plain, k)}
+        return about | {t: {k: v for k, v in about[t].items() if v is not None} for t in ("image", "text")}
+
 
 class Transformer(nn.Module):
-    """A stack of blocks, read out at one place of each row: there alone the last block does its work."""
+    """A stack of blocks; read out at one place of each row, the last block does its work there alone."""
 
-    def __init__(self, shape: Shape, activation: str):
+    def __init__(self, shape: Shape, activation: str, norm_eps: float):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(shape.width, shape.heads, activation) for _ in range(shape.depth))
-        self.norm = nn.LayerNorm(shape.width)
+        self.blocks = nn.ModuleList(Block(shape, activation, norm_eps) for _ in range(shape.depth))
+        self.norm = nn.LayerNorm(shape.width, norm_eps)
         self.recompute = False
 
-    def forward(self, x_BTD: Tensor, at_B: Tensor, causal: bool) -> Tensor:
+    def forward(self, x_BTD: Tensor, at_B: Tensor | None, causal: bool) -> Tensor:
+        """The token at one place of each row [B, D]; all of them [B, T, D] without `at_B`."""
         T = x_BTD.shape[1]
         places_T = torch.arange(T, device=x_BTD.device)
         mask_TT = places_T <= places_T[:, None] if causal else None
-        mask_last = (places_T <= at_B[:, None])[:, None, None, :] if causal else None
+        mask_last = (places_T <= at_B[:, None])[:, None, None, :] if causal and at_B is not None else None
         *blocks, last = self.blocks
         for block in blocks:
             x_BTD = self.run(block, x_BTD, mask_TT, None)
-        return self.norm(self.run(last, x_BTD, mask_last, at_B)).squeeze(1)
+        x_BTD = self.norm(self.run(last, x_BTD, mask_last, at_B))
+        return x_BTD if at_B is None else x_BTD.squeeze(1)
 
     def run(self, block: nn.Module, x_BTD: Tensor, mask: Tensor | None, at_B: Tensor | None) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
@@ -73,7 +78,7 @@ class Transformer(nn.Module):
 
 
 class ImageTower(nn.Module):
-    """A vision transformer read out at its class token."""
+    """A vision transformer read out at its class token, or as SigLIP's by attention pooling."""
 
     mean: Tensor
     std: Tensor
@@ -82,24 +87,29 @@ class ImageTower(nn.Module):
         super().__init__()
         self.patch_size, width, num_pixels = size.patch_size, size.image.width, size.patch_size**2
         self.embed = nn.Linear(3 * num_pixels, width, bias=size.patch_bias)
-        self.class_token = nn.Parameter(torch.empty(width))
-        self.positions = nn.Parameter(torch.empty(1 + size.num_patches, width))
-        self.pre_norm = nn.LayerNorm(width) if size.pre_norm else nn.Identity()
-        self.transformer = Transformer(size.image, size.activation)
+        self.class_token = None if size.siglip else nn.Parameter(torch.empty(width))
+        self.positions = nn.Parameter(torch.empty(size.num_patches + (not size.siglip), width))
+        self.pre_norm = nn.LayerNorm(width, size.norm_eps) if size.pre_norm else nn.Identity()
+        self.transformer = Transformer(size.image, size.activation, size.norm_eps)
+        self.pool = AttentionPool(size.image, size.activation, size.norm_eps) if size.siglip else None
         for name, values in (("mean", PIXEL_MEAN), ("std", PIXEL_STD)):
             self.register_buffer(name, torch.tensor(values).repeat_interleave(num_pixels), persistent=False)
 
     def forward(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
         """From pixels [B, 3, H, W], bytes or floats already normalised; `keep_BK` names the patches to look at."""
         patches = self.cut(images)
-        positions = self.positions[1:].expand(len(images), -1, -1)
+        of_patches = self.positions if self.class_token is None else self.positions[1:]
+        positions = of_patches.expand(len(images), -1, -1)
         if keep_BK is not None:
             patches = patches.gather(1, keep_BK[..., None].expand(-1, -1, patches.shape[-1]))
             # Not by indexing, whose gradient several threads add up in any order: a run could not be repeated.
-            positions = F.embedding(keep_BK, self.positions[1:])
+            positions = F.embedding(keep_BK, of_patches)
         if patches.dtype == torch.uint8:
             patches = (patches / 255 - self.mean) / self.std
         x_BPD = self.embed(patches) + positions
+        if self.class_token is None or self.pool is not None:
+            assert self.pool is not None
+            return self.pool(self.transformer(self.pre_norm(x_BPD), None, causal=False))
         class_B1D = (self.class_token + self.positions[0]).expand(len(images), 1, -1)
         at_B = torch.zeros(len(images), dtype=torch.long, device=images.device)
         return self.transformer(self.pre_norm(torch.cat([class_B1D, x_BPD], dim=1)), at_B, causal=False)
@@ -112,15 +122,20 @@ class ImageTower(nn.Module):
 
 
 class TextTower(nn.Module):
-    """A causal transformer read out at the end token, which alone has seen the whole caption and no padding."""
+    """A causal transformer read out at the end token, which alone has seen the whole caption and no padding.
+
+    As in SigLIP: not causal, read out at the last place of rows that are always padded to their full length.
+    """
 
     def __init__(self, size: Size, *, vocab_size: int):
         super().__init__()
         self.embed = nn.Embedding(vocab_size, size.text.width)
         self.positions = nn.Parameter(torch.empty(size.text_length, size.text.width))
-        self.transformer = Transformer(size.text, size.activation)
+        self.transformer = Transformer(size.text, size.activation, size.norm_eps)
+        self.is_causal = not size.siglip
 
     def forward(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
         """From token ids and the place of each caption's end token."""
         x_BTD = self.embed(tokens_BT) + self.positions[: tokens_BT.shape[1]]
-        return self.transformer(x_BTD, ends_B, causal=True)
+        at_B = ends_B if self.is_causal else torch.full_like(ends_B, tokens_BT.shape[1] - 1)
+        return self.transformer(x_BTD, at_B, causal=self.is_causal)

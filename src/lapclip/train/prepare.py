@@ -38,7 +38,7 @@ from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run, new_run
 from lapclip.step.loss import NEEDS_BIAS
-from lapclip.units import Progress, age, finished
+from lapclip.units import Progress, age, finished, plural
 from lapclip.weights import checkpoint, reading
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
@@ -64,7 +64,7 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
     if num_missing > tolerated * (len(catalogue.names) + num_missing):
         first = f"`{catalogue.problems.names[missing[0]][0]}` {missing[0]}"
         raise UserError(
-            f"{num_missing:,} images that `{files.name}` lists cannot be found: {first}",
+            f"{plural(num_missing, 'image')} that `{files.name}` lists cannot be found: {first}",
             hint="pass the folder of the images: `--images FOLDER`; or allow it: `--max-unreadable 1`",
         )
     if (share := len(broken) / max(1, len(catalogue.names))) > tolerated:

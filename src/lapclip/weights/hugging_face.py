@@ -14,9 +14,9 @@ import torch
 
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, shortened
-from lapclip.model.blocks import ACTIVATIONS
+from lapclip.model.blocks import ACTIVATIONS, Shape
 from lapclip.model.clip import CLIP, Size
-from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
+from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD
 from lapclip.weights import reading
 from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json
 
