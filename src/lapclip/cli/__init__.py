@@ -17,6 +17,7 @@ from lapclip.cli.bench import bench
 from lapclip.cli.data import data
 from lapclip.cli.evaluate import evaluate
 from lapclip.cli.index import index
+from lapclip.cli.models import models
 from lapclip.cli.report import report
 from lapclip.cli.runs import runs
 from lapclip.cli.screen import Stopped, complain
@@ -36,7 +37,7 @@ app = App(
 )
 app.command(train)
 app.command(evaluate, name="eval")
-for command in (index, search, serve, data, bench, report, runs, watch):
+for command in (index, search, serve, models, data, bench, report, runs, watch):
     app.command(command)
 
 

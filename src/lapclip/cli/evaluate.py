@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
+from lapclip.cli.models import fetch_missing
 from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, Config, load_config
 from lapclip.errors import UserError, printable, shortened, shortened_path, typed
@@ -66,6 +67,7 @@ def evaluate(
     from lapclip.data.formats.detect import refuse_missing
 
     check_numbers(num_validation, pool_size, mistakes)
+    fetch_missing(run, against)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
     config, folder = config_of(run, opens_source=source is None)
     if config is None and source is None:
@@ -130,12 +132,13 @@ def check_numbers(num_validation: int | None, pool_size: int | None, mistakes: i
 def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, Path | None]:
     """The settings and the folder of a run, or of the run of a checkpoint; None for other models."""
     from lapclip.runs.run import Run, open_run
+    from lapclip.weights.hub import local
 
     path = Path(name).expanduser()
     try:
         run = open_run(name)
     except UserError:
-        if not path.is_dir():
+        if not path.is_dir() and not local(name):
             raise
         above = path.absolute().parents
         if path.absolute().parent.name != "checkpoints" or not (above[1] / "config.toml").is_file():

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
+from lapclip.cli.models import fetch_missing
 from lapclip.cli.screen import say, working
 from lapclip.errors import UserError, typed
 from lapclip.units import plural
@@ -60,6 +61,7 @@ def serve(
     is_own_token = token is None and not is_here
     if is_own_token:
         token = secrets.token_urlsafe(24)
+    fetch_missing(model)
     limits = Limits(rate=rate if rate is not None else None if is_here else RATE_ELSEWHERE)
     with listen(port, host) as listening:  # before the model is loaded, which takes seconds
         names = names_of(host)

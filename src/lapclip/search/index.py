@@ -31,6 +31,7 @@ import numpy as np
 from lapclip.errors import UserError, shortened, suggest, typed
 from lapclip.files import cache_folder, cannot_write, read_json, refuse_pipes, write_atomically
 from lapclip.runs.run import RUNS, find_run
+from lapclip.weights import hub
 
 VERSION = 1
 FILES, VECTORS, MODEL, INFO, LOCK = "files.db", "vectors", "model", "about.json", "lock"
@@ -338,4 +339,5 @@ def path_of_model(model: str) -> str | None:
     try:
         return os.path.realpath(find_run(model).path)
     except UserError:
-        return os.path.realpath(model) if os.path.isdir(model) else None
+        found = model if os.path.isdir(model) else hub.local(model)
+        return os.path.realpath(found) if found else None
