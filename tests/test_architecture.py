@@ -28,7 +28,7 @@ LAYERS = [
     ("4", ["embedder", "autotune"]),
     ("5", ["evaluate"]),
     ("6", ["train"]),
-    ("7", ["search", "bench"]),
+    ("7", ["search", "bench", "finetune"]),
     ("8", ["serve"]),
     ("9", ["cli", "__init__", "__main__"]),
 ]

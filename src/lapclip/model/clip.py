@@ -42,21 +42,29 @@ SIZES = {
 class CLIP(nn.Module):
     """Images and captions as embeddings of unit length in one space."""
 
-    def __init__(self, size: Size, *, vocab_size: int, has_bias: bool = False, scale: float = 1 / 0.07):
+    def __init__(
+        self,
+        size: Size,
+        *,
+        vocab_size: int,
+        has_bias: bool = False,
+        scale: float = 1 / 0.07,
+        towers: tuple[nn.Module, nn.Module] | None = None,  # trained ones
+    ):
         super().__init__()
-        self.size = size
-        self.vocab_size = vocab_size
-        self.image = size.image_encoder.build() if size.image_encoder else ImageTower(size)
-        self.text = size.text_encoder.build() if size.text_encoder else TextTower(size, vocab_size=vocab_size)
-        self.project_image = nn.Identity() if size.siglip else projection(size, size.image.width)
+        self.size, self.vocab_size = size, vocab_size
+        self.image, self.text = towers or new_towers(size, vocab_size)
+        is_direct = size.siglip and size.head is None
+        self.project_image = nn.Identity() if is_direct else projection(size, size.image.width)
         self.project_text = projection(size, size.text.width)
         # Of shape [1]: FSDP2 refuses scalars.
         self.log_scale = nn.Parameter(torch.tensor([math.log(scale)]))
         # For the sigmoid loss only, arXiv 2303.15343.
         self.bias = nn.Parameter(torch.tensor([-10.0])) if has_bias else None
-        self.apply(initialise)
+        for module in (self.project_image, self.project_text) if towers else (self,):
+            module.apply(initialise)
         for tower, width in ((self.image, size.image.width), (self.text, size.text.width)):
-            if not isinstance(tower, ImageTower | TextTower):
+            if towers or not isinstance(tower, ImageTower | TextTower):
                 continue
             nn.init.normal_(tower.positions, std=0.02)
             # Keeps the sum over all blocks at the size of one: the initialisation of arXiv 2103.00020.
@@ -67,7 +75,7 @@ class CLIP(nn.Module):
         for module in self.modules():
             if isinstance(module, Projection):
                 nn.init.zeros_(module.down.weight)
-        for name, vector in self.image.named_parameters():
+        for name, vector in () if towers else self.image.named_parameters():
             if name in ("class_token", "pool.query"):
                 nn.init.normal_(vector, std=0.02)
 
@@ -111,6 +119,12 @@ class CLIP(nn.Module):
         """Has torch compile both towers; they are compiled when they first run, once for each shape they meet."""
         self.image.compile(dynamic=False)
         self.text.compile(dynamic=False)
+
+
+def new_towers(size: Size, vocab_size: int) -> tuple[nn.Module, nn.Module]:
+    image = size.image_encoder.build() if size.image_encoder else ImageTower(size)
+    text = size.text_encoder.build() if size.text_encoder else TextTower(size, vocab_size=vocab_size)
+    return image, text
 
 
 def projection(size: Size, width: int) -> nn.Module:

@@ -14,7 +14,7 @@ from lapclip.errors import UserError, shortened, suggest
 from lapclip.model.blocks import Shape
 from lapclip.model.clip import CLIP
 from lapclip.model.encoders import Encoder, TimmImage, TransformersText
-from lapclip.model.towers import Head, Size
+from lapclip.model.towers import Size
 from lapclip.weights import reading
 from lapclip.weights.hugging_face import DESCRIPTION, framed
 from lapclip.weights.reading import WEIGHTS, Pretrained, read_json, refused
@@ -81,7 +81,6 @@ def compose(image_tower: str, text_tower: str) -> Pretrained:
         patch_size=image.image_size,
         text_length=length,
         embedding=EMBEDDING,
-        head=Head(hidden=EMBEDDING),
         image_encoder=image.encoder,
         text_encoder=text.encoder,
     )
@@ -90,7 +89,9 @@ def compose(image_tower: str, text_tower: str) -> Pretrained:
         model = CLIP(size, vocab_size=text.tokenizer.highest_id + 1)
     model.image.load_state_dict(image.weights)
     model.text.load_state_dict(text.weights)
-    return Pretrained(f"{image_tower} and {text_tower}", model, text.tokenizer, weights=None)
+    return Pretrained(
+        f"{image_tower} and {text_tower}", model, text.tokenizer, weights=None, is_aligned=False
+    )
 
 
 def find_image(name: str) -> Found:

@@ -45,6 +45,7 @@ class Pretrained:
     model: CLIP
     tokenizer: Tokenizer
     weights: Path | None  # a file that holds the same weights under the same names
+    is_aligned: bool = True  # whether its projections are trained
 
 
 def read_json(path: Path) -> dict[str, Any]:
