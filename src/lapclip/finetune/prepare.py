@@ -155,11 +155,8 @@ def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss
         proposed["steps"] = Choice(STEPS, "as in the comparison of head settings")
     steps = config.train.steps or STEPS
     proposed["eval_every"] = Choice(str(max(1, steps // 5)), "five evaluations per run")
-    num_validation = data.validation.num_pairs
-    if num_validation < config.data.num_validation:
-        proposed["num_validation"] = Choice(
-            num_validation, f"all validation images of `{config.data.source}`"
-        )
-    return {
-        key: asked_or(config, key, choice) if key != "device" else choice for key, choice in proposed.items()
-    }
+    choices = {key: asked_or(config, key, choice) for key, choice in proposed.items()}
+    choices["device"] = Choice("cpu", "heads are small")
+    if (num := data.validation.num_pairs) < config.data.num_validation:
+        choices["num_validation"] = Choice(num, f"all validation images of `{config.data.source}`")
+    return choices
