@@ -42,7 +42,7 @@ def index(
 
     Args:
         folders: folders with images; by default all folders of the index
-        model: a run, by name or path, or a folder with a model
+        model: a run, by name or path, or a folder or file with a model
         fresh: embed everything again; also repairs a damaged index
         forget: remove a folder and its images from the index
         list: show every index
@@ -100,7 +100,7 @@ def choose_model(model: str | None) -> ChosenModel:
     known = indexes_of(model)
     if known:
         last, why = known[0], "" if model else "as before"
-        if os.path.isdir(last.model):
+        if os.path.exists(last.model):
             return ChosenModel(last.model, last.model, last.name, why)
         why = "from the copy in the index: its run no longer exists"
         return ChosenModel(str(last.path / MODEL), last.model, last.name, why)

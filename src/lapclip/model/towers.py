@@ -36,6 +36,7 @@ class Size:
     siglip: bool = (
         False  # SigLIP's towers: no class token but attention pooling; bidirectional texts of full length
     )
+    resize: str = "packed"  # how images become squares: one of `data.decode.RESIZES`
 
     @property
     def num_patches(self) -> int:
@@ -44,7 +45,7 @@ class Size:
     def described(self) -> dict[str, Any]:
         """As written in files, without later additions that have no effect: fingerprints stay as they were."""
         plain, about = Size(self.image, self.text, 0, 1, 0, 0), asdict(self)
-        later = ("norm_eps", "siglip")
+        later = ("norm_eps", "siglip", "resize")
         about = {k: v for k, v in about.items() if k not in later or v != getattr(plain, k)}
         return about | {t: {k: v for k, v in about[t].items() if v is not None} for t in ("image", "text")}
 

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 
 from lapclip.errors import UserError, shortened, suggest, typed
-from lapclip.files import cache_folder, cannot_write, read_json, refuse_pipes, write_atomically
+from lapclip.files import WEIGHT_FILES, cache_folder, cannot_write, read_json, refuse_pipes, write_atomically
 from lapclip.runs.run import RUNS, find_run
 
 VERSION = 1
@@ -334,8 +334,9 @@ def indexes_of(model: str | None) -> list[IndexInfo]:
 
 
 def path_of_model(model: str) -> str | None:
-    """The folder that a name or path of a model means, links resolved; None when there is none."""
+    """The folder or file that a name or path of a model means, links resolved; None when there is none."""
     try:
         return os.path.realpath(find_run(model).path)
     except UserError:
-        return os.path.realpath(model) if os.path.isdir(model) else None
+        is_model = os.path.isdir(model) or model.endswith(WEIGHT_FILES) and os.path.isfile(model)
+        return os.path.realpath(model) if is_model else None

@@ -6,7 +6,8 @@ A folder is untrusted: nothing in it is executed, and every fault is a `UserErro
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lapclip import files
-from lapclip.data.tokenizer import Tokenizer, load_tokenizer
+from lapclip.data.tokenizer import MAX_BYTES, Tokenizer, load_tokenizer, openai_tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.machine.hardware import memory_limit_bytes
 from lapclip.model.clip import CLIP, Size, count_parameters
 from lapclip.weights.checkpoint import PROGRESS, shape_difference
+from lapclip.weights.layouts import OURS, Layout
 
 WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
 # Beyond any CLIP: larger numbers are a mistake or an attack.
@@ -31,10 +33,25 @@ MAX = {
 }  # fmt: skip
 MAX_GROWTH = 1000  # of a text by normalization
 MAX_PATCHES = 16384  # attention grows with their square
-IGNORED = ("position_ids",)  # 0, 1, 2, ..., written by old versions of transformers
+# Whole numbers: 0, 1, 2, ..., written by old versions of transformers; and what OpenAI's files say of themselves.
+OPENAI_SIGN = ("input_resolution", "context_length", "vocab_size")
+IGNORED = ("position_ids", *OPENAI_SIGN)
 FLOATS = ("F64", "F32", "F16", "BF16")
-Opened = tuple[Any, dict[str, tuple[int, ...]]]  # a file of weights, and the shape of each
 COPY_AGAIN = "copy the whole folder again"
+SCRIPT_HINT = (
+    "if you trust it, write its weights as safetensors: `from safetensors.torch import save_file; "
+    "save_file({k: v.contiguous() for k, v in torch.jit.load(FILE, 'cpu').state_dict().items()}, 'ViT-B-32.safetensors')`"
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file of weights."""
+
+    name: str
+    get: Callable[[str], Tensor]
+    shapes: dict[str, tuple[int, ...]]
+    ignored: Set[str]  # names of others that it holds
 
 
 @dataclass(frozen=True)
@@ -90,6 +107,8 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The folder's tokenizer, if it can encode any text and does not make texts enormous."""
+    if not (folder / TOKENIZER).exists() and (vocabulary := read_vocabulary(folder)):
+        return vocabulary
     tokenizer = load_tokenizer(folder / TOKENIZER)
     normalizer = tokenizer.pipeline.normalizer
     if normalizer is not None and growth(json.loads(normalizer.__getstate__())) > MAX_GROWTH:
@@ -102,6 +121,23 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         why = shortened(str(error))
         raise refused(folder, f"its `{TOKENIZER}` cannot encode every text: {why}") from None
     return tokenizer
+
+
+def read_vocabulary(folder: Path) -> Tokenizer | None:
+    """OpenAI's tokenizer from `vocab.json` and `merges.txt`, as older folders have it; None where these are not."""
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    if not vocab.exists() or not merges.exists():
+        return None
+    try:
+        lines = files.read_bounded(merges, MAX_BYTES).decode("utf-8").split("\n")
+        pairs = [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#version")]
+        return openai_tokenizer(files.read_json(vocab), pairs)  # type: ignore[arg-type]  # it checks both
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # as of `load_tokenizer`
+        raise refused(
+            folder, f"`{vocab.name}` and `{merges.name}` are no vocabulary: {shortened(str(error))}"
+        ) from None
 
 
 def growth(normalizer: dict[str, Any]) -> int:
@@ -124,24 +160,30 @@ def read_run(folder: Path, size: Size) -> Tokenizer:
     return tokenizer
 
 
-def read_model(
-    folder: Path, size: Size, vocab_size: int, has_bias: bool, recipe: dict[str, Sequence[str]] | None = None
-) -> CLIP:
-    """The model with its weights in fp32; `recipe` says which tensors of the file are concatenated to one of ours."""
+def read_model(folder: Path, size: Size, vocab_size: int, has_bias: bool) -> CLIP:
+    """A model of ours with its weights in fp32."""
     with opened_weights(folder) as opened:  # once: a running training removes old checkpoints
-        check_stored(folder, opened, size, vocab_size, has_bias)
-        with torch.random.fork_rng(devices=[]):
-            model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
-        read_weights(folder, opened, model, recipe)
+        return model_from(folder, opened, size, vocab_size, has_bias)
+
+
+def model_from(
+    folder: Path, opened: Opened, size: Size, vocab_size: int, has_bias: bool, layout: Layout = OURS
+) -> CLIP:
+    check_stored(folder, opened, size, vocab_size, has_bias)
+    with torch.random.fork_rng(devices=[]):
+        model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
+    read_weights(folder, opened, model, layout)
     return model
 
 
 def check_stored(folder: Path, opened: Opened, size: Size, vocab_size: int, has_bias: bool) -> None:
     """Refuses a model that is larger than its file: the file limits the memory, whatever is said about the model."""
-    num_stored = sum(map(math.prod, opened[1].values()))
+    num_stored = sum(map(math.prod, opened.shapes.values()))
     expected = count_parameters(size, vocab_size=vocab_size, has_bias=has_bias)
     if expected > num_stored:
-        raise refused(folder, f"it describes {expected:,} parameters, and `{WEIGHTS}` holds {num_stored:,}")
+        raise refused(
+            folder, f"it describes {expected:,} parameters, and `{opened.name}` holds {num_stored:,}"
+        )
     refuse_too_large(folder, 4 * expected)
 
 
@@ -150,57 +192,100 @@ def load_weights(folder: Path, model: CLIP) -> None:
         read_weights(folder, opened, model)
 
 
-def read_weights(
-    folder: Path, opened: Opened, model: CLIP, recipe: dict[str, Sequence[str]] | None = None
-) -> None:
-    """Reads a folder's weights into a model of the same shape, one tensor at a time; all of them are finite."""
+def read_weights(folder: Path, opened: Opened, model: CLIP, layout: Layout = OURS) -> None:
+    """Reads weights into a model of the same shape, one tensor at a time; all of them are finite."""
     ours = model.state_dict()
-    sources = recipe or {name: (name,) for name in ours}
-    part_shapes = {
-        part: shape_of_part(part, ours[name], parts) for name, parts in sources.items() for part in parts
+    sources = {name: [name] for name in ours} | layout.sources(model.size)
+    sources = {name: sources[name] for name in ours}
+    expected = {
+        part: tuple(ours[name].shape) if layout is OURS else layout.stored_shape(name, tuple(ours[name].shape), len(parts))
+        for name, parts in sources.items()
+        for part in parts
+    }  # fmt: skip
+    # Dimensions of one, as in [1] for a number, are written by some and not by others.
+    same = {
+        name for name in expected if without_ones(opened.shapes.get(name)) == without_ones(expected[name])
     }
-    stored, shapes = opened
+    shapes = {name: expected[name] if name in same else shape for name, shape in opened.shapes.items()}
+    if difference := shape_difference(shapes, expected):
+        raise refused(folder, f"`{opened.name}` is of another model: {difference}")
     with torch.no_grad():
-        if difference := shape_difference(shapes, part_shapes):
-            raise refused(folder, f"`{WEIGHTS}` is of another model: {difference}")
         for name, parts in sources.items():
-            tensors = [torch.atleast_1d(stored.get_tensor(part)) for part in parts]
-            joined = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-            ours[name].copy_(joined.reshape(ours[name].shape))
+            tensors = [opened.get(part) for part in parts]
+            ours[name].copy_(layout.to_ours(name, tensors, tuple(ours[name].shape)))
     # A sum is finite only if all its terms are, and takes a tenth of the time of looking at each.
     if not all(bool(tensor.sum().isfinite()) for tensor in [*ours.values(), model.scale()]):
-        raise refused(folder, f"`{WEIGHTS}` holds values that are not finite")
+        raise refused(folder, f"`{opened.name}` holds values that are not finite")
+
+
+def without_ones(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return None if shape is None else tuple(number for number in shape if number != 1)
 
 
 @contextmanager
-def opened_weights(folder: Path) -> Iterator[Opened]:
+def opened_weights(folder: Path, name: str = WEIGHTS) -> Iterator[Opened]:
     """The weights of a folder, open, and the shape of each: floats, and not more than fit into memory."""
-    file = folder / WEIGHTS
+    file = folder / name
     try:
         with files.open_regular(file) as opened:  # the library would wait for a pipe's writer
             refuse_too_large(folder, os.fstat(opened.fileno()).st_size)  # a sparse file can claim any size
+        if file.suffix != ".safetensors":
+            yield opened_pickle(folder, file)
+            return
         with safe_open(file, framework="pt") as stored:
             names = [name for name in stored.keys() if not name.endswith(IGNORED)]  # noqa: SIM118  # it is no dict
             slices = {name: stored.get_slice(name) for name in names}
             for name, part in slices.items():
                 if part.get_dtype() not in FLOATS:
                     raise refused(folder, f"`{shortened(name)}` holds {part.get_dtype()}, not floats")
-            yield stored, {name: tuple(part.get_shape()) for name, part in slices.items()}
+            shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+            yield Opened(file.name, stored.get_tensor, shapes, set(stored.keys()) - {*names})
     except (OSError, ValueError, SafetensorError) as error:
         raise not_readable(file, getattr(error, "strerror", None) or str(error)) from None
+
+
+def opened_pickle(folder: Path, file: Path) -> Opened:
+    """Weights as `torch.save` writes them, read by the loader of torch that creates tensors and executes nothing."""
+    is_zip = zipfile.is_zipfile(file)
+    try:
+        parts = zipfile.ZipFile(file).infolist() if is_zip else []
+        if any(Path(part.filename).name == "constants.pkl" for part in parts):
+            raise refused(
+                folder, f"`{file.name}` is a TorchScript program, which is not executed", SCRIPT_HINT
+            )
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
+            raise refused(folder, f"`{file.name}` is compressed, as torch never writes it")
+        refuse_too_large(folder, sum(part.file_size for part in parts))
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+    except UserError:
+        raise
+    except (
+        Exception
+    ) as error:  # of a broken or hostile file: RuntimeError, EOFError, KeyError, UnpicklingError, ...
+        why = str(error).strip().partition("\n")[0]
+        hint = "download it again, or if you trust it, convert it to safetensors where it was made"
+        raise UserError(f"cannot read `{file}`: {shortened(why)}", hint=hint) from None
+    content = (
+        content.get("state_dict", content) if isinstance(content, dict) else {}
+    )  # training states have more
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise refused(folder, f"`{file.name}` holds no weights by name")
+    tensors = {
+        name.removeprefix("module."): tensor for name, tensor in content.items()
+    }  # of several processes
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(IGNORED)}
+    for name, tensor in kept.items():
+        is_plain = (
+            isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"
+        )
+        if not is_plain or tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            what = str(tensor.dtype) if isinstance(tensor, Tensor) else f"a `{type(tensor).__name__}`"
+            raise refused(folder, f"`{shortened(name)}` holds {what}, not floats")
+    shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
+    return Opened(file.name, kept.__getitem__, shapes, tensors.keys() - kept.keys())
 
 
 def refuse_too_large(folder: Path, num_bytes: int) -> None:
     if num_bytes > memory_limit_bytes():
         what = f"it needs {num_bytes / 1e9:,.0f} GB of memory, more than is available"
         raise refused(folder, what, hint="choose a smaller model")
-
-
-def shape_of_part(part: str, ours: Tensor, parts: Sequence[str]) -> tuple[int, ...]:
-    """The expected shape in the file of one of the tensors that ours is concatenated from."""
-    if part == "logit_scale":
-        return ()
-    if part.endswith("patch_embedding.weight"):  # of a convolution, where ours is a matrix
-        side = math.isqrt(ours.shape[1] // 3)
-        return (ours.shape[0], 3, side, side)
-    return (ours.shape[0] // len(parts), *ours.shape[1:])
