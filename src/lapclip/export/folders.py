@@ -20,7 +20,7 @@ from lapclip.errors import UserError
 from lapclip.export.parity import MIN_COSINE, compare
 from lapclip.files import atomic_path, writing
 from lapclip.model.blocks import Shape
-from lapclip.model.clip import CLIP, Size
+from lapclip.model.clip import Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD
 from lapclip.weights import hugging_face, layouts, open_clip
 from lapclip.weights.checkpoint import write_tensors
@@ -91,7 +91,7 @@ def cannot_express(name: str, to: str, what: str) -> None:
 
 
 def fold_biases(tensors: dict[str, Tensor], refuse: Any) -> None:
-    """Moves biases that CLIP does not have: of patches into the positions, of projections into the norms before them."""
+    """Moves biases that CLIP has not: of patches into the positions, of projections into the norms before them."""
     if (bias := tensors.pop("image.embed.bias", None)) is not None:
         positions = tensors["image.positions"].clone()
         positions[1:] += bias

@@ -32,7 +32,7 @@ def compare(original: Embedder, exported: Embeds) -> dict[str, Any]:
     cosines = np.concatenate([(one * other).sum(axis=1) for one, other in zip(ours, theirs, strict=True)])
     best = [(words @ images.T).argmax(axis=1) for images, words in (ours, theirs)]
     seconds = [
-        min(seconds_of(lambda model=model: model.pixels(pixels)) for _ in range(TIMINGS))  # type: ignore[misc]
+        min(seconds_of(lambda model=model: model.pixels(pixels)) for _ in range(TIMINGS))
         for model in (original, exported)
     ]
     return {

@@ -338,5 +338,5 @@ def path_of_model(model: str) -> str | None:
     try:
         return os.path.realpath(find_run(model).path)
     except UserError:
-        is_model = os.path.isdir(model) or model.endswith(WEIGHT_FILES) and os.path.isfile(model)
+        is_model = os.path.isdir(model) or (model.endswith(WEIGHT_FILES) and os.path.isfile(model))
         return os.path.realpath(model) if is_model else None

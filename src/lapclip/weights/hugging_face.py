@@ -92,13 +92,19 @@ def load_hugging_face_folder(folder: Path) -> Pretrained:
 def require_files(folder: Path) -> str:
     """The name of the file of weights; UserError if that or the tokenizer is missing."""
     has_pickled = (folder / PICKLED).exists() and not (folder / WEIGHTS).exists()
-    has_vocabulary = (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
-    for name, is_there in ((WEIGHTS, has_pickled), (TOKENIZER, has_vocabulary)):
-        if not is_there and not (folder / name).exists():
+    for name, is_there in (
+        (WEIGHTS, has_pickled or (folder / WEIGHTS).exists()),
+        (TOKENIZER, has_tokenizer(folder)),
+    ):
+        if not is_there:
             what = "model" if name == WEIGHTS else "tokenizer"
             hint = f"download the whole folder, or write that file with transformers: `{what}.save_pretrained(folder)`"
             raise UserError(f"`{folder}` has no `{name}`", hint=hint)
     return PICKLED if has_pickled else WEIGHTS
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any(all((folder / name).exists() for name in names) for names in ([TOKENIZER], reading.VOCABULARY))
 
 
 def section(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class Layout:
 
     def stored_shape(self, name: str, ours: Shape, num_parts: int = 1) -> Shape:
         """The shape in a file of each of the tensors that make up one of ours."""
+        if not self.names:
+            return ours
         if name in ("log_scale", "bias"):
             return self.scalar
         if name == "image.embed.weight":  # of a convolution, where ours is a matrix

@@ -19,28 +19,28 @@ from lapclip.model.blocks import Shape
 from lapclip.model.clip import Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD
 from lapclip.weights import layouts, reading
-from lapclip.weights.hugging_face import checked_pixels, fold_pixels, framed
+from lapclip.weights.hugging_face import checked_pixels, fold_pixels, framed, has_tokenizer
 from lapclip.weights.reading import TOKENIZER, Opened, Pretrained, read_json
 
 DESCRIPTION = "open_clip_config.json"
 FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 refused = partial(reading.refused, hint="choose a CLIP model with OpenAI's architecture, or train one")
-# Names of OpenAI's own files, all with QuickGELU; `@` and `px` vary.
-OPENAI_FILES = ("vit-b-32", "vit-b-16", "vit-l-14", "vit-l-14-336px", "vit-l-14@336px", "vit-l-14-336")
-# What a config may say that changes nothing here; anything else is another architecture.
-VISION = {
-    "layers": 12, "width": 768, "head_width": 64, "mlp_ratio": 4.0, "patch_size": 16, "image_size": 224,
-    "no_ln_pre": False,
+OPENAI_FILES = (
+    "vit-b-32",
+    "vit-b-16",
+    "vit-l-14",
+    "vit-l-14-336px",
+    "vit-l-14@336px",
+)  # its own, all with QuickGELU
+# Of a tower: what its weights say too, or what changes nothing; any other setting means another architecture.
+SETTINGS = {
+    "layers", "width", "head_width", "heads", "mlp_ratio", "patch_size", "image_size", "context_length", "vocab_size",
+    "no_ln_pre", "patch_dropout", "pad_id", "eos_id", "attn_pooler_queries", "attn_pooler_heads", "hf_tokenizer_name",
+    "tokenizer_kwargs",
 }  # fmt: skip
-TEXT = {"context_length": 77, "vocab_size": 49408, "width": 512, "heads": 8, "layers": 12, "mlp_ratio": 4.0}
-NEUTRAL = {
-    "pool_type": ("tok", "argmax"), "pos_embed_type": ("learnable",), "proj_type": ("linear",), "block_type": ("default",),
-}  # fmt: skip
-UNUSED = {
-    "patch_dropout", "pad_id", "eos_id", "attn_pooler_queries", "attn_pooler_heads", "hf_tokenizer_name",
-    "tokenizer_kwargs", "timm_pool", "timm_proj", "timm_model_pretrained", "hf_model_pretrained",
-    "hf_proj_type", "hf_pooler_type",
-}  # fmt: skip
+DEFAULTS = {"pool_type": ("tok", "argmax"), "pos_embed_type": ("learnable",), "proj_type": ("linear",)}
+RESIZES = {"shortest": "crop-rounded", "squash": "squash"}
+FILTERS = {"bicubic": "", "random": "", "bilinear": "-bilinear"}
 VOCABULARY = "bpe_simple_vocab_16e6.txt.gz"
 NUM_MERGES, MAX_TEXT = 49152 - 256 - 2, 2**24
 
@@ -49,21 +49,16 @@ def model_file(path: Path) -> Path | None:
     """The file of weights that a path means: itself, OpenCLIP's in a folder, or the only one of a folder."""
     if path.is_file():
         return path if path.name.endswith(WEIGHT_FILES) else None
-    for name in FILES:
-        if (path / name).exists():
-            return path / name
     found = [file for file in path.iterdir() if file.name.endswith(WEIGHT_FILES)] if path.is_dir() else []
-    return found[0] if len(found) == 1 else None
+    own = [path / name for name in FILES if path / name in found]
+    return own[0] if own else found[0] if len(found) == 1 else None
 
 
 def load_file(file: Path) -> Pretrained:
-    folder, own = file.parent, file.parent / DESCRIPTION
-    about = read_json(own) if own.is_file() else {}
+    folder = file.parent
+    about = read_json(folder / DESCRIPTION) if (folder / DESCRIPTION).is_file() else None
     with reading.opened_weights(folder, file.name) as opened:
-        if about:
-            size, vocab_size, pixels = described(folder, about)
-        else:
-            size, vocab_size, pixels = inferred(file, opened)
+        size, vocab_size, pixels = described(file, opened, about)
         reading.check_numbers(folder, size, vocab_size)
         tokenizer = framed(folder, find_tokenizer(folder), 2)
         reading.check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end], vocab_size)
@@ -73,109 +68,71 @@ def load_file(file: Path) -> Pretrained:
     return Pretrained(name, fold_pixels(model, pixels), tokenizer, weights=None)
 
 
-def described(folder: Path, about: dict[str, Any]) -> tuple[Size, Any, np.ndarray]:
-    """What `open_clip_config.json` says: the size, the vocabulary's, and how pixels are normalised."""
-    config = about.get("model_cfg")
-    config = config if isinstance(config, dict) else {}
-    if config.get("custom_text") or config.get("multimodal_cfg"):
-        raise refused(folder, "its text tower is not OpenAI's")
-    vision, text = checked(folder, "image", config, VISION), checked(folder, "text", config, TEXT)
+def described(file: Path, opened: Opened, about: dict[str, Any] | None) -> tuple[Size, int, np.ndarray]:
+    """The size and the vocabulary's, by the shapes of the tensors, and how pixels are normalised, by the config."""
+    folder, shapes, config = file.parent, opened.shapes, (about or {}).get("model_cfg") or {}
     try:
-        image = Shape(
-            vision["width"], vision["layers"], vision["width"] // vision["head_width"], hidden(vision)
+        vision, text = (config.get(key) or {} for key in ("vision_cfg", "text_cfg"))
+        refuse_others(folder, image=vision, text=text)
+        width, _, _, patch = shapes["visual.conv1.weight"]
+        length, text_width = shapes["positional_embedding"]
+        heads = width // vision.get("head_width", 64), text.get("heads", 8 if about else text_width // 64)
+        image, words = (
+            tower_shape(shapes, prefix, *tower)
+            for prefix, *tower in zip(layouts.OPENAI.towers.values(), (width, text_width), heads, strict=True)
         )
-        words = Shape(text["width"], text["layers"], text["heads"], hidden(text))
-        shown: dict[str, Any] = about.get("preprocess_cfg") or {}
+        side = round((shapes["visual.positional_embedding"][0] - 1) ** 0.5) * patch
+        shown = (about or {}).get("preprocess_cfg") or {}
         used = shown.get("mean") or PIXEL_MEAN, shown.get("std") or PIXEL_STD
         pixels = checked_pixels(folder, 255 * np.array(used, dtype=float))
-    except (AttributeError, TypeError, ValueError, ArithmeticError):
-        raise refused(folder, f"the numbers in its `{DESCRIPTION}` are not valid") from None
-    mode, by = shown.get("resize_mode") or "shortest", shown.get("interpolation") or "bicubic"
-    if mode not in ("shortest", "squash") or by not in ("bicubic", "bilinear", "random"):
-        raise refused(folder, f"its images are resized in another way: {shortened(f'{mode}, {by}', 60)}")
-    resize = ("squash" if mode == "squash" else "crop-rounded") + ("-bilinear" if by == "bilinear" else "")
-    size = openai_size(
-        image, words, vision["image_size"], vision["patch_size"], text["context_length"], config.get("embed_dim"),
-        is_quick=config.get("quick_gelu") is True, pre_norm=vision["no_ln_pre"] is not True, resize=resize,
-    )  # fmt: skip
-    return size, text["vocab_size"], pixels
-
-
-def openai_size(
-    image: Shape, text: Shape, side: Any, patch: Any, length: Any, embedding: Any, *, is_quick: bool,
-    pre_norm: bool = True, resize: str = "crop-rounded",
-) -> Size:  # fmt: skip
-    activation = "quick_gelu" if is_quick else "gelu"
-    return Size(
-        image, text, side, patch, length, embedding, activation, pre_norm, False, False, resize=resize
-    )
-
-
-def checked(folder: Path, tower: str, config: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of one tower; refuses an architecture that is not OpenAI's."""
-    its = config.get("vision_cfg" if tower == "image" else "text_cfg")
-    its = its if isinstance(its, dict) else {}
-    for key, value in its.items():
-        if key not in known and key not in UNUSED and value and value not in NEUTRAL.get(key, ()):
-            said = f"`{shortened(key, 40)}` of the {tower} tower is {shortened(repr(value), 40)}"
-            raise refused(folder, f"{said}, which is another architecture")
-    return known | its
-
-
-def hidden(its: dict[str, Any]) -> int | None:
-    """The width of the MLPs, where it is not the usual one."""
-    return None if its["mlp_ratio"] == 4 else int(its["width"] * its["mlp_ratio"])
-
-
-def inferred(file: Path, opened: Opened) -> tuple[Size, int, np.ndarray]:
-    """What the shapes of the tensors say, where nothing else is known: as OpenAI's own programs do."""
-    folder, shapes = file.parent, opened.shapes
-    if any(name.startswith("visual.layer1") for name in shapes):
-        raise refused(folder, f"`{file.name}` has a ResNet as image tower")
-    try:
-        width, _, _, patch = shapes["visual.conv1.weight"]
-        num_places, _ = shapes["visual.positional_embedding"]
-        length, text_width = shapes["positional_embedding"]
-        vocab_size, _ = shapes["token_embedding.weight"]
-        _, embedding = shapes["text_projection"]
-        depths, ups = {}, {}
-        for tower, prefix in layouts.OPENAI.towers.items():
-            depths[tower] = sum(
-                f"{prefix}.{number}.ln_1.weight" in shapes for number in range(reading.MAX["depth"])
-            )
-            ups[tower] = shapes[f"{prefix}.0.mlp.c_fc.weight"][0]
-        image, text = (
-            Shape(wide, depths[tower], max(1, wide // 64), None if ups[tower] == 4 * wide else ups[tower])
-            for tower, wide in (("image", width), ("text", text_width))
+        resize = (
+            RESIZES[shown.get("resize_mode") or "shortest"] + FILTERS[shown.get("interpolation") or "bicubic"]
         )
-    except (KeyError, ValueError):
-        raise refused(
-            folder, f"`{file.name}` does not hold a CLIP with the names of OpenAI's weights"
-        ) from None
-    is_openai = (
-        set(reading.OPENAI_SIGN) <= opened.ignored or file.stem.lower().replace("_", "-") in OPENAI_FILES
-    )
-    if not is_openai:
-        what = f"`{file.name}` does not say whether it needs GELU or QuickGELU"
-        hint = f"put its `{DESCRIPTION}` beside it; one of OpenAI's own is known by a name such as `ViT-B-32{file.suffix}`"
-        raise refused(folder, what, hint=hint)
-    side = round((num_places - 1) ** 0.5) * patch
-    size = openai_size(image, text, side, patch, length, embedding, is_quick=True)
-    return size, vocab_size, 255 * np.array((PIXEL_MEAN, PIXEL_STD))
+        is_quick = is_openai(file, opened) if about is None else config.get("quick_gelu") is True
+        size = Size(
+            image, words, side, patch, length, shapes["text_projection"][1], "quick_gelu" if is_quick else "gelu",
+            "visual.ln_pre.weight" in shapes, patch_bias=False, projection_bias=False, resize=resize,
+        )  # fmt: skip
+        return size, shapes["token_embedding.weight"][0], pixels
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ArithmeticError):
+        what = f"`{file.name}` and `{DESCRIPTION}` do" if about else f"`{file.name}` does"
+        raise refused(folder, f"{what} not describe a CLIP with OpenAI's towers") from None
+
+
+def tower_shape(shapes: dict[str, tuple[int, ...]], prefix: str, width: int, heads: int) -> Shape:
+    depth = sum(f"{prefix}.{number}.ln_1.weight" in shapes for number in range(reading.MAX["depth"]))
+    hidden = shapes[f"{prefix}.0.mlp.c_fc.weight"][0]
+    return Shape(width, depth, heads, None if hidden == 4 * width else hidden)
+
+
+def refuse_others(folder: Path, **towers: dict[str, Any]) -> None:
+    for tower, its in towers.items():
+        for key, value in its.items():
+            if key not in SETTINGS and value and value not in DEFAULTS.get(key, ()):
+                said = f"`{shortened(key, 40)}` of the {tower} tower is {shortened(repr(value), 40)}"
+                raise refused(folder, f"{said}, which means another architecture")
+
+
+def is_openai(file: Path, opened: Opened) -> bool:
+    """Whether a file without a config is known to be one of OpenAI's."""
+    if set(reading.OPENAI_SIGN) <= opened.ignored or file.stem.lower().replace("_", "-") in OPENAI_FILES:
+        return True
+    own = f"if it is one of OpenAI's, call it as they do: `ViT-B-32{file.suffix}`"
+    what = f"`{file.name}` does not say whether it needs GELU or QuickGELU"
+    raise refused(file.parent, what, hint=f"put its `{DESCRIPTION}` beside it; {own}")
 
 
 def find_tokenizer(folder: Path) -> Tokenizer:
     """That of the folder, or OpenAI's vocabulary from there or from an installed package that has it."""
+    if has_tokenizer(folder):
+        return reading.read_tokenizer(folder)
     packages = [importlib.util.find_spec(name) for name in ("open_clip", "clip")]
     places = [folder, *(Path(spec.origin).parent for spec in packages if spec and spec.origin)]
-    is_there = (folder / TOKENIZER).exists() or (
-        (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
-    )
     place = next((place for place in places if (place / VOCABULARY).is_file()), None)
-    if is_there:
-        return reading.read_tokenizer(folder)
     if place is None:
-        hint = f"copy `{TOKENIZER}` of any CLIP with OpenAI's vocabulary into that folder, or `pip install open_clip_torch`"
+        hint = (
+            f"copy `{TOKENIZER}` of any CLIP with OpenAI's vocabulary there, or `pip install open_clip_torch`"
+        )
         raise UserError(f"`{folder}` has no `{TOKENIZER}`", hint=hint)
     try:
         with open_regular(place / VOCABULARY) as file, gzip.open(file) as text:

@@ -25,11 +25,11 @@ from lapclip.model.clip import CLIP, Size, count_parameters
 from lapclip.weights.checkpoint import PROGRESS, shape_difference
 from lapclip.weights.layouts import OURS, Layout
 
-WEIGHTS, TOKENIZER = "model.safetensors", "tokenizer.json"
+WEIGHTS, TOKENIZER, VOCABULARY = "model.safetensors", "tokenizer.json", ("vocab.json", "merges.txt")
 # Beyond any CLIP: larger numbers are a mistake or an attack.
 MAX = {
-    "width": 8192, "depth": 128, "heads": 256, "image_size": 1024, "patch_size": 256, "text_length": 8192,
-    "embedding": 16384, "vocab_size": 2_000_000,
+    "width": 8192, "hidden": 65536, "depth": 128, "heads": 256, "image_size": 1024, "patch_size": 256,
+    "text_length": 8192, "embedding": 16384, "vocab_size": 2_000_000,
 }  # fmt: skip
 MAX_GROWTH = 1000  # of a text by normalization
 MAX_PATCHES = 16384  # attention grows with their square
@@ -39,8 +39,8 @@ IGNORED = ("position_ids", *OPENAI_SIGN)
 FLOATS = ("F64", "F32", "F16", "BF16")
 COPY_AGAIN = "copy the whole folder again"
 SCRIPT_HINT = (
-    "if you trust it, write its weights as safetensors: `from safetensors.torch import save_file; "
-    "save_file({k: v.contiguous() for k, v in torch.jit.load(FILE, 'cpu').state_dict().items()}, 'ViT-B-32.safetensors')`"
+    "if you trust it, write its weights as safetensors: `safetensors.torch.save_file({k: v.contiguous() for k, v in "
+    "torch.jit.load('ViT-B-32.pt', 'cpu').state_dict().items()}, 'ViT-B-32.safetensors')`"
 )
 
 
@@ -87,6 +87,8 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
     numbers = {
         **{f"{name} of the {tower} tower": (name, getattr(getattr(size, tower), name))
            for tower in ("image", "text") for name in ("width", "depth", "heads")},
+        **{f"MLP width of the {tower} tower": ("hidden", getattr(size, tower).hidden or 1)
+           for tower in ("image", "text")},
         **{name: (name, getattr(size, name)) for name in ("image_size", "patch_size", "text_length", "embedding")},
         "vocab_size": ("vocab_size", vocab_size),
     }  # fmt: skip
@@ -125,7 +127,7 @@ def read_tokenizer(folder: Path) -> Tokenizer:
 
 def read_vocabulary(folder: Path) -> Tokenizer | None:
     """OpenAI's tokenizer from `vocab.json` and `merges.txt`, as older folders have it; None where these are not."""
-    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    vocab, merges = (folder / name for name in VOCABULARY)
     if not vocab.exists() or not merges.exists():
         return None
     try:
@@ -195,13 +197,13 @@ def load_weights(folder: Path, model: CLIP) -> None:
 def read_weights(folder: Path, opened: Opened, model: CLIP, layout: Layout = OURS) -> None:
     """Reads weights into a model of the same shape, one tensor at a time; all of them are finite."""
     ours = model.state_dict()
-    sources = {name: [name] for name in ours} | layout.sources(model.size)
-    sources = {name: sources[name] for name in ours}
+    theirs = layout.sources(model.size)
+    sources = {name: theirs[name] if layout.names else [name] for name in ours}
     expected = {
-        part: tuple(ours[name].shape) if layout is OURS else layout.stored_shape(name, tuple(ours[name].shape), len(parts))
+        part: layout.stored_shape(name, tuple(ours[name].shape), len(parts))
         for name, parts in sources.items()
         for part in parts
-    }  # fmt: skip
+    }
     # Dimensions of one, as in [1] for a number, are written by some and not by others.
     same = {
         name for name in expected if without_ones(opened.shapes.get(name)) == without_ones(expected[name])
@@ -265,9 +267,7 @@ def opened_pickle(folder: Path, file: Path) -> Opened:
         why = str(error).strip().partition("\n")[0]
         hint = "download it again, or if you trust it, convert it to safetensors where it was made"
         raise UserError(f"cannot read `{file}`: {shortened(why)}", hint=hint) from None
-    content = (
-        content.get("state_dict", content) if isinstance(content, dict) else {}
-    )  # training states have more
+    content = content.get("state_dict", content) if isinstance(content, dict) else None  # of a training state
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise refused(folder, f"`{file.name}` holds no weights by name")
     tensors = {
