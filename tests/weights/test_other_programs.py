@@ -20,12 +20,14 @@ from tokenizers import Tokenizer, processors
 
 from lapclip.data.decode import RESIZES
 from lapclip.data.tokenizer import Tokenizer as Tokens
+from lapclip.data.tokenizer import train_tokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.errors import UserError
 from lapclip.export.folders import export
 from lapclip.machine.device import device_named
 from lapclip.model.blocks import Shape
 from lapclip.model.clip import CLIP, openai
+from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = [(101, 64), (37, 90), (24, 24), (95, 71)]  # with odd margins, so that half pixels count
@@ -380,9 +382,78 @@ def test_a_run_is_exported_for_open_clip_with_the_same_embeddings_and_not_for_tr
     assert "openclip" in refused.stderr and not Path("other").exists()
 
 
+@pytest.mark.parametrize("kind", ["bpe", "characters"])
+def test_biases_and_a_tokenizer_of_ours_have_the_same_effect_in_transformers(kind):
+    """CLIPModel has no such biases, and reads texts elsewhere if the end token is 2, as it is here."""
+    from transformers import AutoModel, AutoTokenizer
+
+    shapes = Shape(24, 2, 3), Shape(24, 2, 2, hidden=50)
+    size = replace(
+        openai(*shapes, 8, 20), image_size=24, text_length=16, patch_bias=True, projection_bias=True
+    )
+    tokenizer = train_tokenizer(kind, TEXTS, 300)
+    model = randomize(CLIP(size, vocab_size=tokenizer.vocab_size, has_bias=True))
+    embedder = Embedder(model, tokenizer, device_named("cpu"))
+    done = export(embedder, "hf", Path("out"))
+    assert done.measured["parity"]["min_cosine"] > 0.9999 and "sigmoid loss" in done.notes[0]
+    words = AutoTokenizer.from_pretrained("out")
+    tokens = words(TEXTS[:3], padding="max_length", truncation=True, return_tensors="pt").input_ids
+    pixels = torch.randint(0, 256, (2, 3, 24, 24), dtype=torch.uint8)
+    normalised = (pixels / 255 - torch.tensor(PIXEL_MEAN)[:, None, None]) / torch.tensor(PIXEL_STD)[
+        :, None, None
+    ]
+    with torch.no_grad():
+        out = AutoModel.from_pretrained("out").eval()(input_ids=tokens, pixel_values=normalised)
+    np.testing.assert_allclose(embedder.texts(TEXTS[:3]), out.text_embeds.numpy(), atol=1e-4)
+    np.testing.assert_allclose(embedder.pixels(pixels.numpy()), out.image_embeds.numpy(), atol=1e-4)
+
+
 def test_a_text_that_is_too_long_is_said_once():
     embedder = load_small()
     with pytest.warns(UserWarning, match="more than 16 tokens") as said:
         embedder.texts(["dogs " * 40] * 3)
         embedder.texts(["dogs " * 40])
     assert len(said) == 1
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("kind", ["clip", "siglip", "ViT-B-32-quickgelu", "ViT-B-16"])
+def test_published_shapes_embed_as_in_their_programs(kind):
+    """With random weights: 224 pixels, twelve layers, whole vocabularies."""
+    picture = pictures()[0].resize((640, 427))
+    picture.save("photo.jpg", quality=95)
+    picture = Image.open("photo.jpg")
+    Path("theirs").mkdir()
+    pipeline = siglip_tokenizer() if kind == "siglip" else clip_tokenizer()
+    pipeline.no_padding()
+    pipeline.no_truncation()
+    end = pipeline.token_to_id(END)
+    rows, length = [pipeline.encode(text).ids for text in TEXTS[:3]], 64 if kind == "siglip" else 77
+    tokens = torch.tensor([row + [end] * (length - len(row)) for row in rows])
+    if kind in ("clip", "siglip"):
+        import transformers
+
+        name = "CLIP" if kind == "clip" else "Siglip"
+        config = getattr(transformers, f"{name}Config")(text_config={"eos_token_id": end})
+        model = getattr(transformers, f"{name}Model")(config).eval()
+        model.save_pretrained("theirs")
+        pixels = getattr(transformers, f"{name}ImageProcessorPil")()(
+            picture, return_tensors="pt"
+        ).pixel_values
+        with torch.no_grad():
+            out = model(input_ids=tokens, pixel_values=pixels)
+        expected = out.image_embeds.numpy(), out.text_embeds.numpy()
+    else:
+        open_clip = pytest.importorskip("open_clip")
+        model, _, transform = open_clip.create_model_and_transforms(kind)
+        about = {"model_cfg": open_clip.get_model_config(kind), "preprocess_cfg": {}}
+        Path("theirs/open_clip_config.json").write_text(json.dumps(about))
+        save_file(model.state_dict(), "theirs/open_clip_model.safetensors")
+        with torch.no_grad():
+            images = model.eval().encode_image(transform(picture)[None], normalize=True).numpy()
+            expected = images, model.encode_text(tokens, normalize=True).numpy()
+    pipeline.save("theirs/tokenizer.json")
+    embedder = load("theirs")
+    assert_same(embedder, expected, ["photo.jpg"])
+    again = load(export(embedder, "hf", Path("again")).path)
+    np.testing.assert_allclose(again.images(["photo.jpg"]), expected[0], atol=1e-3 if "ViT" in kind else 1e-4)
