@@ -240,9 +240,7 @@ class Embedder:
             full = [text for text, end in zip(whole, ends, strict=True) if end == length - 1]
             self.has_warned = bool((self.tokenizer.lengths(full) > length).any())
             if self.has_warned:
-                warnings.warn(
-                    f"a text has more than {length} tokens: the model does not see the rest", stacklevel=2
-                )
+                warnings.warn(f"a text has more than {length} tokens: the rest is ignored", stacklevel=2)
         return self.model.embed_texts(*(self.device.move(torch.from_numpy(a)) for a in (tokens, ends)))
 
 
@@ -294,6 +292,7 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
 
 
 def find_model(path: Path) -> Pretrained:
+    path = path.parent if path.name == MODEL and path.is_file() else path
     if is_run(path) or is_run(RUNS / path):
         run = open_run(str(path))
         return load_checkpoint(run, None, run.name)

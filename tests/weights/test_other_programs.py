@@ -310,6 +310,7 @@ def test_a_hostile_or_broken_file_of_weights_executes_nothing_and_is_refused():
         "cannot read": cut,
         "no weights by name": lambda: torch.save([torch.zeros(1)], file),
         "holds torch.int64, not floats": lambda: torch.save(tensors | {"logit_scale": torch.tensor(1)}, file),
+        "not floats": lambda: torch.save(tensors | {"logit_scale": torch.tensor(1.0, device="meta")}, file),
         "holds a `str`, not floats": lambda: torch.save(tensors | {"logit_scale": "1"}, file),
         "not finite": lambda: torch.save(tensors | {"logit_scale": torch.tensor(float("nan"))}, file),
         "is of another model": lambda: torch.save(tensors | {"ln_final.bias": torch.zeros(50)}, file),

@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin
@@ -88,13 +89,7 @@ def read_square(
     data: bytes, size: int, *, resize: str = "packed", with_thumb: bool = False
 ) -> tuple[Image.Image, np.ndarray]:
     """The center square, RGB and upright, with a record of the original; Unreadable when it is none."""
-    record, is_packed = np.zeros((), RECORD), resize == "packed"
-
-    def smallest(width: int, height: int) -> tuple[int, int]:
-        # Others decode JPEGs at full size; from twice the size of the result on, there is hardly a difference.
-        across, down = resized_whole(width, height, size, resize)
-        return (size, size) if is_packed else (2 * across, 2 * down)
-
+    record, smallest = np.zeros((), RECORD), partial(resized_whole, size=size, resize=resize, factor=2)
     with open_image(data, smallest) as (image, (width, height), extent):
         turned = orientation(image)
         is_lying = turned in (5, 6, 7, 8) and image.format != "TIFF"  # whose size Pillow gives upright
@@ -113,8 +108,14 @@ def read_square(
         return square, record
 
 
-def resized_whole(width: float, height: float, size: int, resize: str) -> tuple[int, int]:
-    """Width and height of all of an image before the middle is cropped."""
+def resized_whole(width: float, height: float, size: int, resize: str, factor: int = 1) -> tuple[int, int]:
+    """Width and height of all of an image before the middle is cropped, or a JPEG is decoded to at least.
+
+    Others decode at full size; from twice the size of the result on there is hardly a difference.
+    """
+    if resize == "packed":
+        return size, size
+    size *= factor
     if resize.startswith("squash"):
         return size, size
     return (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
@@ -131,9 +132,8 @@ def square_by(
     across, down = resized_whole(width, height, size, resize)
     rounded, turned = resize.startswith("crop-rounded"), orientation(image)
     left, top = (round((long - size) / 2) if rounded else (long - size) // 2 for long in (across, down))
-    left = (
-        across - size - left if turned in (2, 3, 7, 8) else left
-    )  # in the image as it is before it is upright
+    # Of the image as it is before it is upright.
+    left = across - size - left if turned in (2, 3, 7, 8) else left
     top = down - size - top if turned in (3, 4, 6, 7) else top
     x, y = width / across, height / down
     by = Image.Resampling.BILINEAR if resize.endswith("-bilinear") else Image.Resampling.BICUBIC

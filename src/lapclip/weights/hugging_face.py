@@ -37,6 +37,7 @@ TEXT = {
     "num_attention_heads": 8, "max_position_embeddings": 77, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
     "eos_token_id": 49407,
 }  # fmt: skip
+NORM_EPS = (1e-5, 1e-6, 1e-12)
 SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
 DEFAULTS = {
     "clip": {"text": TEXT, "vision": VISION},
@@ -52,13 +53,10 @@ def load_hugging_face_folder(folder: Path) -> Pretrained:
     """A model as transformers saves it."""
     config = read_json(folder / DESCRIPTION)
     kind = config.get("model_type")
-    if kind == "siglip2":
-        raise refused(
-            folder, "it is a SigLIP 2 model for images of any resolution (NaFlex), not of one resolution"
-        )
     if kind not in DEFAULTS:
-        what = f"a `{shortened(str(kind))}` model, and only `clip` and `siglip` can be loaded"
-        raise refused(folder, f"it is {what}")
+        more = ", with images of any resolution (NaFlex)" if kind == "siglip2" else ""
+        only = "only `clip` and `siglip` can be loaded"
+        raise refused(folder, f"it is a `{shortened(str(kind))}` model{more}, and {only}")
     file = require_files(folder)
     text, vision = (section(config, name, DEFAULTS[kind][name]) for name in ("text", "vision"))
     is_siglip = kind == "siglip"
@@ -91,16 +89,12 @@ def load_hugging_face_folder(folder: Path) -> Pretrained:
 
 def require_files(folder: Path) -> str:
     """The name of the file of weights; UserError if that or the tokenizer is missing."""
-    has_pickled = (folder / PICKLED).exists() and not (folder / WEIGHTS).exists()
-    for name, is_there in (
-        (WEIGHTS, has_pickled or (folder / WEIGHTS).exists()),
-        (TOKENIZER, has_tokenizer(folder)),
-    ):
-        if not is_there:
-            what = "model" if name == WEIGHTS else "tokenizer"
-            hint = f"download the whole folder, or write that file with transformers: `{what}.save_pretrained(folder)`"
-            raise UserError(f"`{folder}` has no `{name}`", hint=hint)
-    return PICKLED if has_pickled else WEIGHTS
+    file = next((name for name in (WEIGHTS, PICKLED) if (folder / name).exists()), None)
+    if file is None or not has_tokenizer(folder):
+        name, what = (TOKENIZER, "tokenizer") if file else (WEIGHTS, "model")
+        hint = f"download the whole folder, or write that file with transformers: `{what}.save_pretrained(folder)`"
+        raise UserError(f"`{folder}` has no `{name}`", hint=hint)
+    return file
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -126,7 +120,7 @@ def check_parts(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> N
     for tower, its in (("image", vision), ("text", text)):
         expected: dict[str, tuple] = {
             "num_channels": (3,),
-            "layer_norm_eps": (vision["layer_norm_eps"],),  # one for both
+            "layer_norm_eps": (vision["layer_norm_eps"],) if tower == "text" else NORM_EPS,  # one for both
             "hidden_act": (vision["hidden_act"],) if tower == "text" else tuple(ACTIVATION),
             "projection_size": (vision["hidden_size"],) if tower == "text" else (None,),  # of SigLIP
         }
@@ -134,8 +128,6 @@ def check_parts(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> N
             if its.get(name, values[0]) not in values:
                 found = f"{shortened(repr(its[name]), 40)}, not {' or '.join(map(repr, values))}"
                 raise refused(folder, f"`{name}` of the {tower} tower is {found}")
-    if type(vision["layer_norm_eps"]) is not float or not 0 < vision["layer_norm_eps"] < 1:
-        raise refused(folder, f"`layer_norm_eps` is {shortened(repr(vision['layer_norm_eps']), 40)}")
 
 
 def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any) -> Tokenizer:
@@ -176,8 +168,7 @@ def their_transform(folder: Path, size: Size) -> tuple[np.ndarray, str]:
         factor = float(about.get("rescale_factor") or 1 / 255) if about.get("do_rescale", True) else 1.0
         used = about.get("image_mean") or mean, about.get("image_std") or std
         used = used if about.get("do_normalize", True) else ([0] * 3, [1] * 3)
-        resize = their_resize(folder, about, size)
-        return checked_pixels(folder, np.array(used, dtype=float) / factor), resize
+        return checked_pixels(folder, np.array(used, dtype=float) / factor), their_resize(folder, about, size)
     except (AttributeError, TypeError, ValueError, ArithmeticError):
         raise refused(folder, NOT_NORMALISED) from None
 

@@ -55,7 +55,7 @@ class Layout:
         return (ours[0] // num_parts, *ours[1:])
 
     def to_ours(self, name: str, parts: list[Tensor], shape: Shape) -> Tensor:
-        joined = torch.cat([torch.atleast_1d(part) for part in parts])
+        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         return (joined.T if name in self.transposed else joined).reshape(shape)
 
     def to_theirs(self, tensors: Mapping[str, Tensor], size: Size) -> dict[str, Tensor]:

@@ -109,8 +109,8 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
 
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The folder's tokenizer, if it can encode any text and does not make texts enormous."""
-    if not (folder / TOKENIZER).exists() and (vocabulary := read_vocabulary(folder)):
-        return vocabulary
+    if not (folder / TOKENIZER).exists() and all((folder / name).exists() for name in VOCABULARY):
+        return read_vocabulary(folder)
     tokenizer = load_tokenizer(folder / TOKENIZER)
     normalizer = tokenizer.pipeline.normalizer
     if normalizer is not None and growth(json.loads(normalizer.__getstate__())) > MAX_GROWTH:
@@ -125,21 +125,16 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def read_vocabulary(folder: Path) -> Tokenizer | None:
-    """OpenAI's tokenizer from `vocab.json` and `merges.txt`, as older folders have it; None where these are not."""
+def read_vocabulary(folder: Path) -> Tokenizer:
+    """OpenAI's tokenizer from `vocab.json` and `merges.txt`, as older folders have it."""
     vocab, merges = (folder / name for name in VOCABULARY)
-    if not vocab.exists() or not merges.exists():
-        return None
     try:
         lines = files.read_bounded(merges, MAX_BYTES).decode("utf-8").split("\n")
         pairs = [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#version")]
-        return openai_tokenizer(files.read_json(vocab), pairs)  # type: ignore[arg-type]  # it checks both
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # as of `load_tokenizer`
-        raise refused(
-            folder, f"`{vocab.name}` and `{merges.name}` are no vocabulary: {shortened(str(error))}"
-        ) from None
+        return openai_tokenizer(files.read_json(vocab), pairs)  # type: ignore[arg-type]  # which it checks
+    except Exception as error:  # as of `load_tokenizer`
+        why = f"`{vocab.name}` and `{merges.name}` are no vocabulary: {shortened(str(error))}"
+        raise refused(folder, why) from None
 
 
 def growth(normalizer: dict[str, Any]) -> int:
@@ -163,7 +158,6 @@ def read_run(folder: Path, size: Size) -> Tokenizer:
 
 
 def read_model(folder: Path, size: Size, vocab_size: int, has_bias: bool) -> CLIP:
-    """A model of ours with its weights in fp32."""
     with opened_weights(folder) as opened:  # once: a running training removes old checkpoints
         return model_from(folder, opened, size, vocab_size, has_bias)
 
@@ -171,6 +165,7 @@ def read_model(folder: Path, size: Size, vocab_size: int, has_bias: bool) -> CLI
 def model_from(
     folder: Path, opened: Opened, size: Size, vocab_size: int, has_bias: bool, layout: Layout = OURS
 ) -> CLIP:
+    """The model with its weights in fp32."""
     check_stored(folder, opened, size, vocab_size, has_bias)
     with torch.random.fork_rng(devices=[]):
         model = CLIP(size, vocab_size=vocab_size, has_bias=has_bias)
@@ -183,9 +178,8 @@ def check_stored(folder: Path, opened: Opened, size: Size, vocab_size: int, has_
     num_stored = sum(map(math.prod, opened.shapes.values()))
     expected = count_parameters(size, vocab_size=vocab_size, has_bias=has_bias)
     if expected > num_stored:
-        raise refused(
-            folder, f"it describes {expected:,} parameters, and `{opened.name}` holds {num_stored:,}"
-        )
+        what = f"it describes {expected:,} parameters, and `{opened.name}` holds {num_stored:,}"
+        raise refused(folder, what)
     refuse_too_large(folder, 4 * expected)
 
 
@@ -205,10 +199,10 @@ def read_weights(folder: Path, opened: Opened, model: CLIP, layout: Layout = OUR
         for part in parts
     }
     # Dimensions of one, as in [1] for a number, are written by some and not by others.
-    same = {
-        name for name in expected if without_ones(opened.shapes.get(name)) == without_ones(expected[name])
+    shapes = {
+        name: expected[name] if plain(shape) == plain(expected.get(name, (0,))) else shape
+        for name, shape in opened.shapes.items()
     }
-    shapes = {name: expected[name] if name in same else shape for name, shape in opened.shapes.items()}
     if difference := shape_difference(shapes, expected):
         raise refused(folder, f"`{opened.name}` is of another model: {difference}")
     with torch.no_grad():
@@ -220,8 +214,8 @@ def read_weights(folder: Path, opened: Opened, model: CLIP, layout: Layout = OUR
         raise refused(folder, f"`{opened.name}` holds values that are not finite")
 
 
-def without_ones(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    return None if shape is None else tuple(number for number in shape if number != 1)
+def plain(shape: tuple[int, ...]) -> list[int]:
+    return [number for number in shape if number != 1]
 
 
 @contextmanager
@@ -252,34 +246,27 @@ def opened_pickle(folder: Path, file: Path) -> Opened:
     try:
         parts = zipfile.ZipFile(file).infolist() if is_zip else []
         if any(Path(part.filename).name == "constants.pkl" for part in parts):
-            raise refused(
-                folder, f"`{file.name}` is a TorchScript program, which is not executed", SCRIPT_HINT
-            )
+            raise refused(folder, f"`{file.name}` is a TorchScript program: it is not run", SCRIPT_HINT)
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
             raise refused(folder, f"`{file.name}` is compressed, as torch never writes it")
         refuse_too_large(folder, sum(part.file_size for part in parts))
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     except UserError:
         raise
-    except (
-        Exception
-    ) as error:  # of a broken or hostile file: RuntimeError, EOFError, KeyError, UnpicklingError, ...
+    except Exception as error:  # a broken or hostile file can raise nearly anything
         why = str(error).strip().partition("\n")[0]
         hint = "download it again, or if you trust it, convert it to safetensors where it was made"
         raise UserError(f"cannot read `{file}`: {shortened(why)}", hint=hint) from None
     content = content.get("state_dict", content) if isinstance(content, dict) else None  # of a training state
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise refused(folder, f"`{file.name}` holds no weights by name")
-    tensors = {
-        name.removeprefix("module."): tensor for name, tensor in content.items()
-    }  # of several processes
+    # Training in several processes adds this prefix.
+    tensors = {name.removeprefix("module."): tensor for name, tensor in content.items()}
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(IGNORED)}
     for name, tensor in kept.items():
-        is_plain = (
-            isinstance(tensor, Tensor) and tensor.layout == torch.strided and tensor.device.type == "cpu"
-        )
-        if not is_plain or tensor.dtype not in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-            what = str(tensor.dtype) if isinstance(tensor, Tensor) else f"a `{type(tensor).__name__}`"
+        is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
+        if not is_plain or not tensor.is_floating_point():
+            what = getattr(tensor, "dtype", f"a `{type(tensor).__name__}`")
             raise refused(folder, f"`{shortened(name)}` holds {what}, not floats")
     shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
     return Opened(file.name, kept.__getitem__, shapes, tensors.keys() - kept.keys())
