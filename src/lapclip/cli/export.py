@@ -24,6 +24,11 @@ def export(
         to: `hf` for transformers (CLIPModel or SiglipModel), `openclip` for OpenCLIP
         output: the folder to write; it must not exist yet
     """
+    from lapclip.runs.run import find_run
+    from lapclip.search.index import path_of_model
+
+    if path_of_model(run) is None:
+        find_run(run)  # raises the error, before torch is imported
     with working("starting"):
         from lapclip.embedder import load
         from lapclip.export.folders import FORMATS
@@ -36,9 +41,6 @@ def export(
         print_json({"path": str(done.path), "bytes": done.num_bytes, **done.measured, "notes": done.notes})
     for note in done.notes:
         say(note)
-    parity = done.measured["parity"]
-    say(
-        f"`{done.path}`, {size(done.num_bytes)}, for {FORMATS[to]}; opened again, the cosine with the original is "
-        f"{parity['min_cosine']:.6f} or more"
-    )
+    lowest = f"the lowest cosine with the original is {done.measured['parity']['min_cosine']:.6f}"
+    say(f"`{done.path}`, {size(done.num_bytes)}, for {FORMATS[to]}; opened again, {lowest}")
     return 0

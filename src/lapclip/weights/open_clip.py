@@ -70,8 +70,9 @@ def load_file(file: Path) -> Pretrained:
 
 def described(file: Path, opened: Opened, about: dict[str, Any] | None) -> tuple[Size, int, np.ndarray]:
     """The size and the vocabulary's, by the shapes of the tensors, and how pixels are normalised, by the config."""
-    folder, shapes, config = file.parent, opened.shapes, (about or {}).get("model_cfg") or {}
+    folder, shapes = file.parent, opened.shapes
     try:
+        config = {} if about is None else about["model_cfg"]
         vision, text = (config.get(key) or {} for key in ("vision_cfg", "text_cfg"))
         refuse_others(folder, image=vision, text=text)
         width, _, _, patch = shapes["visual.conv1.weight"]
@@ -85,13 +86,11 @@ def described(file: Path, opened: Opened, about: dict[str, Any] | None) -> tuple
         shown = (about or {}).get("preprocess_cfg") or {}
         used = shown.get("mean") or PIXEL_MEAN, shown.get("std") or PIXEL_STD
         pixels = checked_pixels(folder, 255 * np.array(used, dtype=float))
-        resize = (
-            RESIZES[shown.get("resize_mode") or "shortest"] + FILTERS[shown.get("interpolation") or "bicubic"]
-        )
+        mode, by = shown.get("resize_mode") or "shortest", shown.get("interpolation") or "bicubic"
         is_quick = is_openai(file, opened) if about is None else config.get("quick_gelu") is True
         size = Size(
             image, words, side, patch, length, shapes["text_projection"][1], "quick_gelu" if is_quick else "gelu",
-            "visual.ln_pre.weight" in shapes, patch_bias=False, projection_bias=False, resize=resize,
+            "visual.ln_pre.weight" in shapes, False, False, resize=RESIZES[mode] + FILTERS[by],
         )  # fmt: skip
         return size, shapes["token_embedding.weight"][0], pixels
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ArithmeticError):
@@ -130,9 +129,7 @@ def find_tokenizer(folder: Path) -> Tokenizer:
     places = [folder, *(Path(spec.origin).parent for spec in packages if spec and spec.origin)]
     place = next((place for place in places if (place / VOCABULARY).is_file()), None)
     if place is None:
-        hint = (
-            f"copy `{TOKENIZER}` of any CLIP with OpenAI's vocabulary there, or `pip install open_clip_torch`"
-        )
+        hint = f"copy `{TOKENIZER}` of any CLIP of OpenAI's there, or `pip install open_clip_torch`"
         raise UserError(f"`{folder}` has no `{TOKENIZER}`", hint=hint)
     try:
         with open_regular(place / VOCABULARY) as file, gzip.open(file) as text:
@@ -140,7 +137,6 @@ def find_tokenizer(folder: Path) -> Tokenizer:
         merges = [(first, second) for first, second in map(str.split, lines[1 : NUM_MERGES + 1])]
         letters = sorted(ByteLevel.alphabet())
         tokens = [*letters, *(f"{letter}</w>" for letter in letters), *map("".join, merges)]
-        tokens += ["<|startoftext|>", "<|endoftext|>"]
         return openai_tokenizer({token: number for number, token in enumerate(tokens)}, merges)
-    except (OSError, EOFError, ValueError) as error:
+    except Exception as error:  # as of `load_tokenizer`
         raise reading.not_readable(place / VOCABULARY, str(error)) from None
