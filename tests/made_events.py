@@ -7,6 +7,7 @@ from lapclip.runs.events import (
     PARTS,
     Continued,
     Evaluated,
+    Event,
     Failed,
     Finished,
     Inspected,
@@ -83,3 +84,19 @@ ONE_OF_EACH = [
     finished(1),
     Failed("no memory", "close programs"),
 ]
+
+
+def memorised(*, accuracy: float = 1.0, interval: tuple[float, float] = (0.0, 0.5)) -> list[Event]:
+    """A finished run that knows its training pairs by heart and finds no others, among 6 validation images."""
+    way = WAY | {f"chance@{k}": min(1.0, k / 6) for k in (1, 5, 10)} | {"recall@1": 1 / 6}
+    found = RECALL | {
+        "num_images": 6,
+        "text_to_image": way | {"interval@1": [*interval], "interval@10": [0.6, 1.0]},
+    }
+    losses = [(25, 2.4), (50, 3.1), (75, 3.8), (100, 3.8)]
+    return [
+        started(),
+        *(step(n, loss=4.0 / n, accuracy=accuracy) for n in range(1, 101)),
+        *(Evaluated(n, found, True, 0.1, loss=loss) for n, loss in losses),
+        Finished("budget", 100, 10.0, 100.0, 800, 8.0, 10**9, 10**6, found, 100, "checkpoints/best"),
+    ]

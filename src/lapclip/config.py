@@ -22,6 +22,7 @@ SizeName = Literal[
     "nano", "tiny", "small", "base", "medium", "large", "huge", "vit-b-32", "vit-b-16", "vit-l-14"
 ]  # fmt: skip
 TokenizerName = Literal["bpe", "characters"]
+TuneName = Literal["heads", "full"]
 LossName = Literal["softmax", "sigmoid"]
 DeviceName = Literal["auto", "cpu", "mps", "cuda"]
 PrecisionName = Literal["fp32", "bf16", "fp16"]
@@ -72,6 +73,10 @@ class ModelConfig:
     patch_size: int | None = opt(None, "patch size in pixels per side", 1, 256)
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
     recompute: bool = opt(False, "recompute activations: less memory, a third more time")
+    base: str | None = opt(None, "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`")
+    image_tower: str | None = opt(None, "pretrained image encoder, frozen: `efficientnet-lite0`, `timm:NAME`")
+    text_tower: str | None = opt(None, "pretrained text encoder, frozen: `minilm`, a folder of transformers")
+    shape: str | None = opt(None, "shape of the pretrained model, as JSON; written by training")
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,9 @@ class TrainConfig:
     steps: int | None = opt(None, "budget: optimizer updates", 1, 10**9)
     batch_size: int | None = opt(None, "pairs contrasted with one another in one step", 2, 2**20)
     chunk: int | None = opt(None, "pairs in memory at once; does not affect the gradients", 1, 2**20)
+    tune: TuneName | None = opt(
+        None, "what of a pretrained model is trained: `heads` on cached features, or all"
+    )
     loss: LossName | None = opt(None, "loss function: softmax as in CLIP, or sigmoid as in SigLIP")
     lr: float | None = opt(None, "peak learning rate", 1e-12, 1000.0)
     warmup: float = opt(0.1, "share of the run with linear learning rate warm-up", 0.0, 0.9)
@@ -165,7 +173,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return "--from" if self.name == "base" else "--" + self.name.replace("_", "-")
 
     @property
     def help(self) -> str:

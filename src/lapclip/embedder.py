@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property, wraps
 from itertools import islice
 from pathlib import Path
@@ -29,7 +30,7 @@ from lapclip.model.clip import CLIP, shape_of
 from lapclip.runs.run import RUNS, Run, is_run, open_run
 from lapclip.step.loss import NEEDS_BIAS
 from lapclip.weights import folder as own
-from lapclip.weights import hugging_face, open_clip, reading
+from lapclip.weights import hub, hugging_face, open_clip, reading
 from lapclip.weights.checkpoint import MODEL, best
 from lapclip.weights.reading import Pretrained
 
@@ -263,23 +264,23 @@ def mean_of_prompts(row_PE: Rows, num_labels: int) -> Rows:
 
 
 @contextmanager
-def progress_bar(total: int, *, always: bool) -> Iterator[Callable[[int], None]]:
+def progress_bar(total: int, *, always: bool, what: str = "embedding") -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr: on a terminal or in a notebook; elsewhere only its end is printed, with `always`."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     console = Console(stderr=True)
     moves = console.is_terminal or console.is_jupyter
-    columns = ("embedding", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=moves, disable=not (moves or always)) as bar:
         task = bar.add_task("", total=total)
         yield lambda done: bar.update(task, completed=done)
 
 
 def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
-    """The best model of a run, by its name or path; or a checkpoint, a model folder; or a CLIP of other programs.
+    """The best model of a run, by its name or path; or a checkpoint, a model folder, a CLIP of Hugging Face's hub.
 
-    These are folders of Hugging Face (CLIP, SigLIP) and of OpenCLIP, and files of weights as OpenAI names them.
+    Also a folder of another program (CLIP and SigLIP of transformers, OpenCLIP), or a file of weights as OpenAI's.
     """
     place = device_named(device)
     try:
@@ -307,6 +308,13 @@ def find_model(path: Path) -> Pretrained:
         return load_checkpoint(Run(run_above), path, f"{run_above.name} {path.absolute().name}")
     if others is not None:
         return open_clip.load_file(others)
+    if hub.must_fetch(reference := str(path)):
+        work = hub.fetch(reference)
+        with progress_bar(next(work).total, always=False, what=f"downloading {reference} (MB)") as show:
+            for now in work:
+                show(now.done)
+    if folder := hub.local(reference):
+        return replace(find_model(folder), name=reference)
     raise nothing_there(path)
 
 

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 
 # Controls a terminal, changes the direction of text, or is not a character; tabs and line breaks are kept.
 UNPRINTABLE = re.compile(
@@ -46,10 +47,19 @@ def typed(word: object) -> str:
     return shlex.quote(str(word))
 
 
-def suggest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """` Did you mean ...?` for a word that nearly is a known one, else nothing."""
+def suggest(word: str, known: Iterable[str], cutoff: float = 0.6, within: str = "") -> str:
+    """` Did you mean ...?` for a word that nearly is a known one, else nothing; `within` is the folder of names."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    return f"; did you mean `{os.path.join(within, near[0])}`?" if near else ""
+
+
+def suggest_path(path: str, *others: str, is_folder: bool = False) -> str:
+    """The same for a path, of what lies in the same folder; only names are compared, as all share that folder."""
+    folder, name = os.path.split(os.path.expanduser(path).rstrip(os.sep))
+    with suppress(OSError), os.scandir(folder or ".") as entries:
+        names = sorted(entry.name for entry in entries if not is_folder or entry.is_dir())
+        return suggest(name, [*others, *names[:10_000]], 0.7, folder)
+    return ""
 
 
 def printable(text: str) -> str:

@@ -91,7 +91,7 @@ def test_folders_of_classes_are_named_without_training(call):
     assert pools["pool"] == {"size": 5, "num_pools": 2} and pools["num_images"] == 10
     assert pools["protocol"] == "published" and pools["text_to_image"]["chance@1"] == pytest.approx(1 / 5)
     assert [Path(name).name for name in pools["unreadable"]] == ["0.png"]
-    assert "cannot be read" in call("eval", "mine", "animals").stdout
+    assert "omitted: 1 image that cannot be read" in call("eval", "mine", "animals").stdout
 
 
 def test_captions_of_unknown_words_are_given_as_the_cause(call):

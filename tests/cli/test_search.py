@@ -183,6 +183,11 @@ def test_words_that_no_training_caption_has_are_named(search, made):
         assert "note" not in search("RED cat STRASSE").stderr
         near = search("strasssen", "asdkjhasd").stderr
         assert "contains `strasssen`, `asdkjhasd`; did you mean `strasse`?" in near
+        (folder / "words.txt").write_text("bird\ncat\nhand\nred\nslate\nsunset")
+        for typo, meant in (("brid", "bird"), ("cta", "cat"), ("sunste", "sunset")):
+            assert f"`{typo}`; did you mean `{meant}`?" in search("red", typo).stderr
+        for word in ("hund", "steal", "brood", "tac"):
+            assert "did you mean" not in search(word).stderr
         (folder / "words.txt").unlink()
         os.mkfifo(folder / "words.txt")
         assert json.loads(search("asdkjhasd", "--json").stdout)["unknown_words"] is None
@@ -239,6 +244,16 @@ def test_the_best_result_is_opened_by_the_systems_viewer(search, tmp_path, monke
         (["cat", "--min-score", "nan"], 1, "`--min-score` is nan"),
         (["cat", "--sheet", "found.jpg"], 1, "does not end in `.png`"),
         (["cat", "--after", "2024-13"], 1, "`2024-13` is not a date"),
+        (
+            ["cat", "--after", "2024-05", "--before", "2023"],
+            1,
+            "`--before 2023` is not later than `--after 2024-05`",
+        ),
+        (
+            ["cat", "--after", "2024", "--before", "2024"],
+            1,
+            "`--before 2024` is not later than `--after 2024`",
+        ),
         (["cat", "--min-size", "0"], 1, "`--min-size` is 0"),
         (["cat", "--paths", "--json"], 1, "cannot be combined"),
         (["cat", "--duplicates"], 1, "does not take a query"),
@@ -287,7 +302,7 @@ def test_a_filter_that_no_image_matches_is_named(search):
 def test_a_folder_without_images_is_said_once_and_never_missed(made, call, monkeypatch, tmp_path):
     monkeypatch.setenv("LAPCLIP_CACHE", str(shutil.copytree(made.cache, tmp_path / "cache")))
     (tmp_path / "empty").mkdir()
-    assert "holds no images" in call("index", "empty", "--model", made.model).stderr
+    assert "there is no image in" in call("index", "empty", "--model", made.model).stderr
     assert "empty" not in call("search", "cat").stderr
 
 

@@ -112,6 +112,12 @@ def test_show_draws_a_sheet(tmp_path, call):
     with Image.open("my.png") as sheet:
         assert sheet.width > 300
     assert call("data", "show", "synthetic:50", *NANO).returncode == 0 and Path("lapclip-sheet.png").exists()
+    refused = call("data", "show", "nowhere", *NANO, "--out", "my.png")
+    assert refused.returncode == 1 and "replaced" not in refused.stderr, "nothing is"
+    assert (
+        "`my.png` exists and will be replaced"
+        in call("data", "show", str(folder), *NANO, "--out", "my.png").stderr
+    )
     refused = call("data", "show", str(folder), *NANO, "--out", "no/where/my.png")
     assert refused.returncode == 1 and "cannot write" in refused.stderr
 
@@ -173,7 +179,7 @@ def test_a_hostile_folder_is_counted_and_named_and_stops_a_run_before_it_begins(
     assert done.returncode == 1 and "5 of 25 images cannot be used" in done.stderr
     assert "--max-unreadable 0.21" in done.stderr and not Path("runs").exists()
     done = call("train", str(folder), *NANO, "--image-size", "16", "--steps", "2", "--max-unreadable", "0.21")
-    assert done.returncode == 0 and "5 of 25 images are omitted" in done.stderr
+    assert done.returncode == 0 and "5 of 25 images omitted" in done.stderr
 
 
 def test_missing_images_are_said_and_too_many_stop_a_run(tmp_path, call):

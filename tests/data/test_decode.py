@@ -101,6 +101,7 @@ JPEG = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")
         (JPEG[: len(JPEG) // 2], "truncated"),
         (b"these are just words\n" * 20, "is text"),
         (bytes(range(256)) * 4, "known format"),
+        (b"\x89PNG\r\n\x1a\n" + b" 123 junk " * 20, "is a damaged PNG"),
         (png_of_size(100_000, 100_000), "10,000 million pixels"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "is text"),
         (encoded(Image.new("F", (8, 8)), "TIFF"), "floating-point"),

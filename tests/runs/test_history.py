@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from made_events import ONE_OF_EACH, evaluated, started, step
+from made_events import ONE_OF_EACH, RECALL, WAY, evaluated, memorised, started, step
 
 from lapclip.runs.events import Continued, Paused, Step, Warned
 from lapclip.runs.history import (
@@ -16,6 +16,7 @@ from lapclip.runs.history import (
     History,
     Thinned,
     is_as_good,
+    is_chance,
 )
 
 
@@ -125,3 +126,16 @@ def test_a_stroke_of_luck_among_few_images_is_no_reason_to_keep_an_early_model()
     assert is_as_good(found(0.22, 18), 0.3), "with 18 images eight points are chance"
     assert not is_as_good(found(0.22, 512), 0.3), "with 512 they are not"
     assert is_as_good(found(1.0, 18), 1.0) and not is_as_good(found(0.99, 18), 1.0)
+
+
+def test_recall_at_chance_shows_over_fitting_also_over_few_images():
+    assert History().extend(memorised()).over_fits
+    assert not History().extend(memorised(accuracy=0.5)).over_fits, "it may not have learned enough yet"
+    assert not History().extend(memorised(interval=[0.5, 1.0])).over_fits, "recall is above chance"
+
+
+def test_recall_is_at_chance_only_where_that_was_measured_at_every_rank():
+    at_chance = WAY | {"interval@1": [0.0, 0.1], "interval@10": [0.05, 0.2]}
+    assert is_chance(RECALL | {"text_to_image": at_chance})
+    assert not is_chance(RECALL | {"text_to_image": at_chance | {"interval@10": [0.5, 0.7]}})
+    assert not is_chance(RECALL) and not is_chance(None), "not measured"

@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import made_events
@@ -245,7 +246,8 @@ def test_the_list_says_it_to_people_and_to_programs(call):
     made("dogs", begun())
     shown = call("runs")
     assert max(map(len, shown.stdout.splitlines())) <= 80 and shown.stderr == ""
-    for word in ("cats", "failed", "40.0%", "25.0% of ", "just now", "the data is gone", "dogs", "crashed"):
+    assert "25.0% of 100 (1.0%)" in shown.stdout
+    for word in ("cats", "failed", "40.0%", "just now", "the data is gone", "dogs", "crashed"):
         assert word in shown.stdout, word
     found = {run["name"]: run for run in json.loads(call("runs", "--json").stdout)["runs"]}
     assert found["cats"].keys() >= {"name", "state", "pid", "step", "steps", "recall@1", "seconds_left"}
@@ -253,6 +255,14 @@ def test_the_list_says_it_to_people_and_to_programs(call):
     assert (cats["state"], cats["recall@1"], cats["steps"]) == ("failed", 0.25, 100)
     assert cats["num_validation"] == RECALL["num_images"] and found["dogs"]["num_validation"] is None
     assert cats["message"] == "the data is gone" and cats["started"] == NOW
+
+
+def test_the_list_has_one_line_for_each_run_in_80_columns(call, held):
+    made("flickr8k-tiny-1", begun(), seen(40, 0.449), replace(done("budget", 12_345), time=NOW - 1200))
+    held(made("photos-small-12", begun(), seen(30, 0.449), replace(step(40), time=NOW + 1000)))
+    lines = call("runs").stdout.splitlines()
+    assert len(lines) == 3 and max(map(len, lines)) <= 80
+    assert "20 minutes ago" in lines[2] and "9.0 s left" in lines[1]
 
 
 @pytest.mark.parametrize(

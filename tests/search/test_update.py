@@ -185,6 +185,19 @@ def test_a_folder_of_which_nothing_can_be_read_is_an_error(here, index, call, mo
     assert "pip install 'lapclip[heic]'\n" in call("index", "phone").stderr
 
 
+def test_an_empty_folder_that_was_named_is_an_error_and_the_others_are_indexed(here, index, call):
+    (here / "empty").mkdir()
+    done = call("index", "photos", "empty", "--json")
+    assert done.returncode == 1 and f"error: there is no image in `{here / 'empty'}`" in done.stderr
+    assert done.stderr.count("hint: ") == 1 and done.stderr.count("empty`") == 1
+    result = json.loads(done.stdout)
+    assert (result["num_indexed"], result["folders"]) == (12, [str(here / "photos")])
+    assert_is_right(here / "photos")
+    (here / "photos" / "below").mkdir()
+    assert call("index", "photos/below").returncode == 1 and call("index", "empty").returncode == 1
+    assert index()["folders"] == [str(here / "photos")] and find_index().num_images == 12
+
+
 def test_links_hidden_files_and_names_in_no_encoding(here, index):
     photos = here / "photos"
     outside = picture_folder(here / "outside", 2, first=70)
@@ -315,7 +328,9 @@ def test_indexes_are_listed_and_removed(here, index, call, trained):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere"], "`nowhere` does not exist"),
+        (["nowhere"], "`nowhere` does not exist\n"),
+        (["photso"], "`photso` does not exist; did you mean `photos`?"),
+        (["./runs/b"], "`./runs/b` does not exist\n"),
         (["photos/00.txt"], "is a file, not a folder"),
         ([], "no folder is indexed yet"),
         (["photos", "--model", "none"], "none"),

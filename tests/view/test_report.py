@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RECORD_LABELS, SMALL
+from made_events import memorised
 from PIL import Image
 
 from lapclip.config import load_config, to_toml
@@ -322,6 +323,35 @@ def test_a_clearly_risen_validation_loss_is_told_unless_recall_or_training_loss_
         run = told([started(), *steps, *losses, *warned, finished(100)], f"run-{number}")
         assert ("while the training loss fell: the run over-fits." in summary(run)) == told_so
         assert not any("twice as long" in point for point in document_of([summarize(run)]).sections[1].points)
+
+
+def test_a_rise_of_recall_beside_a_risen_validation_loss_is_no_improvement():
+    for losses, improves in (((2.0, 1.5, 1.6, 1.7), False), ((2.0, 1.8, 1.6, 1.5), True)):
+        found = [evaluated(25 * n, 0.2 * n, loss) for n, loss in enumerate(losses, 1)]
+        run = told([started(), *(step(n) for n in range(1, 101)), *found, finished(100)], f"run-{improves}")
+        text = as_markdown_of([summarize(run)])
+        assert ("still improving" in text) == ("twice as long" in text) == improves
+        assert (
+            "rose from 60.0%" in text and "but the validation loss ended above its lowest" in text
+        ) != improves
+
+
+def test_a_run_that_memorised_its_pairs_is_nowhere_advised_to_train_longer(capfd):
+    from lapclip.cli.evaluate import next_step
+    from lapclip.cli.train import show_result
+
+    run = told(memorised(), crop=1.0, epochs=10.0)
+    history, advice = summarize(run).history, "train a new run on more pairs, with random crops: `--crop 0.6`"
+    text = as_markdown_of([summarize(run)])
+    assert "not significantly better than chance" in text and "the run over-fits." in text and advice in text
+    show_result(run, history.finished, None, stopped=False)
+    printed = " ".join(capfd.readouterr().err.split())
+    assert "the run over-fits" in printed and advice in printed and "--resume" not in printed
+    said = next_step(history.recall | {"share_unknown_words": 0.0}, ["told"], run.path, has_page=False)
+    assert "chance, and the run over-fits" in said and advice in said
+    ordinary = told(memorised(interval=(0.5, 1.0)), "ordinary", epochs=10.0)
+    show_result(ordinary, history.finished, None, stopped=False)
+    assert "--resume ordinary --epochs 20" in capfd.readouterr().err
 
 
 def test_a_report_finds_no_problems_of_its_own():

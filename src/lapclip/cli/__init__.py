@@ -18,6 +18,7 @@ from lapclip.cli.data import data
 from lapclip.cli.evaluate import evaluate
 from lapclip.cli.export import export
 from lapclip.cli.index import index
+from lapclip.cli.models import models
 from lapclip.cli.report import report
 from lapclip.cli.runs import runs
 from lapclip.cli.screen import Stopped, complain
@@ -37,7 +38,7 @@ app = App(
 )
 app.command(train)
 app.command(evaluate, name="eval")
-for command in (index, search, serve, data, bench, report, runs, watch, export):
+for command in (index, search, serve, models, data, bench, report, runs, watch, export):
     app.command(command)
 
 

@@ -49,8 +49,8 @@ def bench(
         if other := next((SETTINGS[name].flag for name in flags if name not in ALWAYS), None):
             raise UserError(f"`{flag}` does not use `{other}`", hint=f"omit `{other}`")
     config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
-    out = output_file(out, ".html") if out else None
     refuse_missing(config.data.source, config.data.format)
+    out = output_file(out, ".html") if out else None
     with working("starting"):
         from lapclip.autotune.resolve import devices_for
         from lapclip.bench.show import ops_section, sizes_section, steps_section, write_page

@@ -122,7 +122,7 @@ def pack(*, json: AsJson = False, flags: dict[str, Any]) -> int:
         return 0
     for result in results:
         people.print(
-            f"{result['num_images']:,} images of {result['image_size']} x {result['image_size']} pixels, "
+            f"{plural(result['num_images'], 'image')} of {result['image_size']} x {result['image_size']} pixels, "
             f"{result['num_reused']:,} of them packed before, {result['num_unreadable']:,} unreadable: "
             f"{size(result['bytes'])}, {seconds:.1f} s",
             highlight=False,
@@ -148,8 +148,9 @@ def show(
     """
     if not 1 <= count <= 1000:
         raise UserError(f"`--count` is {count}", hint="a sheet holds 1 to 1000 images")
-    out = output_file(out, ".png")
+    out = output_file(out, ".png", is_said=False)
     _, opened = open_for(flags)
+    output_file(out)  # says that it will be replaced, now that it will
     import numpy as np
 
     from lapclip.data.decode import Unreadable

@@ -11,9 +11,11 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
+from lapclip.cli.models import fetch_missing
 from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, Config, load_config
 from lapclip.errors import UserError, printable, shortened, shortened_path, typed
+from lapclip.units import plural
 
 if TYPE_CHECKING:
     from lapclip.data.source import Source
@@ -65,16 +67,17 @@ def evaluate(
     from lapclip.data.formats.detect import refuse_missing
 
     check_numbers(num_validation, pool_size, mistakes)
+    fetch_missing(run, against)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
     config, folder = config_of(run, opens_source=source is None)
     if config is None and source is None:
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
     other_config = None if against is None else config_of(against)[0]
-    page = None if html is None else page_path(html, folder)
-    sheet = None if sheet is None else output_file(sheet, ".png")
     if source is not None:
         refuse_missing(source, flags.get("format"))
+    page = None if html is None else page_path(html, folder)
+    sheet = None if sheet is None else output_file(sheet, ".png")
     with working("starting"):
         from lapclip.embedder import TEMPLATES, label_prompts, load
         from lapclip.evaluate.full import divide
@@ -113,7 +116,7 @@ def evaluate(
         return 0
     for what, path in written.items():
         say(f"the {what}: {path}")
-    say(f"next: {next_step(result, [run] if source is None else [run, source], written)}")
+    say(f"next: {next_step(result, [run] if source is None else [run, source], folder, page is not None)}")
     return 0
 
 
@@ -130,12 +133,14 @@ def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, 
     """The settings and the folder of a run, or of the run of a checkpoint; None for other models."""
     from lapclip.files import WEIGHT_FILES
     from lapclip.runs.run import Run, open_run
+    from lapclip.weights.hub import local
 
     path = Path(name).expanduser()
     try:
         run = open_run(name)
     except UserError:
-        if not path.is_dir() and not (path.is_file() and path.name.endswith(WEIGHT_FILES)):
+        is_file = path.is_file() and path.name.endswith(WEIGHT_FILES)
+        if not path.is_dir() and not is_file and not local(name):
             raise
         above = path.absolute().parents
         if path.absolute().parent.name != "checkpoints" or not (above[1] / "config.toml").is_file():
@@ -203,8 +208,8 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
     from lapclip.view.lines import recall_table
 
     screen = Console()
-    images = "validation images" if result["held_out"] else "images"
-    screen.print(recall_table(result, images), highlight=False)
+    image = "validation image" if result["held_out"] else "image"
+    screen.print(recall_table(result, image), highlight=False)
     tell(screen, how_measured(result))
     if negatives := result.get("negatives"):
         levels = ", ".join(f"{level} {negatives[level]:.1%}" for level in ("easy", "medium", "hard"))
@@ -212,7 +217,7 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
         tell(screen, f"The correct one of {negatives['num_choices']}: {levels} ({what})")
     if unreadable := result.get("unreadable"):
         named = ", ".join(shortened_path(name, 60) for name in unreadable[:NUM_UNREADABLE])
-        tell(screen, f"{len(unreadable):,} images cannot be read and are omitted, such as {named}")
+        tell(screen, f"omitted: {plural(len(unreadable), 'image')} that cannot be read, such as {named}")
     if result.get("zero_shot"):
         screen.print()
         tell(screen, *zero_shot_words(result))
@@ -249,18 +254,22 @@ def end_of(name: str, width: int = 30) -> str:
     return shown if len(shown) <= width else "..." + shown[3 - width :]
 
 
-def next_step(result: Mapping[str, Any], arguments: Sequence[str], written: Mapping[str, str]) -> str:
-    """One thing that is worth doing now."""
-    found, classified = result["text_to_image"], result.get("zero_shot")
-    is_chance = found["interval@1"][0] <= found["chance@1"]
-    if classified:  # captions that are only class names ask few questions
-        is_chance = classified["interval@1"][0] <= classified["chance"]
+def next_step(result: dict[str, Any], arguments: Sequence[str], folder: Path | None, has_page: bool) -> str:
+    """One thing that is worth doing now; `folder` is that of the run."""
+    from lapclip.runs.history import is_chance, summarize
+    from lapclip.runs.run import Run
+
+    is_as_chance = is_chance(result)
+    if classified := result.get("zero_shot"):  # captions that are only class names ask few questions
+        is_as_chance = classified["interval@1"][0] <= classified["chance"]
     unknown = result["share_unknown_words"]
-    if is_chance and unknown is not None and unknown > MANY_UNKNOWN:
+    if is_as_chance and unknown is not None and unknown > MANY_UNKNOWN:
         return f"{unknown:.0%} of the words of these captions are in no training caption: train on captions like these"
-    if is_chance:
+    if is_as_chance and folder and (summary := summarize(Run(folder))).history.over_fits:
+        return f"this is not significantly better than chance, and the run over-fits: {summary.more_variety}"
+    if is_as_chance:
         return "this is not significantly better than chance: evaluate on more images, or train longer"
-    if "page" in written:
+    if has_page:
         return "open the page in a browser"
     return f"see its mistakes with their images: `lapclip eval {shlex.join(arguments)} --html`"
 

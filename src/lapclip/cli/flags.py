@@ -49,7 +49,8 @@ def flag_of(setting: Setting) -> inspect.Parameter:
     shown = "automatic" if default is None else str(default)
     others = [f"--{alias.replace('_', '-')}" for alias, name in ALIASES.items() if name == setting.name]
     help = Parameter(
-        name=[setting.flag, *others] if others else None,
+        name=[setting.flag, *others],
+        show=setting.name != "shape",
         help=setting.help,
         converter=whole_number if setting.type is int else None,
         show_default=False if setting.name in BUDGETS else shown,
@@ -60,8 +61,8 @@ def flag_of(setting: Setting) -> inspect.Parameter:
     return flag(setting.name, kind, default=None, annotation=Annotated[setting.type | None, help])
 
 
-def output_file(path: Path, *suffixes: str, hint: str = "") -> Path:
-    """A file to write, checked before the work whose result it is to hold; says so if it will replace one."""
+def output_file(path: Path, *suffixes: str, hint: str = "", is_said: bool = True) -> Path:
+    """A file to write, checked before the work whose result it is to hold; it is said if it will replace one."""
     from lapclip.files import refuse_foreign
 
     path = path.expanduser()
@@ -69,7 +70,7 @@ def output_file(path: Path, *suffixes: str, hint: str = "") -> Path:
         what = f"{code(path)} does not end in {' or '.join(map(code, suffixes))}"
         raise UserError(what, hint=hint or f"name it {code((path.stem or 'lapclip') + suffixes[0])}")
     refuse_foreign(path)
-    if path.exists():
+    if is_said and path.exists():
         say(f"{code(path)} exists and will be replaced")
     return path
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, Switch
+from lapclip.cli.models import fetch_missing
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, stop_requests, working
 from lapclip.errors import MissingPackage, UserError, shortened, shortened_path, suggest, typed
 from lapclip.units import age, duration, plural, size
@@ -42,7 +43,7 @@ def index(
 
     Args:
         folders: folders with images; by default all folders of the index
-        model: a run, by name or path, or a folder or file with a model
+        model: a run, by name or path, a folder or file with a model, a name of `lapclip models`, or `hf-hub:OWNER/NAME`
         fresh: embed everything again; also repairs a damaged index
         forget: remove a folder and its images from the index
         list: show every index
@@ -62,9 +63,10 @@ def index(
     from lapclip.search.index import indexes_of, list_indexes
     from lapclip.search.scan import real_folders
 
-    chosen = choose_model(model)
-    # Refuses a folder that does not exist before a model is loaded for it.
+    # Refuses a folder that does not exist before a model is downloaded or loaded for it.
     real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
+    fetch_missing(model)
+    chosen = choose_model(model)
     with working("starting"):
         from lapclip.embedder import load
         from lapclip.search.update import update
@@ -85,7 +87,10 @@ def index(
         print_json(as_record(summary, chosen))
     say_summary(summary)
     if summary.unusable:
-        what = f"no image in `{shortened(summary.unusable[0])}` can be read"
+        named = ", ".join(f"`{shortened(folder)}`" for folder in summary.unusable)
+        if not any(summary.unusable.values()):
+            raise UserError(f"there is no image in {named}", hint="name a folder with images")
+        what = f"no image in {named} can be read"
         other = UserError(what, hint="convert its images to JPEG or PNG")
         raise MissingPackage(what, summary.extra) if summary.extra else other
     return 0
@@ -106,7 +111,7 @@ def choose_model(model: str | None) -> ChosenModel:
         return ChosenModel(str(last.path / MODEL), last.model, last.name, why)
     if model is not None:
         path = path_of_model(model) or str(find_run(model).path)  # which raises the error
-        return ChosenModel(path, path, os.path.basename(path))
+        return ChosenModel(path, path, os.path.basename(path) if os.path.isdir(model) else model)
     for run in all_runs():
         if any(run.checkpoints.glob("step-*")):
             path = os.path.realpath(run.path)
@@ -144,13 +149,13 @@ def say_summary(summary: "Summary") -> None:
         say(f"  {shortened_path(path)} {shortened(why)}")
     if summary.num_unreadable:
         count = plural(summary.num_unreadable, "file")
-        say(f"{count} could not be read; lapclip tries again when they change")
+        say(f"{count} could not be read; lapclip tries again after a change")
     for folder, why in summary.unreachable.items():
         say(
             f"`{shortened(folder)}` cannot be opened: {why}; its images stay in the index "
             f"(to remove them: `{own_name()} index --forget {typed(folder)}`)"
         )
-    for folder in summary.empty:
+    for folder in [folder for folder in summary.empty if folder not in summary.unusable]:
         say(f"`{shortened(folder)}` holds no images")
     for folder in summary.unopened[:3]:
         say(f"`{shortened(folder)}` cannot be opened; its images stay in the index")

@@ -12,7 +12,7 @@ from lapclip.cli.flags import AsJson, Switch, with_settings
 from lapclip.cli.screen import complain, own_name, print_json, print_table, say, working
 from lapclip.config import BUDGETS
 from lapclip.errors import UserError, printable, suggest
-from lapclip.units import age, percent, size
+from lapclip.units import age, duration, percent, size
 
 if TYPE_CHECKING:
     from lapclip.runs.history import Summary
@@ -44,13 +44,16 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
     if not found:
         say(f"`{RUNS.absolute()}` holds no runs yet; start one: `{own_name()} train`")
         return 0
-    columns = "run, state, done: share, steps: count, recall@1: number, left: seconds, last update"
+    columns = "run, state, done: share, steps: count, recall@1 (chance): number, left / updated"
     rows: list[tuple[Any, ...]] = []
     for status in found:
         row = (status.run.name, status.state_words, status.history.progress, status.history.num_steps)
         updated = "" if status.updated is None else age(time.time() - status.updated)
-        recall = status.num_validation and f"{percent(status.recall_1)} of {status.num_validation:,}"
-        rows.append((*row, recall, status.seconds_left, updated))
+        if status.seconds_left is not None:  # it is updated all the time
+            updated = f"{duration(status.seconds_left)} left"
+        chance = percent((status.history.recall or {}).get("text_to_image", {}).get("chance@1"))
+        recall = (num := status.num_validation) and f"{percent(status.recall_1)} of {num:,} ({chance})"
+        rows.append((*row, recall, updated))
     print_table(Table("", columns_of(columns), rows))
     for status in found:
         if status.failed:

@@ -84,7 +84,6 @@ def search(
     wanted = read_filter(folder, after, before, min_size)
     limits = {"`--folder`": folder, "`--after`": after, "`--before`": before, "`--min-size`": min_size}
     filters = [flag for flag, value in limits.items() if value is not None]
-    sheet = output_file(sheet, ".png") if sheet else None
     show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
         if query or like or unlike or sheet or copy_to or open:
@@ -100,6 +99,7 @@ def search(
         return 0
     likes, unlikes = like or [], unlike or []
     terms = read_terms(query, likes, unlikes)
+    sheet = output_file(sheet, ".png") if sheet else None
     searcher = open_searcher(model, wanted.folder)
     prepare_graph(searcher)
     from lapclip.search.searcher import describe_query
@@ -128,7 +128,9 @@ def search(
     say_notes(query, results, index)
     if unknown := record["unknown_words"]:
         first, known = unknown[0], searcher.embedder.tokenizer.words or ()
-        near = suggest(first, (w for w in known if w[:1] == first[0] and abs(len(w) - len(first)) < 3), 0.8)
+        alike = [w for w in known if w[:1] == first[0] and abs(len(w) - len(first)) < 3]
+        swapped = [w for w in alike if sorted(w) == sorted(first)]  # `brid` for `bird`: only 0.75
+        near = suggest(first, swapped, 0.65) or suggest(first, alike, 0.8)
         say(f"note: no training caption contains {', '.join(f'`{shortened(w)}`' for w in unknown)}{near}")
     if open and matches:
         open_file(matches[0].entry.path)
@@ -160,6 +162,9 @@ def read_filter(folder: str | None, after: str | None, before: str | None, min_s
         raise UserError(f"`--min-size` is {min_size}", hint="use 1 to 1,000,000 pixels")
     inside = None if folder is None else os.path.realpath(os.path.expanduser(folder))
     after_ns, before_ns = (None if date is None else parse_date(date) for date in (after, before))
+    if after_ns is not None and before_ns is not None and before_ns <= after_ns:
+        what = f"`--before {before}` is not later than `--after {after}`, so no image can match"
+        raise UserError(what, hint="`--after` is the first day, `--before` the day after the last")
     return Filter(inside, after_ns, before_ns, min_size)
 
 

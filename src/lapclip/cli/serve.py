@@ -9,8 +9,10 @@ from urllib.parse import quote
 
 from cyclopts import Parameter
 
+from lapclip.cli.models import fetch_missing
 from lapclip.cli.screen import say, working
 from lapclip.errors import UserError, typed
+from lapclip.units import plural
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -59,6 +61,7 @@ def serve(
     is_own_token = token is None and not is_here
     if is_own_token:
         token = secrets.token_urlsafe(24)
+    fetch_missing(model)
     limits = Limits(rate=rate if rate is not None else None if is_here else RATE_ELSEWHERE)
     with listen(port, host) as listening:  # before the model is loaded, which takes seconds
         names = names_of(host)
@@ -77,7 +80,7 @@ def serve(
         entrance = f"{address}?token={quote(token)}" if token else address
         say(f"serving at {entrance if is_own_token else address} (Ctrl-C stops it)")
         folders = "`, `".join(index.folders) if index else ""
-        images = f"{index.num_images:,} images of `{folders}`" if index else "no images yet"
+        images = f"{plural(index.num_images, 'image')} of `{folders}`" if index else "no images yet"
         of_model = "" if index and model is None else f" --model {typed(model or embedder.name)}"
         more = f"`lapclip index ~/Pictures{of_model}` adds {'more' if index else 'some'}"
         say(f"model `{embedder.name}`, {images}; {more}")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lapclip.data.open import Data
     from lapclip.runs.events import Finished
     from lapclip.runs.run import Run
+    from lapclip.train.loop import Cached
 
 
 @with_settings(*SETTINGS)
@@ -64,7 +65,7 @@ def train(
 
             reserved = open_run(resume) if resume else Run(RUNS / (run or ""))
             held.enter_context(reserved.reserved(lock_handle))
-        folder, settings, data = (
+        folder, settings, data, cached = (
             begin(config, run, flags, requests, reserved)
             if resume is None
             else go_on(resume, flags, requests, reserved)
@@ -73,7 +74,7 @@ def train(
             hint = f"`lapclip train --resume {folder.reference}` starts it"
             complain("stopped before training started", hint)
             return 130
-        return show_training(settings, folder, data, requests, as_json=json, verbose=verbose)
+        return show_training(settings, folder, data, requests, cached, as_json=json, verbose=verbose)
 
 
 def start(
@@ -113,7 +114,7 @@ def start(
 
 def begin(
     config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
-) -> "tuple[Run, Config, Data]":
+) -> "tuple[Run, Config, Data, Cached | None]":
     from lapclip.data.formats.detect import refuse_missing
     from lapclip.runs.run import refuse_name
 
@@ -123,14 +124,30 @@ def begin(
     refuse_missing(settings.data.source, settings.data.format)
     with working("setting up"):
         from lapclip.train.prepare import open_here, preparing
+    if settings.model.base or settings.model.image_tower or settings.model.text_tower:
+        return begin_pretrained(settings, name, requests, reserved)
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
     run = follow(preparing(settings, name, data, reserved), requests, "setting up")
-    return run, run.load_config(), data
+    return run, run.load_config(), data, None
+
+
+def begin_pretrained(
+    settings: "Config", name: str | None, requests: list[int], reserved: "Run | None"
+) -> "tuple[Run, Config, Data, Cached | None]":
+    with working("loading the pretrained model"):
+        from lapclip.finetune.prepare import find_pretrained, preparing_heads
+        from lapclip.train.prepare import open_here
+
+        settings, found = find_pretrained(settings)
+    data = follow(open_here(settings), requests, OPENING, is_kept=True)
+    preparing = preparing_heads(settings, found, name, data, reserved)
+    run, cached = follow(preparing, requests, "setting up", is_kept=True)
+    return run, run.load_config(), data, cached
 
 
 def go_on(
     name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
-) -> "tuple[Run, Config, Data]":
+) -> "tuple[Run, Config, Data, Cached | None]":
     from lapclip.data.formats.detect import refuse_missing
     from lapclip.runs.run import open_run
     from lapclip.runs.status import refuse_if_finished
@@ -152,8 +169,12 @@ def go_on(
     data = follow(open_here(config), requests, OPENING, is_kept=True)
     if "source" in flags:
         refuse_if_other(run, data)
+    if config.train.tune == "heads":
+        from lapclip.finetune.prepare import reopen_features
+
+        return run, settings, data, follow(reopen_features(config, run, data), requests, "setting up")
     settings = follow(revising(run, flags, data), requests, "setting up")
-    return run, settings, data
+    return run, settings, data, None
 
 
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
@@ -175,7 +196,14 @@ def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
 
 
 def show_training(
-    config: "Config", run: "Run", data: "Data", requests: list[int], *, as_json: bool, verbose: bool
+    config: "Config",
+    run: "Run",
+    data: "Data",
+    requests: list[int],
+    cached: "Cached | None" = None,
+    *,
+    as_json: bool,
+    verbose: bool,
 ) -> int:
     """Trains and shows it, until the budget is used up or somebody asks to stop."""
     with working("starting"):
@@ -185,7 +213,7 @@ def show_training(
         from lapclip.train.loop import train as events_of
         from lapclip.view.lines import Screen
 
-    with ExitStack() as awake, closing(events_of(config, run, data)) as events:
+    with ExitStack() as awake, closing(events_of(config, run, data, cached)) as events:
         awake.enter_context(keep_awake())
         first = next(events)  # before anything is said: the run may belong to another process
         show_resolved(config, run, is_short=people.is_terminal and not verbose)
@@ -230,7 +258,7 @@ def show_resolved(config: "Config", run: "Run", *, is_short: bool = False) -> No
     if is_short:
         budget = next(name for name in BUDGETS if value_of(config, name) is not None)
         amount = value_of(config, budget)
-        model = f"{config.model.size}, {amount:g} {budget[:-1] if amount == 1 else budget}"
+        model = f"{model_name(config)}, {amount:g} {budget[:-1] if amount == 1 else budget}"
         batch, plan = str(config.train.batch_size), plan_of(config).in_words()
         rows = [("model", model, budget), ("batch", batch, "batch_size"), ("plan", plan, "device")]
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -239,6 +267,11 @@ def show_resolved(config: "Config", run: "Run", *, is_short: bool = False) -> No
     people.print(table, highlight=False, markup=False)
     if is_short:
         say(f"all {len(reasons)} automatic choices: `--verbose`, or {run.path}/machine.json")
+
+
+def model_name(config: "Config") -> str:
+    model = config.model
+    return model.base or (f"{model.image_tower} and {model.text_tower}" if model.image_tower else model.size)
 
 
 def write_page(run: "Run") -> Path | None:
@@ -253,13 +286,14 @@ def write_page(run: "Run") -> Path | None:
 
 
 def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: bool) -> None:
-    from lapclip.units import duration, size
+    from lapclip.runs.history import summarize
+    from lapclip.units import duration, plural, size
     from lapclip.view.lines import recall_table
 
     what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
     say(
-        f"{what}: {result.step:,} steps, {result.num_pairs_seen:,} pairs in {duration(result.seconds)} of training"
-        f" ({result.pairs_per_second:,.0f} pairs/s), at most {size(result.peak_memory_bytes)} of memory"
+        f"{what}: {plural(result.step, 'step')}, {result.num_pairs_seen:,} pairs in {duration(result.seconds)}"
+        f" of training ({result.pairs_per_second:,.0f} pairs/s), at most {size(result.peak_memory_bytes)} of memory"
     )
     if result.recall is not None:
         people.print(recall_table(result.recall), highlight=False)
@@ -269,13 +303,17 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
         say(f"images found for a few captions: {run.path}/learned.png")
     if page is not None:
         say(f"the report: {page}")
+    summary = summarize(run)
+    if over_fits := summary.history.over_fits:
+        say(f"the run over-fits, and training it longer does not help: {summary.more_variety}")
     say("next:")
     if result.checkpoint is not None:
         say(f"  {own_name()} eval {run.reference}")
         source = run.load_config().data.source
         if Path(source).is_dir():
             say(f"  {own_name()} index {typed(source)} --model {run.reference}")
-    say(f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}")
+    if stopped or not over_fits:
+        say(f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}")
 
 
 def more_of(run: "Run", result: "Finished") -> str:

@@ -52,7 +52,7 @@ class Advice:
     setting: str | None
     value: Any
     why: str
-    kind: Literal["", "names", "column", "prefix", "languages", "cropped"] = ""
+    kind: Literal["", "names", "column", "table", "prefix", "languages", "cropped"] = ""
 
     @property
     def sentence(self) -> str:
@@ -149,7 +149,7 @@ def warnings(facts: DataFacts) -> Iterator[str]:
     num_all = num_images + facts.num_unreadable
     if facts.num_leaks:
         leaked = plural(facts.num_leaks, "validation image")
-        yield f"{leaked} also occur in training; recall is too high until they are removed"
+        yield f"{leaked} also in training; recall is too high until this is corrected"
     if num_images < MIN_IMAGES:
         yield f"{plural(num_images, 'image')} are soon memorised; add images, or another source"
     if facts.num_validation < MIN_VALIDATION:

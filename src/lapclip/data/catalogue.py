@@ -90,6 +90,7 @@ class Catalogue:
     guessed_column: str | None = (
         None  # of a table, that captions are taken from though its name does not say so
     )
+    tables: tuple[str, ...] = ()  # of a folder with several: the one that is used, then the others
 
 
 class Gathering:

@@ -186,14 +186,18 @@ def open_image(
 
 def open_encoded(data: bytes) -> ImageFile.ImageFile:
     """As `Image.open` does, without its limit of pixels: it refuses JPEGs that are to be scaled while decoding."""
+    damaged = ""
     for name in formats(data):
         factory, accept = Image.OPEN[name]
         if accept is None or accept(data[:16]) is True:
+            damaged = damaged or name
             with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
                 return factory(io.BytesIO(data), "")
     is_heic = data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc")
     if is_heic and "HEIF" not in Image.OPEN:
         raise Unreadable("is a HEIC image, which needs `pip install 'lapclip[heic]'`", extra="heic")
+    if damaged:
+        raise Unreadable(f"is a damaged {damaged}")
     is_text = b"\0" not in data[:1024]
     raise Unreadable("is text, not an image" if is_text else "is not an image in a known format")
 

@@ -144,6 +144,10 @@ def remarks(catalogue: Catalogue, records: np.ndarray) -> Iterator[Advice]:
     if column := catalogue.guessed_column:
         what = f"the captions are in the column `{brief(column)}`: {listed([f'`{brief(c)}`' for c in captions[:3]])}"
         yield Advice(None, None, f"{what}; `--caption-column` chooses another", "column")
+    if catalogue.tables:
+        used, *unused = (f"`{brief(table)}`" for table in catalogue.tables)
+        what = f"the captions are in the table {used}, not in {listed(unused)}"
+        yield Advice(None, None, f"{what}; to use another table, pass its file", "table")
     marks = Counter(mark[0] for mark in map(LANGUAGE_MARK.match, captions) if mark)
     ordered, edge = sorted(captions), len(captions) // 40
     ends = ordered[edge], ordered[-1 - edge]  # 95% lie between, and share what these share

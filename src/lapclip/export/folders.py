@@ -44,13 +44,15 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
             raise UserError(f"`{folder}` already exists", hint="choose another folder, or remove that one")
     size, notes = embedder.model.size, list[str]()
     refuse = partial(cannot_express, embedder.name, to)
+    if size.head or size.image_encoder or size.text_encoder:
+        refuse("frozen encoders with heads")
     if to == "openclip":
         if size.siglip:
             refuse("SigLIP's attention pooling and bidirectional texts")
         if size.norm_eps != 1e-5 or size.activation == "gelu_tanh":
             refuse(f"`{size.activation}` with a norm epsilon of {size.norm_eps}")
     elif not size.siglip and not size.pre_norm:
-        refuse("an image tower without a norm before its first block")
+        refuse("an image tower without a norm before its first block", hint="`--to openclip` has")
     tensors = {name: tensor.detach().cpu().float() for name, tensor in embedder.model.state_dict().items()}
     tokenizer = embedder.tokenizer
     if size.siglip:
@@ -69,7 +71,7 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
         write_tensors(
             layout.to_theirs(tensors, size), beside / (WEIGHTS if to == "hf" else open_clip.FILES[0])
         )
-        vocab_size = embedder.model.text.embed.num_embeddings
+        vocab_size = embedder.model.vocab_size
         described = hugging_face_files if to == "hf" else open_clip_files
         about = described(size, vocab_size, tokenizer, "bias" in tensors) | tokenizer_files(size, tokenizer)
         for name, content in about.items():
@@ -85,8 +87,7 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
     return Exported(folder, num_bytes, measured, notes)
 
 
-def cannot_express(name: str, to: str, what: str) -> None:
-    hint = "`--to openclip` can" if to == "hf" else "`--to hf` can"
+def cannot_express(name: str, to: str, what: str, hint: str = "`lapclip.load(...).save(FOLDER)` has") -> None:
     raise UserError(f"{FORMATS[to]} has no place for {what}, which `{name}` has", hint=hint)
 
 

@@ -7,14 +7,15 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import msgspec
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lapclip.config import MAX_SCALE, ModelConfig
-from lapclip.errors import UserError
+from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import Shape
-from lapclip.model.towers import ImageTower, Size, TextTower
+from lapclip.model.towers import ImageTower, Projection, Size, TextTower, Transformer
 
 
 def openai(image: Shape, text: Shape, patch_size: int, embedding: int) -> Size:
@@ -41,28 +42,40 @@ SIZES = {
 class CLIP(nn.Module):
     """Images and captions as embeddings of unit length in one space."""
 
-    def __init__(self, size: Size, *, vocab_size: int, has_bias: bool = False, scale: float = 1 / 0.07):
+    def __init__(
+        self,
+        size: Size,
+        *,
+        vocab_size: int,
+        has_bias: bool = False,
+        scale: float = 1 / 0.07,
+        towers: tuple[nn.Module, nn.Module] | None = None,  # trained ones
+    ):
         super().__init__()
-        self.size = size
-        self.image, self.text = ImageTower(size), TextTower(size, vocab_size=vocab_size)
-        bias = size.projection_bias
-        self.project_image = (
-            nn.Identity() if size.siglip else nn.Linear(size.image.width, size.embedding, bias=bias)
-        )
-        self.project_text = nn.Linear(size.text.width, size.embedding, bias=bias)
+        self.size, self.vocab_size = size, vocab_size
+        self.image, self.text = towers or new_towers(size, vocab_size)
+        is_direct = size.siglip and size.head is None
+        self.project_image = nn.Identity() if is_direct else projection(size, size.image.width)
+        self.project_text = projection(size, size.text.width)
         # Of shape [1]: FSDP2 refuses scalars.
         self.log_scale = nn.Parameter(torch.tensor([math.log(scale)]))
         # For the sigmoid loss only, arXiv 2303.15343.
         self.bias = nn.Parameter(torch.tensor([-10.0])) if has_bias else None
-        self.apply(initialise)
+        for module in (self.project_image, self.project_text) if towers else (self,):
+            module.apply(initialise)
         for tower, width in ((self.image, size.image.width), (self.text, size.text.width)):
+            if towers or not isinstance(tower, ImageTower | TextTower):
+                continue
             nn.init.normal_(tower.positions, std=0.02)
             # Keeps the sum over all blocks at the size of one: the initialisation of arXiv 2103.00020.
             spread = width**-0.5 * (2 * len(tower.transformer.blocks)) ** -0.5
             for name, weight in tower.transformer.named_parameters():
                 if name.endswith(("attention.out.weight", "mlp.down.weight")):
                     nn.init.normal_(weight, std=spread)
-        for name, vector in self.image.named_parameters():
+        for module in self.modules():
+            if isinstance(module, Projection):
+                nn.init.zeros_(module.down.weight)
+        for name, vector in () if towers else self.image.named_parameters():
             if name in ("class_token", "pool.query"):
                 nn.init.normal_(vector, std=0.02)
 
@@ -73,11 +86,15 @@ class CLIP(nn.Module):
         return self.embed_images(images, keep_BK), self.embed_texts(tokens_BT, ends_B)
 
     def embed_images(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
+        """Also of features [B, D], the image tower's output computed before."""
+        features_BD = images if images.ndim == 2 else as_is(self.image)(images, keep_BK)
         # In float32: under float16 the sum of squares of a wide vector can overflow.
-        return F.normalize(self.project_image(as_is(self.image)(images, keep_BK)).float(), dim=-1)
+        return F.normalize(self.project_image(features_BD).float(), dim=-1)
 
     def embed_texts(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
-        return F.normalize(self.project_text(as_is(self.text)(tokens_BT, ends_B)).float(), dim=-1)
+        """Also of features [B, D], the text tower's output computed before."""
+        features_BD = tokens_BT if tokens_BT.is_floating_point() else as_is(self.text)(tokens_BT, ends_B)
+        return F.normalize(self.project_text(features_BD).float(), dim=-1)
 
     def scale(self) -> Tensor:
         """How much a difference of cosines counts: 1 / temperature."""
@@ -94,12 +111,26 @@ class CLIP(nn.Module):
 
     def use_recompute(self, enabled: bool) -> None:
         """Whether activations are computed again in the backward pass instead of kept: less memory, more work."""
-        self.image.transformer.recompute = self.text.transformer.recompute = enabled
+        for module in self.modules():
+            if isinstance(module, Transformer):
+                module.recompute = enabled
 
     def compile_towers(self) -> None:
         """Has torch compile both towers; they are compiled when they first run, once for each shape they meet."""
         self.image.compile(dynamic=False)
         self.text.compile(dynamic=False)
+
+
+def new_towers(size: Size, vocab_size: int) -> tuple[nn.Module, nn.Module]:
+    image = size.image_encoder.build() if size.image_encoder else ImageTower(size)
+    text = size.text_encoder.build() if size.text_encoder else TextTower(size, vocab_size=vocab_size)
+    return image, text
+
+
+def projection(size: Size, width: int) -> nn.Module:
+    if size.head is not None:
+        return Projection(width, size.embedding, size.head)
+    return nn.Linear(width, size.embedding, bias=size.projection_bias)
 
 
 def as_is(tower: nn.Module) -> Callable[..., Tensor]:
@@ -117,8 +148,14 @@ def initialise(module: nn.Module) -> None:
 
 
 def shape_of(config: ModelConfig) -> Size:
-    """The named size, with whatever the config overrides."""
-    size = SIZES[config.size]
+    """The named size or the shape of a pretrained model, with whatever the config overrides."""
+    try:
+        size = msgspec.json.decode(config.shape, type=Size) if config.shape else SIZES[config.size]
+    except msgspec.MsgspecError as error:
+        hint = "copy the whole run folder again"
+        raise UserError(
+            f"`model.shape` is not the shape of a model: {shortened(str(error))}", hint=hint
+        ) from None
     overrides = {
         name: value
         for name in ("image_size", "patch_size", "text_length")
@@ -144,6 +181,9 @@ def build_model(config: ModelConfig, *, vocab_size: int, has_bias: bool, seed: i
 
 def count_parameters(size: Size, *, vocab_size: int, has_bias: bool) -> int:
     """What `CLIP(...).num_parameters` would say, without building it."""
+    if size.head or size.image_encoder or size.text_encoder:
+        with torch.device("meta"):
+            return CLIP(size, vocab_size=vocab_size, has_bias=has_bias).num_parameters
     image, text, siglip = size.image.width, size.text.width, size.siglip
     patches = 3 * size.patch_size**2 * image + (image if size.patch_bias else 0)
     positions = (size.num_patches + (not siglip)) * image + size.text_length * text

@@ -12,10 +12,20 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lapclip.model.blocks import AttentionPool, Block, Shape
+from lapclip.model.encoders import Encoder
 
 # Mean and spread of OpenAI's training images; every CLIP since has kept them, so weights can be exchanged.
 PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
 PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class Head:
+    """The shape of what projects frozen features: a linear layer, and beside it an MLP."""
+
+    hidden: int
+    dropout: float = 0.0  # of features
+    hidden_dropout: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -33,9 +43,10 @@ class Size:
     patch_bias: bool = True
     projection_bias: bool = True
     norm_eps: float = 1e-5
-    siglip: bool = (
-        False  # SigLIP's towers: no class token but attention pooling; bidirectional texts of full length
-    )
+    siglip: bool = False  # attention pooling in place of a class token; bidirectional texts of full length
+    head: Head | None = None  # in place of the linear projections, where the towers are frozen
+    image_encoder: Encoder | None = None  # in place of the image tower
+    text_encoder: Encoder | None = None
     resize: str = "packed"  # how images become squares: one of `data.decode.RESIZES`
 
     @property
@@ -45,7 +56,7 @@ class Size:
     def described(self) -> dict[str, Any]:
         """As written in files, without later additions that have no effect: fingerprints stay as they were."""
         plain, about = Size(self.image, self.text, 0, 1, 0, 0), asdict(self)
-        later = ("norm_eps", "siglip", "resize")
+        later = ("norm_eps", "siglip", "head", "image_encoder", "text_encoder", "resize")
         about = {k: v for k, v in about.items() if k not in later or v != getattr(plain, k)}
         return about | {t: {k: v for k, v in about[t].items() if v is not None} for t in ("image", "text")}
 
@@ -140,3 +151,26 @@ class TextTower(nn.Module):
         x_BTD = self.embed(tokens_BT) + self.positions[: tokens_BT.shape[1]]
         at_B = ends_B if self.is_causal else torch.full_like(ends_B, tokens_BT.shape[1] - 1)
         return self.transformer(x_BTD, at_B, causal=self.is_causal)
+
+
+class Projection(nn.Module):
+    """A linear layer plus an MLP that starts at zero, on standardised features: training starts at the linear layer."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, width: int, embedding: int, head: Head):
+        super().__init__()
+        self.head = head
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("std", torch.ones(width))
+        self.linear = nn.Linear(width, embedding)
+        self.up = nn.Linear(width, head.hidden)
+        self.down = nn.Linear(head.hidden, embedding)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        is_trained = torch.is_grad_enabled()
+        x_BD = F.dropout((x_BD - self.mean) / self.std, self.head.dropout, is_trained)
+        return self.linear(x_BD) + self.down(
+            F.dropout(F.gelu(self.up(x_BD)), self.head.hidden_dropout, is_trained)
+        )

@@ -48,6 +48,7 @@ NUM_RECENT_INSPECTIONS = 5
 SMOOTHED = ("loss", "accuracy", "grad_norm", "pairs_per_second")
 SETUP_SECONDS = 10  # granted to a folder without a lock and without events
 OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
+MEMORISED = 0.9  # of the pairs of a batch; with recall at chance, a rise is no noise of few images
 LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
 MAX_GAP = 300  # seconds between two readings of the power that are still taken together
 
@@ -271,7 +272,9 @@ class History:
         if not before or any(warned.kind == "loss-rises-recall-too" for warned in self.warnings):
             return False
         fell = fmean(before) > (self.recently("loss") or 0.0)
-        return fell and known[-1][0] >= loss_limit(lowest, num_images)
+        is_memorised = is_chance(self.recall) and (self.recently("accuracy") or 0.0) >= MEMORISED
+        limit = OVERFIT_LOSS * lowest if is_memorised else loss_limit(lowest, num_images)
+        return fell and known[-1][0] >= limit
 
     @property
     def peak_memory(self) -> int | None:
@@ -346,6 +349,13 @@ def mean_recall(recall: dict[str, Any]) -> float:
 def loss_limit(lowest: float, num_images: int) -> float:
     """A validation loss from which on it is clearly above its lowest, and does harm."""
     return max(OVERFIT_LOSS * lowest, lowest + LOSS_SPREAD / math.sqrt(max(1, num_images)))
+
+
+def is_chance(recall: dict[str, Any] | None) -> bool:
+    """Whether no recall, text to image, is significantly better than chance; False where that was not measured."""
+    found = recall["text_to_image"] if recall else {}
+    ends = [(found.get(f"interval@{k}"), found.get(f"chance@{k}", 0.0)) for k in (1, 5, 10)]
+    return bool(ends[0][0]) and all(interval[0] <= chance for interval, chance in ends if interval)
 
 
 def is_as_good(recall: dict[str, Any], highest: float | None) -> bool:
@@ -482,6 +492,12 @@ class Summary:
         """Why each automatic choice was made."""
         reasons = self.machine.get("reasons")
         return reasons if isinstance(reasons, dict) else {}
+
+    @property
+    def more_variety(self) -> str:
+        """What helps a run that over-fits; training it longer does not."""
+        has_no_crops = self.settings.get("crop") == 1 and "crop" not in self.reasons
+        return "train a new run on more pairs" + ", with random crops: `--crop 0.6`" * has_no_crops
 
     def some_steps(self, most: int) -> list[Step]:
         """At most about so many of the steps that are kept, evenly spread, the last one with them."""

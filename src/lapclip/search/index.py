@@ -31,6 +31,7 @@ import numpy as np
 from lapclip.errors import UserError, shortened, suggest, typed
 from lapclip.files import WEIGHT_FILES, cache_folder, cannot_write, read_json, refuse_pipes, write_atomically
 from lapclip.runs.run import RUNS, find_run
+from lapclip.weights import hub
 
 VERSION = 1
 FILES, VECTORS, MODEL, INFO, LOCK = "files.db", "vectors", "model", "about.json", "lock"
@@ -339,4 +340,5 @@ def path_of_model(model: str) -> str | None:
         return os.path.realpath(find_run(model).path)
     except UserError:
         is_model = os.path.isdir(model) or (model.endswith(WEIGHT_FILES) and os.path.isfile(model))
-        return os.path.realpath(model) if is_model else None
+        found = model if is_model else hub.local(model)
+        return os.path.realpath(found) if found else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from lapclip.data.catalogue import Problems
 from lapclip.data.files import Folders, Kind, is_image_name
 from lapclip.data.formats.folder import walk
-from lapclip.errors import UserError
+from lapclip.errors import UserError, suggest_path
 from lapclip.files import cache_folder
 
 
@@ -63,7 +63,8 @@ def real_folders(folders: Iterable[str], known: Sequence[str] = ()) -> list[str]
     for folder in folders:
         path = os.path.realpath(os.path.expanduser(folder))
         if not os.path.isdir(path) and path not in known:
-            what = "is a file, not a folder" if os.path.exists(path) else "does not exist"
+            near = suggest_path(folder, is_folder=True)
+            what = "is a file, not a folder" if os.path.exists(path) else f"does not exist{near}"
             hint = "name a folder with images: `lapclip index ~/Pictures`"
             raise UserError(f"`{folder}` {what}", hint=hint)
         real.append(path)

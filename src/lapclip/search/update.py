@@ -56,7 +56,8 @@ class Summary:
     unreachable: dict[str, str] = field(default_factory=dict)  # folders left as they are, and why
     empty: list[str] = field(default_factory=list)  # folders that were named and hold no image
     unopened: list[str] = field(default_factory=list)  # subfolders left as they are
-    unusable: list[str] = field(default_factory=list)  # folders that were named and have no readable file
+    # Folders that were named and have no readable file, and how many unreadable ones.
+    unusable: dict[str, int] = field(default_factory=dict)
     extra: str | None = None  # optional dependencies that would read some of the unreadable files
     folders: list[str] = field(default_factory=list)
     num_replaced: int = 0  # older indexes of the same model that were removed
@@ -113,12 +114,15 @@ def update(
             writer.compact_when_due()
             summary.num_indexed, summary.num_unreadable = writer.count()
             named = asked or ([] if summary.num_indexed else every)
-            counts = ((folder, *writer.count(folder)) for folder in named)
-            summary.unusable = [
-                folder for folder, num_images, num_bad in counts if num_bad and not num_images
-            ]
+            counts = {folder: writer.count(folder) for folder in named if folder not in summary.unreachable}
+            summary.unusable = {folder: bad for folder, (num_images, bad) in counts.items() if not num_images}
+            dropped = {*summary.empty} & {*summary.unusable} - {*known}
+            summary.folders = [folder for folder in every if folder not in dropped]
+            writer.write_folders(summary.folders)
+            writer.commit()
         is_complete = was_complete or not summary.unreachable
-        replace(info, updated=time.time(), is_complete=is_complete).write()
+        info = replace(info, folders=tuple(summary.folders), updated=time.time(), is_complete=is_complete)
+        info.write()
     if is_complete:
         for old in earlier:
             with suppress(UserError):  # another process is updating it; removed next time

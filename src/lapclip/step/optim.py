@@ -11,8 +11,8 @@ from lapclip.config import TrainConfig
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     """AdamW; weight decay on matrices only, since decaying gains, biases and the temperature hurts small models."""
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": vectors, "weight_decay": 0.0},
@@ -20,7 +20,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     assert config.lr is not None, "resolved"
     optimizer = AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
     # Allocated before the first activations: what stays must not be scattered among what comes and goes.
-    for parameter in model.parameters():
+    for parameter in trained:
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),

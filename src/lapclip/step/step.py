@@ -54,6 +54,7 @@ def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: 
     same_BB = (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
     tokens_BT = torch.from_numpy(batch.tokens)
     length = tokens_BT.shape[1]
+    fixed_length = None if tokens_BT.is_floating_point() else fixed_length  # features have no length
     padding = padded_length(length, fixed_length) - length if fixed_length else 0
     return Inputs(
         images=device.move(torch.from_numpy(batch.images)),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -49,11 +50,16 @@ PAUSE_SECONDS = 1.0  # while training is paused, before whoever follows may stop
 NUM_PAUSES = 10  # then, before the battery is checked again
 
 
-def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event]:
-    """Trains a prepared run to the end of its budget; writes each event to the run, then yields it."""
+def train(
+    config: Config, run: Run, data: Data | None = None, cached: "Cached | None" = None
+) -> Generator[Event]:
+    """Trains a prepared run to the end of its budget; writes each event to the run, then yields it.
+
+    With `cached` features only the heads are trained, on these.
+    """
     data = data or finished(open_here(config))
     with run.owned():
-        loop = set_up(config, run, data)
+        loop = set_up(config, run, data, cached)
         try:
             yield from loop.begin()
             yield from loop.train()
@@ -63,6 +69,13 @@ def train(config: Config, run: Run, data: Data | None = None) -> Generator[Event
             raise
         finally:
             loop.batches.close()
+
+
+class Cached(Protocol):
+    """Features of frozen towers, in place of images and captions."""
+
+    def batches(self, *, batch_size: int, seed: int, first_step: int) -> Generator[Batch]: ...
+    def validation_pool(self, embedder: Embedder, num_images: int) -> Pool: ...
 
 
 @dataclass
@@ -79,6 +92,7 @@ class Loop:
     diagnosis: Diagnosis
     inspector: Inspector
     distrust: str | None  # what was wrong with the execution plan that had been measured
+    cached: Cached | None = None
     clock: Clock = field(default_factory=Clock)
     faults: dict[str, None] = field(default_factory=dict)  # unreadable images, in order
     pool: Pool | None = None  # the validation set as embedded last
@@ -214,7 +228,7 @@ class Loop:
             self.update.optimizer.state.clear()
             release_memory()  # reading a checkpoint would otherwise come on top of what training held
             reading.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
-            self.pool = embed_pool(self.embedder, self.data.validation, self.config.data.num_validation)
+            self.pool = self.embed_validation()
         if problem := draw_learned(run.path / "learned.png", self.data.validation, self.pool, now.step):
             yield from self.tell(problem)
         yield from self.finish("budget", peak)
@@ -250,7 +264,7 @@ class Loop:
     def evaluate(self) -> Iterator[Event]:
         now, model, batch_size = self.now, self.update.model, self.config.train.batch_size or 1
         validation, started = self.data.validation, time.perf_counter()
-        pool = self.pool = embed_pool(self.embedder, validation, self.config.data.num_validation)
+        pool = self.pool = self.embed_validation()
         self.faults |= dict.fromkeys(pool.faults)
         recall = retrieval(pool, batch_size)
         is_best = is_as_good(recall, now.highest)
@@ -271,6 +285,12 @@ class Loop:
                 yield from self.tell(Warned(now.step, message, hint, "no-snapshot"))
         elapsed_seconds = time.perf_counter() - started
         yield from self.tell(Evaluated(now.step, recall, is_best, elapsed_seconds, loss, snapshot))
+
+    def embed_validation(self) -> Pool:
+        num_images = self.config.data.num_validation
+        if self.cached is not None:
+            return self.cached.validation_pool(self.embedder, num_images)
+        return embed_pool(self.embedder, self.data.validation, num_images)
 
     def save(self) -> Event:
         started = time.perf_counter()
@@ -323,7 +343,7 @@ class Loop:
                 yield reported
 
 
-def set_up(config: Config, run: Run, data: Data) -> Loop:
+def set_up(config: Config, run: Run, data: Data, cached: Cached | None) -> Loop:
     """The state at the newest checkpoint, or at the start."""
     newest = checkpoint.latest(run.checkpoints)
     now = checkpoint.load_progress(newest) if newest else Progress()
@@ -339,6 +359,9 @@ def set_up(config: Config, run: Run, data: Data) -> Loop:
     is_asked = any(choice.origin == "asked" for choice in parts)
     model, plan, distrust = build_checked(config, data.training, tokenizer, plan, is_asked=is_asked)
     config = with_plan(config, plan)
+    if cfg.tune == "heads":
+        model.image.requires_grad_(False)
+        model.text.requires_grad_(False)
     optimizer = build_optimizer(model, cfg)
     if newest:
         reading.load_weights(newest, model)
@@ -347,9 +370,14 @@ def set_up(config: Config, run: Run, data: Data) -> Loop:
     diagnosis = Diagnosis(config, run.reference)
     for event in run.events() if newest else ():
         diagnosis.look(event)  # of what was said before nothing is said again
-    draw = {"seed": cfg.seed, "batch_size": cfg.batch_size, "workers": config.data.workers or 0}
-    batches = feed(data.training, tokenizer, model.size, config.data, first_step=now.step, **draw)
+    draw = {"seed": cfg.seed, "batch_size": cfg.batch_size, "first_step": now.step}
+    workers = config.data.workers or 0
+    batches = (
+        cached.batches(**draw)
+        if cached is not None
+        else feed(data.training, tokenizer, model.size, config.data, workers=workers, **draw)
+    )
     update = Update(model, optimizer, LOSSES[cfg.loss], cfg.clip_norm, plan)
     embedder = Embedder(model, tokenizer, device_named(plan.device), chunk=min(64, cfg.chunk))
     inspector = Inspector(max_memory=config.device.max_memory, recompute=config.model.recompute)
-    return Loop(config, run, data, update, embedder, now, batches, diagnosis, inspector, distrust)
+    return Loop(config, run, data, update, embedder, now, batches, diagnosis, inspector, distrust, cached)

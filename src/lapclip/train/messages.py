@@ -49,7 +49,7 @@ def before_training(
             yield Warned(step, f"`{catalogue.problems.names[what][0]}` {what}{more}", hint)
         if pack.unreadable:
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
-            yield Warned(step, f"{num:,} of {len(catalogue.names):,} images are omitted: {first}", hint)
+            yield Warned(step, f"{num:,} of {len(catalogue.names):,} images omitted: {first}", hint)
         for remark in remarks(catalogue, pack.records):
             look = f"look at some of them: `lapclip data show {typed(part.name)}`"
             yield Warned(step, remark.why, look, kind=remark.kind)

@@ -8,6 +8,7 @@ from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run, new_run
 from lapclip.step.loss import NEEDS_BIAS
-from lapclip.units import Progress, age, finished
+from lapclip.units import Progress, age, finished, plural
 from lapclip.weights import checkpoint, reading
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
@@ -64,7 +65,7 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
     if num_missing > tolerated * (len(catalogue.names) + num_missing):
         first = f"`{catalogue.problems.names[missing[0]][0]}` {missing[0]}"
         raise UserError(
-            f"{num_missing:,} images that `{files.name}` lists cannot be found: {first}",
+            f"{plural(num_missing, 'image')} that `{files.name}` lists cannot be found: {first}",
             hint="pass the folder of the images: `--images FOLDER`; or allow it: `--max-unreadable 1`",
         )
     if (share := len(broken) / max(1, len(catalogue.names))) > tolerated:
@@ -89,15 +90,31 @@ def preparing(
     """Trains the tokenizer, resolves what is undecided, and writes the run folder, whole or not at all."""
     tokenizer, draft = draft_of(config, data)
     resolved, choices, rate = yield from resolve_here(draft)
-    checkpoint.check_space(Path(), draft.work.num_parameters)
-    run = reserved or new_run(name, prefix=f"{plain_name(config.data.source)}-{config.model.size}")
+    machine = asdict(draft.machine) | {"bench": rate}
+    return write_run(resolved, choices, data, tokenizer, name, machine, draft.work.num_parameters, reserved)
+
+
+def write_run(
+    config: Config,
+    choices: Choices,
+    data: Data,
+    tokenizer: Tokenizer,
+    name: str | None,
+    machine: dict[str, Any],
+    num_parameters: int,
+    reserved: Run | None,
+) -> Run:
+    """Writes a run folder, whole or not at all."""
+    checkpoint.check_space(Path(), num_parameters)
+    model = "finetuned" if config.model.shape else config.model.size
+    run = reserved or new_run(name, prefix=f"{plain_name(config.data.source)}-{model}")
     with ExitStack() as undo:
         if reserved is None:
             undo.callback(shutil.rmtree, run.path, ignore_errors=True)
         write_atomically(run.tokenizer_file, tokenizer.to_json())
-        facts = {"torch": torch.__version__, "data": data.fingerprint, **recorded(choices), "bench": rate}
-        run.write_machine(asdict(draft.machine) | versions() | facts)
-        run.write_config(resolved)
+        facts = {"torch": torch.__version__, "data": data.fingerprint, **recorded(choices)}
+        run.write_machine(machine | versions() | facts)
+        run.write_config(config)
         undo.pop_all()
     if words := training_words(data):
         write_atomically(run.tokenizer_file.with_name(WORDS), "\n".join(words))

@@ -14,7 +14,7 @@ from rich.text import Text
 from lapclip.errors import one_line, printable
 from lapclip.runs.events import Continued, Evaluated, Event, Paused, Started, Step, Warned
 from lapclip.runs.history import History, Summary
-from lapclip.units import duration, percent
+from lapclip.units import duration, percent, plural
 
 SECONDS_BETWEEN_LINES = 10  # on a pipe
 SECONDS_BETWEEN_READS = 2.0
@@ -77,7 +77,7 @@ def what_now(summary: Summary) -> str:
         case "paused" if history.paused:
             return one_line(history.paused.reason)
         case "finished" if end := history.finished:
-            done = f"{end.step:,} steps, {end.epochs:.2f} epochs in {duration(end.seconds)}"
+            done = f"{plural(end.step, 'step')}, {end.epochs:.2f} epochs in {duration(end.seconds)}"
             return f"{done}; evaluate it with `lapclip eval {name}`"
         case "failed" if failed := summary.failed:
             return f"{one_line(failed.message)}; hint: {one_line(failed.hint)}"
@@ -141,9 +141,9 @@ def follow_in_lines(summary: Summary) -> int:
     return 0
 
 
-def recall_table(recall: Mapping[str, Any], images: str = "validation images") -> Table:
+def recall_table(recall: Mapping[str, Any], image: str = "validation image") -> Table:
     """Recall in both directions with 95% intervals, as far as they were measured, beside chance."""
-    title = f"{recall['num_images']:,} {images}, {recall['num_captions']:,} captions"
+    title = f"{plural(recall['num_images'], image)}, {plural(recall['num_captions'], 'caption')}"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE, pad_edge=False)
     for heading in ("", "recall@1", "@5", "@10", "median rank"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.errors import code, one_line, shortened
-from lapclip.runs.history import Summary, have_same_validation, summarize
+from lapclip.runs.history import Summary, have_same_validation, is_chance, summarize
 from lapclip.runs.run import Run
 from lapclip.runs.status import MACHINE
 from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, percent, plural, rate, times
@@ -88,14 +88,13 @@ def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
 def sentences(summary: Summary) -> list[str]:
     """The summary, what matters most first."""
     history, bench = summary.history, summary.bench_speed
-    trend, trend_words = last_quarter(summary)
-    said = [what_and_how_long(summary), how_it_ended(summary), result(summary), trend_words]
+    said = [what_and_how_long(summary), how_it_ended(summary), result(summary), last_quarter(summary)[1]]
     losses = [(e.loss, e.step) for e in history.evaluations if e.loss is not None]
-    if len(losses) >= 3:
+    if len(losses) >= 3 or history.over_fits:
         (lowest, step), ended = min(losses), losses[-1][0]
         then = f"lowest at step {count(step)} ({lowest:.3f}) and ended at {ended:.3f}"
         then = then if lowest < ended else f"lowest at the end ({ended:.3f})"
-        fell = ", while the training loss fell: the run over-fits" * (history.over_fits and trend <= 0)
+        fell = ", while the training loss fell: the run over-fits" * history.over_fits
         said.append(f"The validation loss was {then}{fell}.")
     if history.data_share is not None:
         said.append(f"It waited for data {percent(history.data_share)} of the time.")
@@ -156,6 +155,7 @@ def result(summary: Summary) -> str:
     if recall is None:
         return "It was never evaluated; `lapclip eval` evaluates a checkpoint." if history.num_steps else ""
     said = recall_words(recall, recall["num_images"])
+    said += " Text → image, this is not significantly better than chance." * is_chance(recall)
     if history.best_step not in (None, history.num_steps) and tried > 1:
         why = "the last one within a standard error of the highest mean recall"
         said += f" That is step {count(history.best_step)}, the best checkpoint: {why}."
@@ -175,17 +175,20 @@ def recall_words(recall: Any, num_images: float) -> str:
 
 def last_quarter(summary: Summary) -> tuple[int, str]:
     """Whether recall@1 rose (1), fell (-1) or stayed within two standard errors (0) over the last quarter, in words."""
-    known = [(e.step, e.recall["text_to_image"]["recall@1"]) for e in summary.history.evaluations]
+    known = [(e.step, e.recall["text_to_image"]["recall@1"], e.loss) for e in summary.history.evaluations]
     earlier = [point for point in known[:-1] if point[0] <= 0.75 * known[-1][0]]
     num_images = summary.history.evaluated.recall["num_images"] if summary.history.evaluated else 0
     if len(known) < MIN_EVALUATIONS or not earlier or num_images < 1:
         return 0, ""
-    (step, before), after = earlier[-1], known[-1][1]
+    (step, before, _), (_, after, loss) = earlier[-1], known[-1]
+    lowest = min((point[2] for point in earlier if point[2] is not None), default=math.inf)
     mean = (before + after) / 2
     noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
     said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
     if abs(after - before) <= noise:
         return 0, f"Recall@1 changed {said}, by less than the noise of {100 * noise:.1f} points."
+    if after > before and (summary.history.over_fits or (loss or 0.0) > lowest):
+        return 0, f"Recall@1 rose {said}, but the validation loss ended above its lowest."
     if after > before:
         return 1, f"It was still improving at the end: recall@1 rose {said}."
     return -1, f"It became worse at the end: recall@1 fell {said}."
@@ -200,6 +203,8 @@ def suggestions(summary: Summary) -> list[str]:
         said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
     for hint in (shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:]):
         said += [f"{hint[:1].upper()}{hint[1:]}."] if hint else []
+    if summary.history.over_fits and "over-fitting" not in hints:
+        said.append(f"It over-fits: {summary.more_variety}.")
     if is_finished and last_quarter(summary)[0] > 0:
         budgets = ((budget, find(summary.settings, budget)) for budget in ("minutes", "epochs", "steps"))
         doubled = next((f" --{budget} {2 * amount:.12g}" for budget, amount in budgets if amount), "")

@@ -79,14 +79,16 @@ def write_model_folder(
     if is_used:
         return
     tokens = Tokens(tokenizer.start, tokenizer.end, tokenizer.pad)
-    vocab_size, has_bias = model.text.embed.num_embeddings, model.bias is not None
+    vocab_size, has_bias = model.vocab_size, model.bias is not None
     about = Description(name, fingerprint, model.size, vocab_size, has_bias, tokens)
     with atomic_path(folder, is_folder=True) as beside:
         write_weights(beside / WEIGHTS, model, weights)
         (beside / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
         if tokenizer.words is not None:
             (beside / WORDS).write_text("\n".join(sorted(tokenizer.words)), "utf-8")
-        (beside / DESCRIPTION).write_text(json.dumps(asdict(about), indent=2), "utf-8")
+        (beside / DESCRIPTION).write_text(
+            json.dumps(asdict(about) | {"size": about.size.described()}, indent=2), "utf-8"
+        )
 
 
 def write_weights(file: Path, model: CLIP, source: Path | None) -> None:

@@ -130,15 +130,15 @@ def check_parts(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> N
                 raise refused(folder, f"`{name}` of the {tower} tower is {found}")
 
 
-def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any) -> Tokenizer:
-    """The tokenizer with its start and end tokens: the encoding of an empty text."""
+def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any = None) -> Tokenizer:
+    """The tokenizer with its start and end tokens: the encoding of an empty text. A CLIP is read at its end token."""
     frame = tokenizer.pipeline.encode("", add_special_tokens=True).ids
     if len(frame) != 2:
         raise refused(folder, f"its `{TOKENIZER}` does not add one start and one end token to a text")
     start, end = frame
     # transformers pools a text at this token; if it is 2, as in old files, at the highest id of the row.
-    is_read_at_end = end == tokenizer.highest_id if end_read_at == 2 else end == end_read_at
-    if not is_read_at_end:
+    is_read_at_end = end == (tokenizer.highest_id if end_read_at == 2 else end_read_at)
+    if end_read_at is not None and not is_read_at_end:
         pooled = f"pooled at token {shortened(str(end_read_at), 20)}"
         raise refused(folder, f"texts are {pooled}, but `{TOKENIZER}` ends them with {end}")
     return Tokenizer(tokenizer.pipeline, start=start, end=end, pad=end)
@@ -212,7 +212,7 @@ def fold_pixels(model: CLIP, pixels: np.ndarray) -> CLIP:
     tensors["image.embed.weight"] = (weight * (our_std / std)).float()
     tensors["image.embed.bias"] = (bias + weight @ ((our_mean - mean) / std)).float()
     if not size.patch_bias:
-        vocab_size, has_bias = model.text.embed.num_embeddings, model.bias is not None
+        vocab_size, has_bias = model.vocab_size, model.bias is not None
         with torch.random.fork_rng(devices=[]):
             model = CLIP(replace(size, patch_bias=True), vocab_size=vocab_size, has_bias=has_bias)
     model.load_state_dict(tensors)

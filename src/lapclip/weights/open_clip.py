@@ -18,7 +18,7 @@ from lapclip.files import WEIGHT_FILES, open_regular
 from lapclip.model.blocks import Shape
 from lapclip.model.clip import Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD
-from lapclip.weights import layouts, reading
+from lapclip.weights import hub, layouts, reading
 from lapclip.weights.hugging_face import checked_pixels, fold_pixels, framed, has_tokenizer
 from lapclip.weights.reading import TOKENIZER, Opened, Pretrained, read_json
 
@@ -129,7 +129,13 @@ def find_tokenizer(folder: Path) -> Tokenizer:
     places = [folder, *(Path(spec.origin).parent for spec in packages if spec and spec.origin)]
     place = next((place for place in places if (place / VOCABULARY).is_file()), None)
     if place is None:
-        hint = f"copy `{TOKENIZER}` of any CLIP of OpenAI's there, or `pip install open_clip_torch`"
+        for other in filter(has_tokenizer, hub.downloaded()):
+            found = reading.read_tokenizer(other)
+            if found.pipeline.token_to_id("<|endoftext|>") == NUM_MERGES + 2 * 256 + 1:  # it is OpenAI's
+                return found
+        hint = (
+            f"copy `{TOKENIZER}` of a CLIP with OpenAI's vocabulary there, or `lapclip models get clip-b32`"
+        )
         raise UserError(f"`{folder}` has no `{TOKENIZER}`", hint=hint)
     try:
         with open_regular(place / VOCABULARY) as file, gzip.open(file) as text:

@@ -62,6 +62,7 @@ class Pretrained:
     model: CLIP
     tokenizer: Tokenizer
     weights: Path | None  # a file that holds the same weights under the same names
+    is_aligned: bool = True  # whether its projections are trained
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -98,6 +99,9 @@ def check_numbers(folder: Path, size: Size, vocab_size: Any) -> None:
     for shape in (size.image, size.text):
         if shape.width % shape.heads:
             raise refused(folder, f"a width of {shape.width} is not a multiple of {shape.heads} heads")
+    for encoder in (size.image_encoder, size.text_encoder):
+        if encoder is not None and (problem := encoder.problem()):
+            raise refused(folder, problem)
     side, patch = size.image_size, size.patch_size
     if side % patch:
         raise refused(folder, f"image size {side} is not a multiple of patch size {patch}")
@@ -241,35 +245,45 @@ def opened_weights(folder: Path, name: str = WEIGHTS) -> Iterator[Opened]:
 
 
 def opened_pickle(folder: Path, file: Path) -> Opened:
-    """Weights as `torch.save` writes them, read by the loader of torch that creates tensors and executes nothing."""
-    is_zip = zipfile.is_zipfile(file)
+    tensors = load_pickled(file)
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(IGNORED)}
+    for name, tensor in kept.items():
+        if not tensor.is_floating_point():
+            raise refused(folder, f"`{shortened(name)}` holds {tensor.dtype}, not floats")
+    shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
+    return Opened(file.name, kept.__getitem__, shapes, tensors.keys() - kept.keys())
+
+
+def load_pickled(file: Path) -> dict[str, Tensor]:
+    """The tensors of a `.pt` file; whatever else it holds is refused, and nothing in it is executed."""
     try:
+        with files.open_regular(file) as opened:
+            refuse_too_large(file.parent, os.fstat(opened.fileno()).st_size)
+        is_zip = zipfile.is_zipfile(file)
         parts = zipfile.ZipFile(file).infolist() if is_zip else []
         if any(Path(part.filename).name == "constants.pkl" for part in parts):
-            raise refused(folder, f"`{file.name}` is a TorchScript program: it is not run", SCRIPT_HINT)
+            raise refused(file, "it is a TorchScript program, which is not run", SCRIPT_HINT)
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts):
-            raise refused(folder, f"`{file.name}` is compressed, as torch never writes it")
-        refuse_too_large(folder, sum(part.file_size for part in parts))
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
+            raise refused(file, "it is compressed, as torch never writes it")
+        refuse_too_large(file.parent, sum(part.file_size for part in parts))
+        stored = torch.load(file, map_location="cpu", weights_only=True, mmap=is_zip)
     except UserError:
         raise
-    except Exception as error:  # a broken or hostile file can raise nearly anything
+    except Exception as error:  # of a damaged or hostile file it raises nearly anything
         why = str(error).strip().partition("\n")[0]
         hint = "download it again, or if you trust it, convert it to safetensors where it was made"
         raise UserError(f"cannot read `{file}`: {shortened(why)}", hint=hint) from None
-    content = content.get("state_dict", content) if isinstance(content, dict) else None  # of a training state
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise refused(folder, f"`{file.name}` holds no weights by name")
+    stored = stored.get("state_dict", stored) if isinstance(stored, dict) else None  # of a training state
+    if not isinstance(stored, dict) or not all(
+        isinstance(name, str)
+        and isinstance(each, Tensor)
+        and each.layout == torch.strided
+        and not each.is_meta
+        for name, each in stored.items()
+    ):
+        raise refused(file, "it is not a table of tensors by name")
     # Training in several processes adds this prefix.
-    tensors = {name.removeprefix("module."): tensor for name, tensor in content.items()}
-    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(IGNORED)}
-    for name, tensor in kept.items():
-        is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
-        if not is_plain or not tensor.is_floating_point():
-            what = getattr(tensor, "dtype", f"a `{type(tensor).__name__}`")
-            raise refused(folder, f"`{shortened(name)}` holds {what}, not floats")
-    shapes = {name: tuple(tensor.shape) for name, tensor in kept.items()}
-    return Opened(file.name, kept.__getitem__, shapes, tensors.keys() - kept.keys())
+    return {name.removeprefix("module."): tensor for name, tensor in stored.items()}
 
 
 def refuse_too_large(folder: Path, num_bytes: int) -> None:

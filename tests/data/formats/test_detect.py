@@ -169,6 +169,7 @@ def test_a_format_can_be_forced(tmp_path):
         ("photso", "does not exist; did you mean `photos`?", ""),
         ("synthetc", "did you mean `synthetic`?", ""),
         ("nowhere/at/all", "`nowhere/at/all` does not exist", ""),
+        (f"{os.path.dirname(__file__)}/holidays", "holidays` does not exist", "a source is"),
         ("empty", "holds no files", ""),
         ("archive.zip", "is an archive", "unpack it"),
         ("notes.md", "no format that", "a source is"),
@@ -190,6 +191,7 @@ def test_what_is_no_source_is_said_in_words(tmp_path, source, says, hint):
     with pytest.raises(UserError) as caught:
         finished(open_source(DataConfig(source=source, workers=0), 16))
     assert says in caught.value.message and caught.value.hint and hint in caught.value.hint
+    assert ("did you mean" in caught.value.message) == ("did you mean" in says)
 
 
 def test_a_folder_with_two_tables_asks_which_and_named_columns_are_used(tmp_path, call):
@@ -200,6 +202,17 @@ def test_a_folder_with_two_tables_asks_which_and_named_columns_are_used(tmp_path
     done = call("data", "check", "pairs.csv", "--caption-column", "txet", "--size", "nano")
     assert done.returncode == 1 and "`txet`" in done.stderr and "did you mean `text`?" in done.stderr
     assert call("data", "check", "pairs.csv", "--caption-column", "text", "--size", "nano").returncode == 0
+
+
+def test_which_of_several_tables_was_used_is_said(tmp_path, call):
+    csv(tmp_path)
+    shutil.copy("pairs.csv", "captions.csv")
+    Path("prices.csv").write_text("what,price\nmilk,1\nbread,2\n")
+    report = json.loads(call("data", "check", ".", "--size", "nano", "--json").stdout)
+    said = dict(zip(report["advice_kinds"], report["advice"], strict=True))["table"]
+    assert "in the table `captions.csv`, not in `pairs.csv`;" in said
+    Path("pairs.csv").unlink()
+    assert not open_catalogue(".", Options())[0].tables
 
 
 def write_tar(path: Path, count: int) -> None:

@@ -334,7 +334,7 @@ def test_years_and_names_that_say_nothing_are_no_captions_unless_they_are_asked_
         opened()
     assert (
         "`--format classes`" in caught.value.message
-        and "`lapclip index photos --model RUN`" in caught.value.hint
+        and "`lapclip index photos --model tinyclip-8m`" in caught.value.hint
     )
     assert opened("classes").labels == ["2019", "2020", "Italien", "64", "sheets"]
 
@@ -381,6 +381,7 @@ def test_a_side_is_a_word_of_its_own(folder, side):
         ("image of a dog.jpg", "image of a dog"),
         ("red fox - Copy.jpg", "red fox"),
         ("犬が雪の中で遊ぶ.jpg", "犬が雪の中で遊ぶ"),
+        ("Train.png", "Train"),
     ],
 )
 def test_a_name_of_words_is_a_caption(name, caption):
@@ -394,11 +395,23 @@ def test_a_name_of_words_is_a_caption(name, caption):
         "Screen Shot 2020-01-01 at 1.00.00\u202fPM.png", "WhatsApp Image 2024-01-01 at 10.10.10 (1).jpeg",
         "signal-2024-01-01-10-10-10-123.jpg", "photo_2024-01-01_10-10-10.jpg", "FB_IMG_1600000000.jpg",
         "550e8400-e29b-41d4-a716-446655440000.jpg", "667626_18933d713e.jpg", "COCO_train2014_000000391895.jpg",
-        "jane-doe-dQw4w9WgXcQ-unsplash.jpg", "a.jpg",
+        "jane-doe-dQw4w9WgXcQ-unsplash.jpg", "a.jpg", "train_0001.jpg", "test.jpg",
     ],
 )  # fmt: skip
 def test_a_name_that_a_camera_or_a_program_gave_is_none(name):
     assert caption_in_name(name) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "caption"),
+    [
+        ("Scan 1.jpg", "Scan 1"), ("IMG 2033.png", "IMG 2033"), ("IMG_0001.jpg", "IMG 0001"), ("test.png", "test"),
+        ("jane-doe-unsplash.jpg", "jane doe unsplash"), ("two dogs (3).jpg", "two dogs"), ("copy.png", "copy"),
+        ("0001.jpg", ""), ("2024-01-05.jpg", ""), ("667626_18933d713e.jpg", ""), ("1920x1080.png", ""),
+    ],
+)  # fmt: skip
+def test_names_that_are_asked_for_are_captions_unless_they_only_count(name, caption):
+    assert caption_in_name(name, is_asked=True) == caption
 
 
 def test_a_folder_of_named_images_is_seen():
@@ -442,11 +455,12 @@ def test_a_folder_without_images_or_without_captions_says_so():
     touch("IMG_0001.jpg", *(f"IMG_00{i}.jpg" for i in range(10, 30)))
     with pytest.raises(UserError, match="`photos/` has images but no captions") as caught:
         opened()
-    assert caught.value.hint.startswith("put `IMG_0001.txt` next to `IMG_0001.jpg`, or name a table")
+    assert "put `IMG_0001.txt` next to `IMG_0001.jpg`, or name a table" in caught.value.hint
     touch(*(f"flags/{country}.png" for country in ("albania", "bahrain", "chile")))
-    assert opened("names").captions == [["albania"], ["bahrain"], ["chile"]]
+    assert opened("names").captions[-3:] == [["albania"], ["bahrain"], ["chile"]]
     touch("clock/am.png", "clock/screen_shot.png")
-    assert opened("names").captions[:2] == [["am"], ["screen shot"]], "unlike `IMG_0001`, they are words"
+    found = captions(opened("names"))
+    assert (found["clock/am.png"], found["clock/screen_shot.png"]) == (["am"], ["screen shot"])
     asked = Options()
     with pytest.raises(UserError, match="no captions") as caught:
         open_folder(look_through(FOLDER / "flags", asked), "flags", asked)

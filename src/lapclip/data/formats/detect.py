@@ -1,6 +1,5 @@
 """Which kind of source a person means: seen by looking, forced by `--format`."""
 
-import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from pathlib import Path
 from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.files import Folders, is_image_name
 from lapclip.data.formats.remote import is_shards
-from lapclip.errors import UserError, typed
+from lapclip.errors import UserError, suggest_path, typed
 from lapclip.files import NOT_REGULAR
 
 FOLDER_FORMATS = ("txt", "metadata", "classes", "names")
@@ -82,17 +81,15 @@ def refuse_missing(source: str, format: str | None = None) -> None:
 
 def not_there(name: str) -> UserError:
     """Says what is there instead, one letter or one folder away."""
-    path = Path(name)
-    known = ["emoji", "synthetic", *(str(p) for p in sorted(path.parent.glob("*"))[:10_000])]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    near = suggest_path(name, *(() if os.sep in name else ("emoji", "synthetic")))
     before, _, weight = name.rpartition("@")
     if before and os.path.exists(os.path.expanduser(before)):
-        near, hint = [], f"`{weight}` is not a weight; write a number: `{before}@2`"
+        near, hint = "", f"`{weight}` is not a weight; write a number: `{before}@2`"
     elif any(sign in name for sign in ("+", ", ")):
         hint = "join several sources with a plus between spaces, in quotes: `'photos + emoji@2'`"
     else:
         hint = f"a source is {EXAMPLES}"
-    return UserError(f"`{name}` does not exist{f'; did you mean `{near[0]}`?' if near else ''}", hint=hint)
+    return UserError(f"`{name}` does not exist{near}", hint=hint)
 
 
 def open_file(path: Path, name: str, options: Options) -> Catalogue:
@@ -121,7 +118,7 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
     from lapclip.data.formats.folder import kind_of, look_through, open_folder
     from lapclip.data.formats.hugging_face import open_hugging_face
     from lapclip.data.formats.shards import read_shards
-    from lapclip.data.formats.tables import looks_like_table, open_table
+    from lapclip.data.formats.tables import SUFFIXES, looks_like_table, open_table
 
     def may_be(*formats: str) -> bool:
         return options.format is None or options.format in formats
@@ -157,7 +154,11 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
             hint=f"pass the one you mean: `{typed(others[0])}`",
         )
     if known or others:
-        return open_table(known or others, name, options)
+        catalogue = open_table(known or others, name, options)
+        beside = own_files(path, names - {known[0].name}, (*SUFFIXES, *FIRST_TABLES)) if known else []
+        unused = [t.name for t in beside if t.suffix.lower() == ".parquet" or looks_like_table(t)]
+        catalogue.tables = (known[0].name, *unused) if unused else ()
+        return catalogue
     if options.format is not None:
         what = f"`{name}` has no data in format `{options.format}`"
         raise UserError(what, hint="omit `--format`: lapclip detects it")

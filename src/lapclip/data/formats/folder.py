@@ -86,10 +86,9 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
 def without_captions(name: str, images: list[str], folders: list[str]) -> UserError:
     """The error for images without captions; `folders` has the folder of each image."""
     example, found = shortened(images[0]), f"`{name.rstrip('/')}/` has images but no captions"
-    hint = f"put `{os.path.splitext(example)[0]}.txt` next to `{example}`, or name a table with both: `pairs.csv`; "
-    hint += (
-        f"to search them without captions, use another run's model: `lapclip index {typed(name)} --model RUN`"
-    )
+    index = f"`lapclip index {typed(name)} --model tinyclip-8m`"
+    hint = f"search them with a pretrained model: {index} (`lapclip models` lists others); "
+    hint += f"to train, put `{os.path.splitext(example)[0]}.txt` next to `{example}`, or name a table: `pairs.csv`"
     if silent := [f"`{shortened(folder, 40)}`" for folder in sorted({*folders} - {""}) if not tells(folder)]:
         found += f"; names of folders such as {', '.join(silent[:3])} do not describe them"
         found += " (`--format classes` uses them anyway)"

@@ -115,12 +115,12 @@ def num_words(caption: str) -> int:
 def caption_in_name(name: str, is_asked: bool = False) -> str:
     """The caption that a file name holds: words, without what counts, dates or measures at its ends; or nothing.
 
-    Where names are asked for as captions, `am` and `photo` are captions too, but `IMG_0001` is none.
+    Where names are asked for as captions, `photo` and `IMG_0001` are some too, but a number, date or digest is not.
     """
     stem = readable(os.path.splitext(os.path.basename(name))[0])
     if "%" in stem:
         stem = unquote(stem, errors="replace")
-    if PHOTOGRAPHER.fullmatch(stem):
+    if PHOTOGRAPHER.fullmatch(stem) and not is_asked:
         return ""
     words = SEPARATORS.split(split_camel_case(UUID.sub(" ", stem).strip()))
     while words and (not words[-1] or NO_WORD.fullmatch(words[-1])):
@@ -130,7 +130,8 @@ def caption_in_name(name: str, is_asked: bool = False) -> str:
     if not SMALL_NUMBER.match(stem):
         words = list(dropwhile(lambda word: not word or NO_WORD.fullmatch(word), words))
     if all(len(word) < 2 or OF_CAMERAS.fullmatch(word) or NO_WORD.fullmatch(word) for word in words):
-        if is_asked and not any(map(str.isdigit, stem)):
+        says = any(map(str.isalpha, "".join(words))) or not any(map(str.isdigit, stem))
+        if (is_asked and says) or stem.lower() == "train":  # which is not only a split
             return " ".join(SEPARATORS.split(stem)).strip()
         return " ".join(words) if len(words) == 1 and words[0] > "\u0e00" else ""
     return " ".join(words)

@@ -1,0 +1,215 @@
+"""The output of frozen towers for every image and caption of a source, computed once and kept on disk.
+
+In half precision; an interrupted computation continues where it was.
+Shapes: N images, V views, U different captions, M captions, B pairs of a batch, D width of the features.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lapclip.data.batches import Batch
+from lapclip.data.decode import Unreadable, digest
+from lapclip.data.images import squares
+from lapclip.data.open import Data
+from lapclip.data.pack import check_disk, locked
+from lapclip.data.source import Source
+from lapclip.embedder import Embedder
+from lapclip.errors import UserError, shortened, shortened_path
+from lapclip.evaluate.pool import Pool
+from lapclip.files import cache_folder, read_json, write_atomically, writing
+from lapclip.units import Progress
+
+IMAGES_AT_ONCE, TEXTS_AT_ONCE = 16, 64  # convolutions are fastest with few images
+SECONDS_BETWEEN_WRITES = 5.0
+MAX_PAIRS = 5_000_000
+
+
+@dataclass(frozen=True)
+class Features:
+    """Of one side of the data."""
+
+    source: Source
+    image_NVD: np.ndarray
+    text_UD: np.ndarray
+    first: np.ndarray  # [N + 1]; the captions of image n are those from first[n] to first[n + 1]
+    caption_ids: np.ndarray  # [M], the row of each caption
+    captions: list[str]  # [M]
+    faults: dict[int, str]  # images that cannot be read, and why
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The readable images."""
+        return np.setdiff1d(np.arange(len(self.image_NVD)), list(self.faults))
+
+    def batches(
+        self, rows: np.ndarray, *, batch_size: int, seed: int, first_step: int = 0
+    ) -> Generator[Batch]:
+        """Pairs of features without end, a pure function of seed and step; one view and one caption of each image."""
+        groups_N = self.source.groups(np.arange(len(self.image_NVD)))
+        for step in count(first_step):
+            epochs, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), len(rows))
+            orders = {
+                e: np.random.default_rng([seed, e]).permutation(rows) for e in np.unique(epochs).tolist()
+            }
+            chosen = np.array([orders[e][p] for e, p in zip(epochs.tolist(), places.tolist(), strict=True)])
+            rng = np.random.default_rng([seed, step, 3])  # 1 is for patches, 2 for augmentation
+            views = rng.integers(self.image_NVD.shape[1], size=batch_size)
+            turns = rng.integers(1 << 30, size=batch_size) % np.diff(self.first)[chosen]
+            captions = self.caption_ids[self.first[chosen] + turns]
+            images = self.image_NVD[chosen, views].astype(np.float32)
+            texts = self.text_UD[captions].astype(np.float32)
+            torch.manual_seed(int(rng.integers(1 << 62)))  # for the heads' dropout in this step
+            yield Batch(images, texts, np.zeros(batch_size, np.int64), groups_N[chosen], captions)
+
+    def pool(self, embedder: Embedder, images: np.ndarray) -> Pool:
+        """Some images with all their captions, embedded by the heads alone."""
+        captions = np.concatenate([np.arange(*self.first[n : n + 2]) for n in images])
+        model, move = embedder.model, embedder.device.move
+        with torch.inference_mode():
+            image_NE = model.embed_images(move(as_tensor(self.image_NVD[images, 0])))
+            text_ME = model.embed_texts(
+                move(as_tensor(self.text_UD[self.caption_ids[captions]])), move(torch.zeros(1))
+            )
+        return Pool(
+            image_NE.cpu().numpy(),
+            text_ME.cpu().numpy(),
+            np.repeat(np.arange(len(images)), np.diff(self.first)[images]),
+            [self.captions[m] for m in captions],
+            images,
+            self.source.groups(images),
+            tuple(self.faults.values()),
+            tuple(self.faults),
+        )
+
+    def sample(self, num_images: int) -> np.ndarray:
+        return np.setdiff1d(self.source.sample(num_images), list(self.faults), assume_unique=True)
+
+
+def as_tensor(rows: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(rows.astype(np.float32))
+
+
+def compute_features(
+    embedder: Embedder, data: Data, *, flip: bool
+) -> Generator[Progress, None, tuple[Features, Features]]:
+    """Of the training and the validation side; what is on disk already is not computed again."""
+    towers = towers_fingerprint(embedder)
+    sides = []
+    for side, source in (("training", data.training), ("validation", data.validation)):
+        views = 2 if flip and side == "training" else 1
+        key = digest(towers.encode(), data.fingerprint.encode(), side.encode(), bytes([views]))
+        sides.append(
+            (yield from features_of(embedder, source, cache_folder() / "features" / key.hex(), views))
+        )
+    return sides[0], sides[1]
+
+
+def towers_fingerprint(embedder: Embedder) -> str:
+    """Of everything that features depend on; heads are not among it."""
+    size, tokenizer = embedder.model.size.described() | {"head": None}, embedder.tokenizer
+    state = hashlib.sha256(json.dumps([size, tokenizer.start, tokenizer.end, tokenizer.to_json()]).encode())
+    for tower in (embedder.model.image, embedder.model.text):
+        for name, tensor in sorted(tower.state_dict().items()):
+            state.update(name.encode())
+            state.update(tensor.detach().cpu().contiguous().numpy())
+    return state.hexdigest()
+
+
+def features_of(
+    embedder: Embedder, source: Source, folder: Path, views: int
+) -> Generator[Progress, None, Features]:
+    model, num_images = embedder.model, source.num_different
+    if num_images > MAX_PAIRS:
+        hint = "choose a smaller source, or train the towers too: `--tune full`"
+        raise UserError(f"{num_images:,} images are too many for cached features", hint=hint)
+    captions_N = [source.captions(index) for index in range(num_images)]
+    captions = [caption for some in captions_N for caption in some]
+    number_of = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
+    shapes = {
+        "images": (num_images, views, model.size.image.width),
+        "texts": (len(number_of), model.size.text.width),
+    }
+    with locked(folder), writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        done: dict[str, Any] = {"images": 0, "texts": 0, "faults": {}}
+        if (folder / "done.json").exists():
+            done = read_json(folder / "done.json")
+        else:
+            check_disk(sum(2 * int(np.prod(shape)) for shape in shapes.values()))
+        arrays = {
+            name: np.memmap(folder / name, np.float16, "r+" if done[name] else "w+", shape=shape)
+            for name, shape in shapes.items()
+        }
+        store = Store(folder, arrays, done)
+        yield from embed_images(embedder, source, store)
+        yield from embed_texts(embedder, list(number_of), store)
+        store.write()
+    first = np.concatenate([[0], np.cumsum([len(some) for some in captions_N])])
+    ids = np.array([number_of[caption] for caption in captions])
+    faults = {int(number): why for number, why in done["faults"].items()}
+    return Features(source, arrays["images"], arrays["texts"], first, ids, captions, faults)
+
+
+@dataclass
+class Store:
+    """Features on disk, and how many of them are computed."""
+
+    folder: Path
+    arrays: dict[str, np.memmap]
+    done: dict[str, Any]
+    written: float = 0.0
+
+    def write_if_due(self) -> None:
+        if time.monotonic() - self.written > SECONDS_BETWEEN_WRITES:
+            self.write()
+
+    def write(self) -> None:
+        for array in self.arrays.values():
+            array.flush()
+        write_atomically(self.folder / "done.json", json.dumps(self.done))
+        self.written = time.monotonic()
+
+
+@torch.inference_mode()
+def embed_images(embedder: Embedder, source: Source, store: Store) -> Generator[Progress, None, None]:
+    rows, size = store.arrays["images"], embedder.image_size
+    while (start := store.done["images"]) < len(rows):
+        yield Progress("embedding images", start, len(rows))
+        images = []
+        for index in range(start, min(start + IMAGES_AT_ONCE, len(rows))):
+            try:
+                images.append(next(squares([source.image(index, size)], size)))
+            except Unreadable as problem:  # only of a streamed source
+                images.append(np.zeros((3, size, size), np.uint8))
+                name = shortened_path(source.name(index))
+                store.done["faults"][str(index)] = f"`{name}` {shortened(str(problem))}"
+        pixels = embedder.device.move(torch.from_numpy(np.stack(images)))
+        for view in range(rows.shape[1]):
+            turned = pixels.flip(3) if view else pixels
+            rows[start : start + len(images), view] = embedder.model.image(turned).half().cpu().numpy()
+        store.done["images"] += len(images)
+        store.write_if_due()
+
+
+@torch.inference_mode()
+def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> Generator[Progress, None, None]:
+    """Short ones first, so that texts embedded together have about the same length."""
+    rows = store.arrays["texts"]
+    order = np.argsort(embedder.tokenizer.lengths(texts), kind="stable")
+    while (start := store.done["texts"]) < len(rows):
+        yield Progress("embedding captions", start, len(rows))
+        some = order[start : start + TEXTS_AT_ONCE]
+        encoded = embedder.tokenizer.encode([texts[n] for n in some], embedder.model.size.text_length)
+        inputs = (embedder.device.move(torch.from_numpy(part)) for part in encoded)
+        rows[some] = embedder.model.text(*inputs).half().cpu().numpy()
+        store.done["texts"] += len(some)
+        store.write_if_due()

@@ -1,0 +1,162 @@
+"""Prepares a run that starts from pretrained weights: what is trained, on which features, with which settings."""
+
+import json
+from collections.abc import Generator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from lapclip.autotune.resolve import Choice, Choices, asked_or
+from lapclip.config import BUDGETS, Config, LossName, with_values
+from lapclip.data.batches import Batch
+from lapclip.data.open import Data
+from lapclip.embedder import Embedder, find_model
+from lapclip.errors import UserError
+from lapclip.evaluate.pool import Pool
+from lapclip.finetune.features import Features, compute_features
+from lapclip.finetune.heads import BATCH_SIZE, STEPS, Candidate, sweep, with_heads
+from lapclip.machine.device import DEFAULT_THREADS, processor, set_up_process
+from lapclip.machine.hardware import read_machine
+from lapclip.model.clip import Size, shape_of
+from lapclip.runs.run import Run
+from lapclip.step.optim import build_optimizer
+from lapclip.train.prepare import SIDE_WORDS, own_tokenizer, sample_captions, write_run
+from lapclip.units import Progress, percent
+from lapclip.weights import checkpoint, encoders, reading
+from lapclip.weights.reading import Pretrained
+
+NUM_CAPTIONS_READ = 20_000
+
+
+@dataclass(frozen=True)
+class CachedFeatures:
+    """The features of both sides, as the training loop takes them."""
+
+    training: Features
+    validation: Features
+
+    def batches(self, *, batch_size: int, seed: int, first_step: int) -> Generator[Batch]:
+        rows = self.training.rows
+        return self.training.batches(rows, batch_size=batch_size, seed=seed, first_step=first_step)
+
+    def validation_pool(self, embedder: Embedder, num_images: int) -> Pool:
+        return self.validation.pool(embedder, self.validation.sample(num_images))
+
+
+def is_pretrained(config: Config) -> bool:
+    return bool(config.model.base or config.model.image_tower or config.model.text_tower)
+
+
+def find_pretrained(config: Config) -> tuple[Config, Pretrained]:
+    """The model to start from, and the config with its shape."""
+    model = config.model
+    if model.base and (model.image_tower or model.text_tower):
+        raise UserError(
+            "`--from` names a whole model, towers included", hint="omit `--image-tower` and `--text-tower`"
+        )
+    if model.base:
+        found = find_model(Path(model.base))
+    elif model.image_tower and model.text_tower:
+        found = encoders.compose(model.image_tower, model.text_tower)
+    else:
+        missing = "--text-tower minilm" if model.image_tower else "--image-tower efficientnet-lite0"
+        raise UserError("a model needs both towers", hint=f"add `{missing}`")
+    return with_shape(config, found.model.size), found
+
+
+def with_shape(config: Config, size: Size) -> Config:
+    own = replace(
+        config.model, shape=json.dumps(size.described()), text_length=None, image_size=None, patch_size=None
+    )
+    return replace(config, model=own)
+
+
+def preparing_heads(
+    config: Config, found: Pretrained, name: str | None, data: Data, reserved: Run | None = None
+) -> Generator[Progress | str, None, tuple[Run, CachedFeatures]]:
+    """Computes features, compares head settings, and writes a run that trains the best ones."""
+    threads = config.device.threads or DEFAULT_THREADS
+    set_up_process(threads, keep_memory=True)
+    captions = sample_captions(data.training, NUM_CAPTIONS_READ)
+    says_sides = sum(bool(SIDE_WORDS.search(caption)) for caption in captions) / max(1, len(captions))
+    flip = asked_or(config, "flip", flip_choice(says_sides))
+    config = with_values(config, {"flip": flip.value})
+    cached = yield from open_features(config, found, data)
+    loss: LossName = "sigmoid" if found.model.bias is not None else "softmax"
+    batch_size = min(config.train.batch_size or BATCH_SIZE, len(cached.training.rows))
+    base = replace(config.train, loss=loss, batch_size=batch_size)
+    judged = yield from sweep(found, cached.training, base, threads)
+    best = judged[0]
+    choices = resolve_heads(config, judged, batch_size, loss, data) | {"flip": flip}
+    config = with_values(config, {key: choice.value for key, choice in choices.items()})
+    model = with_heads(found, best.head, cached.training, seed=config.train.seed)
+    config = with_shape(config, model.size)
+    size = model.size
+    config = with_values(
+        config,
+        {
+            "image_size": size.image_size,
+            "patch_size": size.patch_size,
+            "text_length": size.text_length,
+            "source": data.source,
+            "images": data.images,
+        },
+    )
+    machine = asdict(read_machine()) | {"sweep": [asdict(candidate) for candidate in judged]}
+    run = write_run(config, choices, data, found.tokenizer, name, machine, model.num_parameters, reserved)
+    checkpoint.save(run.checkpoints, model, build_optimizer(model, config.train), checkpoint.Progress())
+    return run, cached
+
+
+def open_features(config: Config, found: Pretrained, data: Data) -> Generator[Progress, None, CachedFeatures]:
+    embedder = Embedder(found.model.eval(), found.tokenizer, processor())
+    return CachedFeatures(*(yield from compute_features(embedder, data, flip=bool(config.data.flip))))
+
+
+def reopen_features(config: Config, run: Run, data: Data) -> Generator[Progress, None, CachedFeatures]:
+    """Of a run that is resumed; they are computed again only if they were removed."""
+    newest = checkpoint.latest(run.checkpoints)
+    if newest is None:
+        raise UserError(f"run `{run.name}` has no checkpoint", hint="start it again")
+    size, tokenizer = shape_of(config.model), own_tokenizer(config, run)
+    model = reading.read_model(newest, size, tokenizer.vocab_size, config.train.loss == "sigmoid")
+    return (yield from open_features(config, Pretrained(run.name, model, tokenizer, None), data))
+
+
+def flip_choice(says_sides: float) -> Choice:
+    if says_sides > 0.02:
+        return Choice(False, f"{says_sides:.0%} of the captions mention left or right")
+    return Choice(True, "few captions mention left or right")
+
+
+def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss: str, data: Data) -> Choices:
+    best = judged[0]
+    how = "as best for Flickr8k; too few images to compare settings"
+    if best.recall:
+        others = ", ".join(percent(candidate.recall) for candidate in judged[1:])
+        how = f"best of {len(judged)} head settings on training images held back"
+        how += f": mean recall {percent(best.recall)}, others {others}"
+    proposed: Choices = {
+        "tune": Choice("heads", "the towers are frozen, their features computed once"),
+        "batch_size": Choice(batch_size, "large batches cost little on features"),
+        "loss": Choice(loss, "as the pretrained model"),
+        "lr": Choice(best.lr, how),
+        "keep_patches": Choice(1.0, "features are of whole images"),
+        "crop": Choice(1.0, "features are of whole images"),
+        "colour": Choice(0.0, "features are of unchanged images"),
+        "pack": Choice(True, "as for other runs"),
+        "workers": Choice(0, "features are only copied"),
+        "precision": Choice("fp32", "the most precise"),
+        "threads": Choice(DEFAULT_THREADS, "torch's default"),
+        "chunk": Choice(batch_size, "the whole batch"),
+        "compile": Choice(False, "heads are small"),
+        "keep_memory": Choice(True, "otherwise, on Linux, each step allocates its memory again"),
+    }
+    if all(getattr(config.train, budget) is None for budget in BUDGETS):
+        proposed["steps"] = Choice(STEPS, "as in the comparison of head settings")
+    steps = config.train.steps or STEPS
+    proposed["eval_every"] = Choice(str(max(1, steps // 5)), "five evaluations per run")
+    choices = {key: asked_or(config, key, choice) for key, choice in proposed.items()}
+    choices["device"] = Choice("cpu", "heads are small")
+    if (num := data.validation.num_pairs) < config.data.num_validation:
+        choices["num_validation"] = Choice(num, f"all validation images of `{config.data.source}`")
+    return choices

@@ -1,0 +1,175 @@
+"""Pretrained encoders of other projects as towers: pixels or token ids in, one vector of features each out.
+
+Shapes: B images or texts, T tokens, D width of the features.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lapclip.errors import UserError, shortened
+from lapclip.model.blocks import MLP, Attention, Shape
+
+MAX_NUMBER, MAX_NUMBERS = 2_000_000, 2000  # that describe an encoder
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Which of `ENCODERS` a tower is, and the numbers it is built from."""
+
+    kind: str
+    numbers: dict[str, Any]
+
+    def problem(self) -> str | None:
+        """What is wrong with numbers that may come from a file of a stranger."""
+        leaves = [self.numbers]
+        for value in leaves:
+            if isinstance(value, dict | list):
+                leaves += value.values() if isinstance(value, dict) else value
+            if len(leaves) > MAX_NUMBERS or (isinstance(value, int | float) and abs(value) > MAX_NUMBER):
+                return f"its `{shortened(self.kind)}` tower is described by implausible numbers"
+        return None if self.kind in ENCODERS else f"towers of kind `{shortened(self.kind)}` are not known"
+
+    def build(self) -> nn.Module:
+        """The module with random weights."""
+        try:
+            return ENCODERS[self.kind](**self.numbers)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            problem = f"the model has a tower of kind `{shortened(self.kind)}` that cannot be built"
+            hint = "copy the whole folder again"
+            raise UserError(f"{problem}: {shortened(str(error))}", hint=hint) from None
+
+
+class SameConv(nn.Conv2d):
+    """A convolution with TensorFlow's `SAME` padding: of an odd number of pixels, one more at the end."""
+
+    def __init__(self, width: int, out: int, kernel: int = 1, stride: int = 1, groups: int = 1):
+        super().__init__(width, out, kernel, stride, padding=kernel // 2 if stride == 1 else 0, groups=groups)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.stride[0] > 1:
+            step, kernel = self.stride[0], self.kernel_size[0]
+            missing = [max((-(-n // step) - 1) * step + kernel - n, 0) for n in (x.shape[3], x.shape[2])]
+            x = F.pad(x, [part for n in missing for part in (n // 2, n - n // 2)])
+        return super().forward(x)
+
+
+class InvertedResidual(nn.Module):
+    """Expands channels, convolves each alone, and projects back; with a residual connection where shapes agree."""
+
+    def __init__(self, width: int, hidden: int, out: int, kernel: int, stride: int):
+        super().__init__()
+        self.expand = SameConv(width, hidden) if hidden != width else None
+        self.depthwise = SameConv(hidden, hidden, kernel, stride, groups=hidden)
+        self.project = SameConv(hidden, out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if self.expand is None else F.relu6(self.expand(x))
+        y = self.project(F.relu6(self.depthwise(y)))
+        return x + y if x.shape == y.shape else y
+
+
+class EfficientNetLite(nn.Module):
+    """EfficientNet-Lite without its classifier; batch norms are part of the convolutions."""
+
+    def __init__(self, stem: int, blocks: Sequence[Sequence[int]], width: int):
+        super().__init__()
+        self.stem = SameConv(3, stem, 3, 2)
+        self.blocks = nn.Sequential(*(InvertedResidual(*numbers) for numbers in blocks))
+        self.head = SameConv(blocks[-1][2], width)
+
+    def forward(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
+        x = ((images.float() - 127) / 128).contiguous(memory_format=torch.channels_last)
+        return F.relu6(self.head(self.blocks(F.relu6(self.stem(x))))).mean((2, 3))
+
+
+class BertBlock(nn.Module):
+    """Attention, then an MLP, each with a residual connection and then a norm."""
+
+    def __init__(self, shape: Shape, activation: str, norm_eps: float):
+        super().__init__()
+        self.attention = Attention(shape.width, shape.heads)
+        self.norm1 = nn.LayerNorm(shape.width, norm_eps)
+        self.mlp = MLP(shape, activation)
+        self.norm2 = nn.LayerNorm(shape.width, norm_eps)
+
+    def forward(self, x_BTD: Tensor, mask: Tensor) -> Tensor:
+        x_BTD = self.norm1(x_BTD + self.attention(x_BTD, mask))
+        return self.norm2(x_BTD + self.mlp(x_BTD))
+
+
+class Bert(nn.Module):
+    """BERT, read out as the mean over the tokens of each text, as sentence encoders do."""
+
+    def __init__(
+        self,
+        width: int,
+        depth: int,
+        heads: int,
+        hidden: int,
+        vocab_size: int,
+        text_length: int,
+        norm_eps: float,
+    ):
+        super().__init__()
+        shape = Shape(width, depth, heads, hidden)
+        self.embed = nn.Embedding(vocab_size, width)
+        self.positions = nn.Parameter(torch.zeros(text_length, width))
+        self.norm = nn.LayerNorm(width, norm_eps)
+        self.blocks = nn.ModuleList(BertBlock(shape, "gelu", norm_eps) for _ in range(depth))
+
+    def forward(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
+        x_BTD = self.norm(self.embed(tokens_BT) + self.positions[: tokens_BT.shape[1]])
+        is_text_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) <= ends_B[:, None]
+        for block in self.blocks:
+            x_BTD = block(x_BTD, is_text_BT[:, None, None])
+        return masked_mean(x_BTD, is_text_BT)
+
+
+def masked_mean(x_BTD: Tensor, kept_BT: Tensor) -> Tensor:
+    return (x_BTD * kept_BT[..., None]).sum(1) / kept_BT.sum(1, keepdim=True)
+
+
+class TimmImage(nn.Module):
+    """An image model of the timm library, without its classifier."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, name: str, mean: Sequence[float], std: Sequence[float]):
+        super().__init__()
+        import timm
+
+        if not re.fullmatch(r"[a-z0-9_.]+", name):  # others would be downloaded
+            raise ValueError(f"`{name}` is not the name of a timm model")
+        self.model = timm.create_model(name, pretrained=False, num_classes=0)
+        for part, values in (("mean", mean), ("std", std)):
+            self.register_buffer(part, 255 * torch.tensor(values).view(3, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
+        return self.model((images.float() - self.mean) / self.std)
+
+
+class TransformersText(nn.Module):
+    """A text encoder of the transformers library, read out as the mean over the tokens of each text."""
+
+    def __init__(self, config: dict[str, Any]):
+        super().__init__()
+        from transformers import AutoConfig, AutoModel
+
+        self.model = AutoModel.from_config(AutoConfig.for_model(**config))
+
+    def forward(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
+        is_text_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) <= ends_B[:, None]
+        found = self.model(input_ids=tokens_BT, attention_mask=is_text_BT.long())
+        return masked_mean(found.last_hidden_state, is_text_BT)
+
+
+ENCODERS: dict[str, Callable[..., nn.Module]] = {
+    "efficientnet-lite": EfficientNetLite, "bert": Bert, "timm": TimmImage, "transformers": TransformersText
+}  # fmt: skip
