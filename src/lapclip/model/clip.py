@@ -109,6 +109,11 @@ class CLIP(nn.Module):
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
 
+    @property
+    def num_trained(self) -> int:
+        """Parameters that are not frozen."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
     def use_recompute(self, enabled: bool) -> None:
         """Whether activations are computed again in the backward pass instead of kept: less memory, more work."""
         for module in self.modules():

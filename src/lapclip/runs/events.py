@@ -59,6 +59,7 @@ class Started(Event):
     minutes: AboveZero | None
     total_steps: Positive | None
     validation_limit: ValidationLimit | None = None
+    num_trained: Count | None = None  # parameters, where some are frozen
 
 
 @dataclass(frozen=True)

@@ -191,6 +191,7 @@ class Loop:
                 seconds=now.seconds,
                 pid=os.getpid(),
                 num_parameters=self.update.model.num_parameters,
+                num_trained=None if self.cached is None else self.update.model.num_trained,
                 num_train=data.training.num_pairs,
                 batch_size=cfg.batch_size,
                 chunk=cfg.chunk,

@@ -25,7 +25,9 @@ def sentence(event: Event) -> str:
     match event:
         case Started():
             resumed = f"resuming after {duration(event.seconds)} of training"
-            return f"step {event.step:,}: {resumed if event.step else 'training starts'}"
+            trained = f", {event.num_trained:,} of {event.num_parameters:,} parameters are trained"
+            said = resumed if event.step else "training starts"
+            return f"step {event.step:,}: {said}{trained if event.num_trained is not None else ''}"
         case Evaluated():
             found = event.recall["text_to_image"]
             shares = (
