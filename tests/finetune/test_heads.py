@@ -182,13 +182,14 @@ def test_towers_of_packages_compute_what_their_libraries_do():
     texts = ["A dog runs .", "two people in the snow, with a red sled"]
     words = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
     with torch.inference_mode():
-        hidden, kept = (
-            AutoModel.from_pretrained(folder)(**words).last_hidden_state,
-            words["attention_mask"][..., None],
-        )
+        layers = AutoModel.from_pretrained(folder)(**words, output_hidden_states=True).hidden_states
+        kept = words["attention_mask"][..., None]
+        means = [(layer * kept).sum(1) / kept.sum(1) for layer in layers]
         tokens, ends = map(torch.from_numpy, found.tokenizer.encode(texts, 128))
+        ours = found.model.text(tokens, ends)
         torch.testing.assert_close(
-            found.model.text(tokens, ends), (hidden * kept).sum(1) / kept.sum(1), atol=1e-5, rtol=0
+            ours[:, : 5 * 384], torch.cat([means[0], *means[-4:]], 1), atol=1e-5, rtol=0
         )
+        torch.testing.assert_close(ours[0, -384:], layers[-1][0, : kept[0].sum()].amax(0), atol=1e-5, rtol=0)
         features = found.model.image(torch.full((1, 3, 224, 224), 127, dtype=torch.uint8))
-    assert features.shape == (1, 1280) and features.min() >= 0 and features.max() <= 6
+    assert features.shape == (1, 2560) and features.min() >= 0 and features.max() <= 6

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import MLP, Attention, Shape
 
+LAST_LAYERS = 4  # of a text encoder that features are read from, besides its first
 MAX_NUMBER, MAX_NUMBERS = 2_000_000, 2000  # that describe an encoder
 
 
@@ -84,8 +85,10 @@ class EfficientNetLite(nn.Module):
         self.head = SameConv(blocks[-1][2], width)
 
     def forward(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
+        """Mean and maximum over the image, of each channel."""
         x = ((images.float() - 127) / 128).contiguous(memory_format=torch.channels_last)
-        return F.relu6(self.head(self.blocks(F.relu6(self.stem(x))))).mean((2, 3))
+        x = F.relu6(self.head(self.blocks(F.relu6(self.stem(x)))))
+        return torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1)
 
 
 class BertBlock(nn.Module):
@@ -104,7 +107,7 @@ class BertBlock(nn.Module):
 
 
 class Bert(nn.Module):
-    """BERT, read out as the mean over the tokens of each text, as sentence encoders do."""
+    """BERT without its pooling layer."""
 
     def __init__(
         self,
@@ -126,13 +129,20 @@ class Bert(nn.Module):
     def forward(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
         x_BTD = self.norm(self.embed(tokens_BT) + self.positions[: tokens_BT.shape[1]])
         is_text_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) <= ends_B[:, None]
+        layers = [x_BTD]
         for block in self.blocks:
-            x_BTD = block(x_BTD, is_text_BT[:, None, None])
-        return masked_mean(x_BTD, is_text_BT)
+            layers.append(block(layers[-1], is_text_BT[:, None, None]))
+        return read_out(layers, is_text_BT)
 
 
-def masked_mean(x_BTD: Tensor, kept_BT: Tensor) -> Tensor:
-    return (x_BTD * kept_BT[..., None]).sum(1) / kept_BT.sum(1, keepdim=True)
+def read_out(layers: Sequence[Tensor], kept_BT: Tensor) -> Tensor:
+    """Features of each text: the mean over its tokens in the first and in the last layers, and the last's maximum.
+
+    The last layer's mean alone is what sentence encoders give; the others hold more of the single words.
+    """
+    used, kept = [layers[0], *layers[-LAST_LAYERS:]], kept_BT[..., None]
+    means = [(layer * kept).sum(1) / kept.sum(1) for layer in used]
+    return torch.cat([*means, layers[-1].masked_fill(~kept, -torch.inf).amax(1)], dim=1)
 
 
 class TimmImage(nn.Module):
@@ -156,7 +166,7 @@ class TimmImage(nn.Module):
 
 
 class TransformersText(nn.Module):
-    """A text encoder of the transformers library, read out as the mean over the tokens of each text."""
+    """A text encoder of the transformers library."""
 
     def __init__(self, config: dict[str, Any]):
         super().__init__()
@@ -166,8 +176,8 @@ class TransformersText(nn.Module):
 
     def forward(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
         is_text_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) <= ends_B[:, None]
-        found = self.model(input_ids=tokens_BT, attention_mask=is_text_BT.long())
-        return masked_mean(found.last_hidden_state, is_text_BT)
+        masks = {"attention_mask": is_text_BT.long(), "output_hidden_states": True}
+        return read_out(self.model(input_ids=tokens_BT, **masks).hidden_states, is_text_BT)
 
 
 ENCODERS: dict[str, Callable[..., nn.Module]] = {

@@ -13,7 +13,7 @@ from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, shortened, suggest
 from lapclip.model.blocks import Shape
 from lapclip.model.clip import CLIP
-from lapclip.model.encoders import Encoder, TimmImage, TransformersText
+from lapclip.model.encoders import LAST_LAYERS, Encoder, TimmImage, TransformersText
 from lapclip.model.towers import Size
 from lapclip.weights import reading
 from lapclip.weights.hugging_face import DESCRIPTION, framed
@@ -127,7 +127,7 @@ def find_image(name: str) -> Found:
         width = len(project)
     head = add("head", "_conv_head", "_bn1")
     numbers = {"stem": len(stem), "blocks": blocks, "width": len(head)}
-    return Found(Encoder("efficientnet-lite", numbers), len(head), weights, package.image_size)
+    return Found(Encoder("efficientnet-lite", numbers), 2 * len(head), weights, package.image_size)
 
 
 def find_timm(name: str) -> Found:
@@ -168,7 +168,7 @@ def find_text(name: str) -> Found:
     else:
         encoder, weights = transformers_text(folder, config, weights)
     width = next((config[key] for key in ("hidden_size", "dim", "d_model") if key in config), 0)
-    return Found(encoder, width, weights, tokenizer=tokenizer)
+    return Found(encoder, (2 + LAST_LAYERS) * width, weights, tokenizer=tokenizer)
 
 
 def bert(
