@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torchvision_without_cuda  # noqa: F401
 from PIL import Image
 
 from lapclip.cli import run_command

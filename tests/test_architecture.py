@@ -28,7 +28,7 @@ LAYERS = [
     ("4", ["embedder", "autotune"]),
     ("5", ["evaluate"]),
     ("6", ["train"]),
-    ("7", ["search", "bench", "finetune"]),
+    ("7", ["search", "bench", "finetune", "export"]),
     ("8", ["serve"]),
     ("9", ["cli", "__init__", "__main__"]),
 ]
@@ -150,7 +150,7 @@ def test_help_mistakes_and_wrong_paths_cost_no_torch(tmp_path):
     commands = (
         "--help", "train --help", "train --minuts 3", "train --steps 0", "train none", "train none --background",
         "train --resume none", "data check none", "data pack none", "bench none",
-        "eval none", "eval . none", "index none",
+        "eval none", "eval . none", "index none", "export none --to hf --out x",
         "index . --model none", "search --like none.jpg", "search cat --model none",
         "serve --model none --no-open", "watch none", "report none",
     )  # fmt: skip

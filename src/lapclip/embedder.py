@@ -6,6 +6,7 @@ Shapes: N images, M texts, L labels, E embedding.
 import hashlib
 import json
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
@@ -20,7 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from lapclip.config import DeviceName
-from lapclip.data.images import as_list, list_of_texts, squares
+from lapclip.data.decode import Decoded
+from lapclip.data.images import as_list, decode_as_trained, list_of_texts, squares
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, printable, shortened, suggest
 from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
@@ -28,7 +30,7 @@ from lapclip.model.clip import CLIP, shape_of
 from lapclip.runs.run import RUNS, Run, is_run, open_run
 from lapclip.step.loss import NEEDS_BIAS
 from lapclip.weights import folder as own
-from lapclip.weights import hub, hugging_face, reading
+from lapclip.weights import hub, hugging_face, open_clip, reading
 from lapclip.weights.checkpoint import MODEL, best
 from lapclip.weights.reading import Pretrained
 
@@ -69,6 +71,7 @@ class Embedder:
     ):
         self.model, self.tokenizer, self.device, self.chunk = model, tokenizer, device, chunk
         self.name, self.weights = name, weights
+        self.has_warned = False  # that a text was too long
         self.lock: AbstractContextManager[Any] = threading.Lock() if device.is_accelerator else nullcontext()
 
     def __repr__(self) -> str:
@@ -95,6 +98,7 @@ class Embedder:
         """16 hex digits of weights, tokenizer and shape: models with the same fingerprint embed equally."""
         tokenizer = self.tokenizer
         about = [self.model.size.described(), tokenizer.start, tokenizer.end, tokenizer.to_json()]
+        about += [tokenizer.pad] if tokenizer.is_full else []  # else no token sees the padding
         state = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for name, tensor in sorted(self.model.state_dict().items()):
             state.update(f"{name} {list(tensor.shape)}".encode())
@@ -109,7 +113,7 @@ class Embedder:
         there is one for many images, on a terminal or in a notebook.
         """
         several = as_list(images)
-        with closing(squares(several, self.image_size)) as items:
+        with closing(squares(several, self.image_size, self.model.size.resize)) as items:
             return self.in_chunks(items, len(several), lambda some: self.pixels(np.stack(some)), progress)
 
     def texts(self, texts: Sequence[str] | np.ndarray, *, progress: bool | None = None) -> Rows:
@@ -118,6 +122,10 @@ class Embedder:
         return self.in_chunks(
             iter(texts), len(texts), lambda some: self.embed(some, self.embed_words), progress
         )
+
+    def decode(self, data: bytes) -> Decoded:
+        """An encoded image as `pixels` takes it; Unreadable when it is none."""
+        return decode_as_trained(data, self.image_size, self.model.size.resize)
 
     def pixels(self, pixels: np.ndarray) -> Rows:
         """Float32 unit rows of images that are bytes [n, 3, S, S] already, with S = `image_size`."""
@@ -227,7 +235,13 @@ class Embedder:
     def embed_words(self, texts: Sequence[str]) -> Tensor:
         # A tokenizer refuses lone surrogates, which names of files and JSON can hold.
         whole = [text.encode("utf-8", "replace").decode() for text in texts]
-        tokens, ends = self.tokenizer.encode(whole, self.model.size.text_length)
+        length = self.model.size.text_length
+        tokens, ends = self.tokenizer.encode(whole, length)
+        if not self.has_warned and (ends == length - 1).any():  # full rows, of which some may be just as long
+            full = [text for text, end in zip(whole, ends, strict=True) if end == length - 1]
+            self.has_warned = bool((self.tokenizer.lengths(full) > length).any())
+            if self.has_warned:
+                warnings.warn(f"a text has more than {length} tokens: the rest is ignored", stacklevel=2)
         return self.model.embed_texts(*(self.device.move(torch.from_numpy(a)) for a in (tokens, ends)))
 
 
@@ -264,7 +278,10 @@ def progress_bar(total: int, *, always: bool, what: str = "embedding") -> Iterat
 
 
 def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
-    """The best model of a run, by its name or path; or a checkpoint, a model folder, a CLIP of Hugging Face's hub."""
+    """The best model of a run, by its name or path; or a checkpoint, a model folder, a CLIP of Hugging Face's hub.
+
+    Also a folder of another program (CLIP and SigLIP of transformers, OpenCLIP), or a file of weights as OpenAI's.
+    """
     place = device_named(device)
     try:
         found = find_model(Path(path))
@@ -276,16 +293,21 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
 
 
 def find_model(path: Path) -> Pretrained:
+    path = path.parent if path.name == MODEL and path.is_file() else path
     if is_run(path) or is_run(RUNS / path):
         run = open_run(str(path))
         return load_checkpoint(run, None, run.name)
     if (path / own.DESCRIPTION).is_file():
         return own.load_model_folder(path)
-    if (path / hugging_face.DESCRIPTION).is_file():
+    others = open_clip.model_file(path)
+    is_open_clip = others is not None and (others.parent / open_clip.DESCRIPTION).is_file()
+    if (path / hugging_face.DESCRIPTION).is_file() and not (is_open_clip and not (path / MODEL).exists()):
         return hugging_face.load_hugging_face_folder(path)
     run_above = path.absolute().parent.parent
     if (path / MODEL).is_file() and (run_above / "config.toml").is_file():
         return load_checkpoint(Run(run_above), path, f"{run_above.name} {path.absolute().name}")
+    if others is not None:
+        return open_clip.load_file(others)
     if hub.must_fetch(reference := str(path)):
         work = hub.fetch(reference)
         with progress_bar(next(work).total, always=False, what=f"downloading {reference} (MB)") as show:
@@ -316,8 +338,8 @@ def nothing_there(path: Path) -> UserError:
     """Names what could be loaded instead: the runs here, and models beside the path."""
     if path.is_file():
         hint = f"name its folder: `{path.parent}`"
-        return UserError(f"`{path}` is a file, but a model is a folder", hint=hint)
-    markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, MODEL)
+        return UserError(f"`{path}` is a file, but a model is a folder or a file of weights", hint=hint)
+    markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, open_clip.DESCRIPTION, MODEL)
     known = [
         child.name if folder == RUNS else str(child)
         for folder in (path.parent, RUNS)
@@ -327,5 +349,5 @@ def nothing_there(path: Path) -> UserError:
     there = "; there are " + ", ".join(f"`{name}`" for name in known[:5]) if known else "; there is none here"
     shown = shortened(str(path))
     what = f"`{shown}` holds no model" if path.is_dir() else f"there is no model `{shown}`"
-    hint = "name a run, a checkpoint, a model folder, or a Hugging Face CLIP folder"
+    hint = "name a run, a checkpoint, or a folder or file of a CLIP model"
     return UserError(f"{what}{suggest(str(path), known) or there}", hint=hint)

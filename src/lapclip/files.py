@@ -81,6 +81,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     return content
 
 
+WEIGHT_FILES = (".safetensors", ".pt", ".pth", ".bin")  # that may hold a model
 # By these, files that lapclip wrote are recognised.
 HTML_SIGN = '<meta name="generator" content="lapclip report">'
 PNG_SIGN = ("Software", "lapclip")

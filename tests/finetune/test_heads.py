@@ -37,6 +37,7 @@ def base() -> Path:
     """A model folder, as `Embedder.save` writes it."""
     torch.manual_seed(0)
     tokenizer = train_bpe(["red green blue old new cat dog tree number 1 2 3"], 400)
+    tokenizer = tokenizer.with_ids(5, 6, 7, is_full=False)  # as other programs have them
     model = CLIP(SIZE, vocab_size=tokenizer.vocab_size)
     return Embedder(model, tokenizer, processor(), name="base").save("base")
 
@@ -54,7 +55,9 @@ def test_heads_learn_and_the_towers_stay_as_they_are(base, call, monkeypatch):
     ran = call("train", "photos", "--from", "base", "--run", "mine", "--steps", "60", "--json")
     assert ran.returncode == 0, ran.stderr
     assert "best of 4 head settings" in " ".join(ran.stderr.split())
-    before, after = lapclip.load("base").model, lapclip.load("mine").model
+    before, trained = lapclip.load("base").model, lapclip.load("mine")
+    after, tokenizer = trained.model, trained.tokenizer
+    assert (tokenizer.start, tokenizer.end, tokenizer.pad) == (5, 6, 7)
     assert f"{after.num_parameters:,} parameters are trained" in ran.stderr
     for tower in ("image", "text"):
         old, new = (getattr(model, tower).state_dict() for model in (before, after))
@@ -66,6 +69,41 @@ def test_heads_learn_and_the_towers_stay_as_they_are(base, call, monkeypatch):
     assert again.returncode == 0 and "step 70" in again.stderr, again.stderr
     assert call("index", "photos", "--model", "mine").returncode == 0
     assert call("search", "red cat").returncode == 0
+
+
+@pytest.mark.parametrize("tune", ["lora", "last-k", "text", "full"])
+def test_parts_of_the_towers_are_trained_and_the_rest_stays(base, call, tune):
+    picture_folder(Path("photos"), 40)
+    flags = ["--run", "mine", "--steps", "6", "--batch-size", "16", "--last-k", "1", "--no-compile"]
+    ran = call("train", "photos", "--from", "base", "--tune", tune, *flags)
+    assert ran.returncode == 0, ran.stderr
+    before, after = (lapclip.load(name).model.state_dict() for name in ("base", "mine"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    towers = {name for name in changed if name.startswith(("image.", "text."))}
+    expected = {
+        "lora": lambda name: "attention" in name and name.endswith("weight"),
+        "last-k": lambda name: ".blocks.1." in name,
+        "text": lambda name: name.startswith("text."),
+        "full": lambda name: True,
+    }[tune]
+    assert towers and all(expected(name) for name in towers), sorted(towers)
+    assert "project_image.weight" in changed and "parameters are trained" in ran.stderr
+    assert call("train", "--resume", "mine", "--steps", "8").returncode == 0
+
+
+def test_merged_adapters_compute_what_they_did_apart():
+    torch.manual_seed(0)
+    model = CLIP(replace(SIZE, lora_rank=3), vocab_size=40).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith(".up"):
+            torch.nn.init.normal_(parameter)
+    images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8)
+    with torch.inference_mode():
+        apart = model.embed_images(images)
+    model.merge_adapters()
+    with torch.inference_mode():
+        assert torch.equal(model.embed_images(images), apart)
+    assert model.state_dict().keys() == CLIP(SIZE, vocab_size=40).state_dict().keys()
 
 
 def test_heads_start_at_the_projections_of_the_model(base):

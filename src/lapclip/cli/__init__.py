@@ -16,6 +16,7 @@ from lapclip import __version__
 from lapclip.cli.bench import bench
 from lapclip.cli.data import data
 from lapclip.cli.evaluate import evaluate
+from lapclip.cli.export import export
 from lapclip.cli.index import index
 from lapclip.cli.models import models
 from lapclip.cli.report import report
@@ -37,7 +38,7 @@ app = App(
 )
 app.command(train)
 app.command(evaluate, name="eval")
-for command in (index, search, serve, models, data, bench, report, runs, watch):
+for command in (index, search, serve, models, data, bench, report, runs, watch, export):
     app.command(command)
 
 
@@ -47,6 +48,7 @@ def run_command(arguments: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # in a locale without UTF-8, what it lacks is escaped
             stream.reconfigure(errors="backslashreplace")
     warnings.filterwarnings("ignore", module="PIL")  # about metadata of images
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"  # without a line of code
     if arguments[:1] == ["search"] and "--" in arguments:
         end = arguments.index("--") + 1  # from here on, words: no flag begins with a space
         arguments = [*arguments[:end], *(f" {word}" for word in arguments[end:])]

@@ -53,7 +53,7 @@ def evaluate(
     A source with classes, such as one folder per class, is also classified zero-shot.
 
     Args:
-        run: a run, by name or path (its best checkpoint), or a folder with a model
+        run: a run, by name or path (its best checkpoint), or a folder or file with a model
         source: source to evaluate on; by default the validation set of the run's source
         num_validation: number of images to search; by default as many as in training, or all of SOURCE
         pool_size: search exactly this many images at a time, so that results are comparable
@@ -131,6 +131,7 @@ def check_numbers(num_validation: int | None, pool_size: int | None, mistakes: i
 
 def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, Path | None]:
     """The settings and the folder of a run, or of the run of a checkpoint; None for other models."""
+    from lapclip.files import WEIGHT_FILES
     from lapclip.runs.run import Run, open_run
     from lapclip.weights.hub import local
 
@@ -138,7 +139,8 @@ def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, 
     try:
         run = open_run(name)
     except UserError:
-        if not path.is_dir() and not local(name):
+        is_file = path.is_file() and path.name.endswith(WEIGHT_FILES)
+        if not path.is_dir() and not is_file and not local(name):
             raise
         above = path.absolute().parents
         if path.absolute().parent.name != "checkpoints" or not (above[1] / "config.toml").is_file():

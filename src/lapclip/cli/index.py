@@ -43,7 +43,7 @@ def index(
 
     Args:
         folders: folders with images; by default all folders of the index
-        model: a run, by name or path, a folder with a model, a name of `lapclip models`, or `hf-hub:OWNER/NAME`
+        model: a run, by name or path, a folder or file with a model, a name of `lapclip models`, or `hf-hub:OWNER/NAME`
         fresh: embed everything again; also repairs a damaged index
         forget: remove a folder and its images from the index
         list: show every index
@@ -105,7 +105,7 @@ def choose_model(model: str | None) -> ChosenModel:
     known = indexes_of(model)
     if known:
         last, why = known[0], "" if model else "as before"
-        if os.path.isdir(last.model):
+        if os.path.exists(last.model):
             return ChosenModel(last.model, last.model, last.name, why)
         why = "from the copy in the index: its run no longer exists"
         return ChosenModel(str(last.path / MODEL), last.model, last.name, why)

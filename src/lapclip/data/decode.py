@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from PIL import Image, ImageFile, TiffImagePlugin
@@ -45,6 +46,9 @@ RECORD = np.dtype(
         ("thumb", "u1", (THUMB, THUMB, 3)),
     ]
 )
+# How an image becomes the square that a model looks at: in two steps, as packs store it; its short side resized, then
+# the middle cropped, with half pixels as transformers or as torchvision round them; or both sides resized.
+RESIZES = ("packed", *(how + by for how in ("crop", "crop-rounded", "squash") for by in ("", "-bilinear")))
 Box = tuple[float, float, float, float]
 ImageFile.LOAD_TRUNCATED_IMAGES = False  # half an image is a broken one
 
@@ -81,16 +85,18 @@ def decode(data: bytes, size: int) -> Decoded:
     return Decoded(channels_first(square), record)
 
 
-def read_square(data: bytes, size: int, *, with_thumb: bool = False) -> tuple[Image.Image, np.ndarray]:
+def read_square(
+    data: bytes, size: int, *, resize: str = "packed", with_thumb: bool = False
+) -> tuple[Image.Image, np.ndarray]:
     """The center square, RGB and upright, with a record of the original; Unreadable when it is none."""
-    record = np.zeros((), RECORD)
-    with open_image(data, lambda *_: (size, size)) as (image, (width, height), extent):
+    record, smallest = np.zeros((), RECORD), partial(resized_whole, size=size, resize=resize, factor=2)
+    with open_image(data, smallest) as (image, (width, height), extent):
         turned = orientation(image)
         is_lying = turned in (5, 6, 7, 8) and image.format != "TIFF"  # whose size Pillow gives upright
         record["width"], record["height"] = (height, width) if is_lying else (width, height)
         record["format"] = FORMATS.index(image.format or "")
         record["traits"] = trait_bits(image, turned)
-        square = upright(center_square(image, size, extent), image)
+        square = upright(square_by(resize, image, size, extent), image)
         if with_thumb:
             whole = square
             if width != height:
@@ -100,6 +106,38 @@ def read_square(data: bytes, size: int, *, with_thumb: bool = False) -> tuple[Im
             record["dhash"] = np.packbits(grey[:, 1:] < grey[:, :-1]).view("<u8")[0]
             record["traits"] |= WHOLE
         return square, record
+
+
+def resized_whole(width: float, height: float, size: int, resize: str, factor: int = 1) -> tuple[int, int]:
+    """Width and height of all of an image before the middle is cropped, or a JPEG is decoded to at least.
+
+    Others decode at full size; from twice the size of the result on there is hardly a difference.
+    """
+    if resize == "packed":
+        return size, size
+    size *= factor
+    if resize.startswith("squash"):
+        return size, size
+    return (size, int(size * height / width)) if width <= height else (int(size * width / height), size)
+
+
+def square_by(
+    resize: str, image: Image.Image, size: int, extent: tuple[float, float] | None = None
+) -> Image.Image:
+    """A square as RGB, by one of `RESIZES`; `packed` is the first of its two steps."""
+    if resize == "packed":
+        return center_square(image, size, extent)
+    image.load()  # which turns a TIFF upright
+    width, height = extent or image.size
+    across, down = resized_whole(width, height, size, resize)
+    rounded, turned = resize.startswith("crop-rounded"), orientation(image)
+    left, top = (round((long - size) / 2) if rounded else (long - size) // 2 for long in (across, down))
+    # Of the image as it is before it is upright.
+    left = across - size - left if turned in (2, 3, 7, 8) else left
+    top = down - size - top if turned in (3, 4, 6, 7) else top
+    x, y = width / across, height / down
+    by = Image.Resampling.BILINEAR if resize.endswith("-bilinear") else Image.Resampling.BICUBIC
+    return resize_rgb(image, (size, size), (left * x, top * y, (left + size) * x, (top + size) * y), by)
 
 
 def read_whole(data: bytes, max_side: int) -> Image.Image:
@@ -278,7 +316,9 @@ def center_square(image: Image.Image, size: int, extent: tuple[float, float] | N
     return resize_rgb(image, (size, size), (left, top, left + side, top + side))
 
 
-def resize_rgb(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Image:
+def resize_rgb(
+    image: Image.Image, size: tuple[int, int], box: Box, by: Image.Resampling = Image.Resampling.BICUBIC
+) -> Image.Image:
     """A part of an image as RGB at a size; a large one is converted band by band: a second one would not fit."""
     image.load()
     left, top, right, bottom = box
@@ -286,7 +326,7 @@ def resize_rgb(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Ima
     if is_plain or image.width * image.height <= CONVERTED_AT_ONCE:
         rgb = to_rgb(image)
         is_same = rgb.size == size and box == (0, 0, *size)
-        return rgb if is_same else rgb.resize(size, Image.Resampling.BICUBIC, box=box)
+        return rgb if is_same else rgb.resize(size, by, box=box)
     scale = min((right - left) / size[0], (bottom - top) / size[1])
     factor = max(1, int(scale / 4))  # what is left is enough to look no different
     margin = 2 * scale + factor  # what the filter sees beyond the edges
@@ -300,7 +340,7 @@ def resize_rgb(image: Image.Image, size: tuple[int, int], box: Box) -> Image.Ima
         reduced.paste(to_rgb(band).reduce(factor), (0, row // factor))
     left, right = (left - across) / factor, (right - across) / factor
     top, bottom = (top - down) / factor, (bottom - down) / factor
-    return reduced.resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
+    return reduced.resize(size, by, box=(left, top, right, bottom))
 
 
 def to_rgb(image: Image.Image) -> Image.Image:

@@ -1,7 +1,8 @@
 """Images as people pass them in Python: a path, a PIL image, an array or a tensor in; a square of bytes out.
 
 A model is trained and evaluated on images from packs, which are a little larger than its input. Whatever it is shown
-later is resized by way of that size too, so that it sees what it was trained on.
+later is resized by way of that size too, so that it sees what it was trained on; models of other programs are shown
+images as those resize them.
 """
 
 import os
@@ -11,7 +12,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lapclip.data.decode import Decoded, Unreadable, center_square, channels_first, read_square, upright
+from lapclip.data.decode import (
+    Decoded,
+    Unreadable,
+    center_square,
+    channels_first,
+    read_square,
+    square_by,
+    upright,
+)
 from lapclip.data.files import read_file
 from lapclip.data.pack import size_for
 from lapclip.data.workers import in_order
@@ -42,11 +51,11 @@ def list_of_texts(several: Any) -> Any:
     return several
 
 
-def squares(images: Any, size: int) -> Generator[np.ndarray, None, None]:
+def squares(images: Any, size: int, resize: str = "packed") -> Generator[np.ndarray, None, None]:
     """Each image as bytes [3, size, size]; many files are decoded ahead in threads."""
 
     def square(numbered: tuple[int, Any]) -> np.ndarray:
-        return square_of(numbered[1], size, called=f"image {numbered[0]}")
+        return square_of(numbered[1], size, resize, called=f"image {numbered[0]}")
 
     if len(images) > MIN_FOR_THREADS and all(isinstance(image, str | os.PathLike) for image in images):
         yield from in_order(square, enumerate(images))  # which is closed with this
@@ -54,12 +63,12 @@ def squares(images: Any, size: int) -> Generator[np.ndarray, None, None]:
         yield from map(square, enumerate(images))
 
 
-def square_of(image: Any, size: int, called: str) -> np.ndarray:
+def square_of(image: Any, size: int, resize: str, called: str) -> np.ndarray:
     """Bytes [3, size, size]: upright, the middle square; a file as a pack would decode it. `called` is for errors."""
     try:
         if isinstance(image, str | os.PathLike):
             called = f"`{printable(os.fsdecode(image))}`"
-            return decode_as_trained(read_file(os.fsdecode(image)), size).pixels
+            return decode_as_trained(read_file(os.fsdecode(image)), size, resize).pixels
         if hasattr(image, "detach"):  # a tensor, whose library is not imported for this
             image = channels_last(image)
         image = array_image(image, called) if isinstance(image, np.ndarray) else image
@@ -70,7 +79,7 @@ def square_of(image: Any, size: int, called: str) -> np.ndarray:
             )
         if 0 in image.size:
             raise Unreadable("has no pixels")
-        stored = upright(center_square(image, size_for(size)), image)
+        stored = upright(square_by(resize, image, first_size(size, resize)), image)
         return channels_first(center_square(stored, size))
     except (Unreadable, OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -84,10 +93,15 @@ def way_out(error: Exception) -> str:
     return "check its path" if isinstance(error, OSError) else "omit it, or convert it to JPEG"
 
 
-def decode_as_trained(data: bytes, size: int) -> Decoded:
+def decode_as_trained(data: bytes, size: int, resize: str = "packed") -> Decoded:
     """What a model that looks at `size` pixels is to be shown of an image; its record holds no thumbnail."""
-    stored, record = read_square(data, size_for(size))
+    stored, record = read_square(data, first_size(size, resize), resize=resize)
     return Decoded(channels_first(center_square(stored, size)), record)
+
+
+def first_size(size: int, resize: str) -> int:
+    """What images are first resized to: as packs store them, or at once to what the model looks at."""
+    return size_for(size) if resize == "packed" else size
 
 
 def array_image(array: np.ndarray, called: str) -> Image.Image:

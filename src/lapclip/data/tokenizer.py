@@ -15,7 +15,7 @@ from unicodedata import normalize
 
 import numpy as np
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from lapclip.errors import UserError, printable
 from lapclip.files import read_bounded
@@ -33,11 +33,21 @@ WORD = re.compile(f"[{ALONE}]|[^{BETWEEN}{ALONE}]{{1,64}}")
 
 
 class Tokenizer:
-    """Turns captions into rows of ids: start, the caption, end, padding."""
+    """Turns captions into rows of ids: start, the caption, end, padding; `is_full` pads rows to their full length."""
 
-    def __init__(self, pipeline: tokenizers.Tokenizer, *, start: int = START, end: int = END, pad: int = PAD):
-        self.pipeline = pipeline
-        self.start, self.end, self.pad = start, end, pad
+    def __init__(
+        self,
+        pipeline: tokenizers.Tokenizer,
+        *,
+        start: int | None = START,  # None, as in SigLIP: rows begin with the caption
+        end: int = END,
+        pad: int = PAD,
+        is_full: bool = False,
+        vocab_size: int | None = None,  # of the model, which may have more tokens than the pipeline
+    ):
+        self.pipeline, self.model_vocab_size = pipeline, vocab_size
+        self.start, self.end, self.pad, self.is_full = start, end, pad, is_full
+        self.before = [] if start is None else [start]
         self.words_file = Path()  # there is none
         self.cached: dict[str, Sequence[int]] = {}
         self.max_cached = 0  # captions whose tokens are kept in memory
@@ -46,9 +56,18 @@ class Tokenizer:
         self.pipeline.no_padding()  # that and cutting is done here; other people's files may ask for both
         self.pipeline.no_truncation()
 
+    def with_ids(
+        self, start: int | None, end: int, pad: int, *, is_full: bool, vocab_size: int | None = None
+    ) -> "Tokenizer":
+        """The same pipeline with other tokens around texts, as a pretrained model was trained with."""
+        settings = {"start": start, "end": end, "pad": pad, "is_full": is_full, "vocab_size": vocab_size}
+        new = Tokenizer(self.pipeline, **settings)  # type: ignore[arg-type]
+        new.words_file = self.words_file
+        return new
+
     @property
     def vocab_size(self) -> int:
-        return self.pipeline.get_vocab_size()
+        return self.model_vocab_size or self.pipeline.get_vocab_size()
 
     @property
     def highest_id(self) -> int:
@@ -61,8 +80,9 @@ class Tokenizer:
         In steps of eight so that an accelerator meets few different shapes. A caption that is too long is cut
         before its end token.
         """
-        rows = [[self.start, *ids[: text_length - 2], self.end] for ids in self.ids(captions)]
-        longest = min(text_length, -(-max(map(len, rows)) // 8) * 8)
+        most = text_length - len(self.before) - 1
+        rows = [[*self.before, *ids[:most], self.end] for ids in self.ids(captions)]
+        longest = text_length if self.is_full else min(text_length, -(-max(map(len, rows)) // 8) * 8)
         tokens = np.full((len(rows), longest), self.pad, dtype=np.int64)
         for row, ids in zip(tokens, rows, strict=True):
             row[: len(ids)] = ids
@@ -71,7 +91,8 @@ class Tokenizer:
     def lengths(self, captions: list[str]) -> np.ndarray:
         """Tokens of each caption, start and end included, before any cut."""
         some = (captions[i : i + 10_000] for i in range(0, len(captions), 10_000))
-        return np.array([len(ids) + 2 for few in some for ids in self.ids(few)], dtype=np.int64)
+        added = len(self.before) + 1
+        return np.array([len(ids) + added for few in some for ids in self.ids(few)], dtype=np.int64)
 
     def ids(self, captions: list[str]) -> list[Sequence[int]]:
         new = [caption for caption in captions if caption not in self.cached]
@@ -120,6 +141,23 @@ def load_tokenizer(path: Path) -> Tokenizer:
     tokenizer = Tokenizer(pipeline)
     tokenizer.words_file = path.with_name(WORDS)
     return tokenizer
+
+
+def openai_tokenizer(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+    """OpenAI's pipeline with a vocabulary, as transformers builds it."""
+    words = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    start, end = "<|startoftext|>", "<|endoftext|>"
+    pipeline = tokenizers.Tokenizer(models.BPE(vocab, merges, end_of_word_suffix="</w>", unk_token=end))
+    spaces = normalizers.Replace(Regex(r"\s+"), " ")
+    pipeline.normalizer = normalizers.Sequence([normalizers.NFC(), spaces, normalizers.Lowercase()])
+    split = pre_tokenizers.Split(Regex(words), behavior="removed", invert=True)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    pipeline.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    pipeline.decoder = decoders.ByteLevel()
+    pipeline.add_special_tokens([start, end])
+    ids = [(token, pipeline.token_to_id(token)) for token in (start, end)]
+    pipeline.post_processor = processors.TemplateProcessing(single=f"{start} $A {end}", special_tokens=ids)
+    return Tokenizer(pipeline)
 
 
 def split_words(text: str) -> list[str]:

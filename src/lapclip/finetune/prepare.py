@@ -20,6 +20,7 @@ from lapclip.machine.device import DEFAULT_THREADS, processor, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.model.clip import Size, shape_of
 from lapclip.model.lora import add_adapters
+from lapclip.model.towers import Vocabulary
 from lapclip.runs.run import Run
 from lapclip.step.optim import build_optimizer, freeze
 from lapclip.train.prepare import (
@@ -58,19 +59,22 @@ def is_pretrained(config: Config) -> bool:
 
 def find_pretrained(config: Config) -> tuple[Config, Pretrained]:
     """The model to start from, and the config with its shape."""
-    model = config.model
-    if model.base and (model.image_tower or model.text_tower):
+    asked = config.model
+    if asked.base and (asked.image_tower or asked.text_tower):
         raise UserError(
             "`--from` names a whole model, towers included", hint="omit `--image-tower` and `--text-tower`"
         )
-    if model.base:
-        found = find_model(Path(model.base))
-    elif model.image_tower and model.text_tower:
-        found = encoders.compose(model.image_tower, model.text_tower)
+    if asked.base:
+        found = find_model(Path(asked.base))
+    elif asked.image_tower and asked.text_tower:
+        found = encoders.compose(asked.image_tower, asked.text_tower)
     else:
-        missing = "--text-tower minilm" if model.image_tower else "--image-tower efficientnet-lite0"
+        missing = "--text-tower minilm" if asked.image_tower else "--image-tower efficientnet-lite0"
         raise UserError("a model needs both towers", hint=f"add `{missing}`")
-    return with_shape(config, found.model.size), found
+    tokenizer, model = found.tokenizer, found.model
+    ids = tokenizer.start, tokenizer.end, tokenizer.pad
+    model.size = replace(model.size, vocabulary=Vocabulary(model.vocab_size, *ids))
+    return with_shape(config, model.size), found
 
 
 def with_shape(config: Config, size: Size) -> Config:

@@ -29,6 +29,16 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Vocabulary:
+    """The number of tokens, and those that start, end and pad a text."""
+
+    size: int
+    start: int | None
+    end: int
+    pad: int
+
+
+@dataclass(frozen=True)
 class Size:
     """Everything that decides the shape of a model but its vocabulary."""
 
@@ -48,6 +58,8 @@ class Size:
     image_encoder: Encoder | None = None  # in place of the image tower
     text_encoder: Encoder | None = None
     lora_rank: int = 0  # of the adapters that are trained in place of the towers' weights
+    resize: str = "packed"  # how images become squares: one of `data.decode.RESIZES`
+    vocabulary: Vocabulary | None = None  # None: that of lapclip's own tokenizers
 
     @property
     def num_patches(self) -> int:
@@ -56,7 +68,16 @@ class Size:
     def described(self) -> dict[str, Any]:
         """As written in files, without later additions that have no effect: fingerprints stay as they were."""
         plain, about = Size(self.image, self.text, 0, 1, 0, 0), asdict(self)
-        later = ("norm_eps", "siglip", "head", "image_encoder", "text_encoder", "lora_rank")
+        later = (
+            "norm_eps",
+            "siglip",
+            "head",
+            "image_encoder",
+            "text_encoder",
+            "lora_rank",
+            "resize",
+            "vocabulary",
+        )
         about = {k: v for k, v in about.items() if k not in later or v != getattr(plain, k)}
         return about | {t: {k: v for k, v in about[t].items() if v is not None} for t in ("image", "text")}
 

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 
 from lapclip.errors import UserError, shortened, suggest, typed
-from lapclip.files import cache_folder, cannot_write, read_json, refuse_pipes, write_atomically
+from lapclip.files import WEIGHT_FILES, cache_folder, cannot_write, read_json, refuse_pipes, write_atomically
 from lapclip.runs.run import RUNS, find_run
 from lapclip.weights import hub
 
@@ -335,9 +335,10 @@ def indexes_of(model: str | None) -> list[IndexInfo]:
 
 
 def path_of_model(model: str) -> str | None:
-    """The folder that a name or path of a model means, links resolved; None when there is none."""
+    """The folder or file that a name or path of a model means, links resolved; None when there is none."""
     try:
         return os.path.realpath(find_run(model).path)
     except UserError:
-        found = model if os.path.isdir(model) else hub.local(model)
+        is_model = os.path.isdir(model) or (model.endswith(WEIGHT_FILES) and os.path.isfile(model))
+        found = model if is_model else hub.local(model)
         return os.path.realpath(found) if found else None

@@ -17,7 +17,6 @@ from PIL import Image
 
 from lapclip.data.decode import RECORD, Unreadable, decode, read_whole
 from lapclip.data.files import read_file
-from lapclip.data.images import decode_as_trained
 from lapclip.data.workers import in_order
 from lapclip.errors import UserError, shortened, typed
 from lapclip.search import nearest
@@ -137,8 +136,7 @@ class Searcher:
         """The unit row that a query asks for."""
         words = [term.words for term in terms if term.words]
         try:
-            size = self.embedder.image_size
-            images = [decode_as_trained(term.image, size).pixels for term in terms if term.image]
+            images = [self.embedder.decode(term.image).pixels for term in terms if term.image]
         except Unreadable as problem:
             raise UserError(f"the query image {problem}", hint="pass a JPEG or PNG image") from None
         text_rows = self.embedder.texts(words, progress=False) if words else ()

@@ -18,7 +18,6 @@ import numpy as np
 
 from lapclip.data.decode import Unreadable, digest
 from lapclip.data.files import MAX_BYTES, Folders
-from lapclip.data.images import decode_as_trained
 from lapclip.data.workers import in_order
 from lapclip.errors import UserError
 from lapclip.files import atomic_path, open_regular
@@ -173,7 +172,7 @@ def read_batches(writer: Writer, embedder: "Embedder", threads: int) -> Generato
     """The files to read, in batches and in order, with the embeddings of new contents."""
 
     def read_and_embed(paths: list[bytes]) -> list[ReadFile]:
-        reads = [read for path in paths if (read := read_image(path, embedder.image_size, writer))]
+        reads = [read for path in paths if (read := read_image(path, embedder, writer))]
         pixels = [read.pixels for read in reads if read.pixels is not None]
         rows = iter(embedder.pixels(np.stack(pixels)) if pixels else ())
         return [replace(r, pixels=None, row_E=next(rows)) if r.pixels is not None else r for r in reads]
@@ -183,7 +182,7 @@ def read_batches(writer: Writer, embedder: "Embedder", threads: int) -> Generato
     yield from in_order(read_and_embed, some, threads, ahead=2 * threads)
 
 
-def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile | None:
+def read_image(path: bytes, embedder: "Embedder", writer: Writer) -> ReadFile | None:
     """Opens one file; its stamp is as it was before its bytes were read. None if it is gone. Runs in threads."""
     stamp = Stamp(path, 0, TRY_AGAIN)
     try:
@@ -196,7 +195,7 @@ def read_image(path: bytes, image_size: int, writer: Writer) -> ReadFile | None:
         content = digest(data)
         if writer.row_of(content) is not None:
             return ReadFile(stamp, content)
-        decoded = decode_as_trained(data, image_size)
+        decoded = embedder.decode(data)
         size = (int(decoded.record["width"]), int(decoded.record["height"]))
         return ReadFile(stamp, content, decoded.pixels, size=size)
     except Unreadable as problem:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lapclip.data.decode import Unreadable
-from lapclip.data.images import decode_as_trained
 from lapclip.embedder import TEMPLATES, Embedder, label_prompts, mean_of_prompts
 from lapclip.errors import UserError, typed
 from lapclip.search.index import Index, list_indexes
@@ -92,7 +91,7 @@ class Service:
     async def image_row(self, data: bytes) -> np.ndarray:
         """The row of an uploaded image; Refused when it is not one."""
         try:
-            decoded = await self.in_thread(self.decoders, decode_as_trained, data, self.embedder.image_size)
+            decoded = await self.in_thread(self.decoders, self.embedder.decode, data)
         except Unreadable as error:
             raise Refused(415, f"the body {error}", "send a JPEG or PNG") from None
         return (await self.rows(self.images, [decoded.pixels]))[0]

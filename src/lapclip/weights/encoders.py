@@ -161,8 +161,8 @@ def find_text(name: str) -> Found:
         raise UserError(problem, hint=hint)
     config = read_json(folder / DESCRIPTION)
     tokenizer = framed(folder, reading.read_tokenizer(folder))
-    with reading.opened_weights(folder) as (stored, shapes):
-        weights = {key: stored.get_tensor(key).float() for key in shapes}
+    with reading.opened_weights(folder) as opened:
+        weights = {key: opened.get(key).float() for key in opened.shapes}
     if config.get("model_type") == "bert":
         encoder, weights = bert(folder, config, weights)
     else:

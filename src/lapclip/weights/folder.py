@@ -10,6 +10,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from lapclip.data.decode import RESIZES
 from lapclip.data.tokenizer import WORDS, Tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.files import atomic_path, writing
@@ -24,7 +25,7 @@ DESCRIPTION = "model.json"
 
 @dataclass(frozen=True)
 class Tokens:
-    start: int
+    start: int | None  # SigLIP's texts have none
     end: int
     pad: int
 
@@ -50,10 +51,13 @@ def load_model_folder(folder: Path) -> Pretrained:
     reading.check_numbers(folder, about.size, about.vocab_size)
     if about.size.activation not in ACTIVATIONS:
         raise refused(folder, f"its activation is `{shortened(about.size.activation)}`, which is not known")
+    if about.size.resize not in RESIZES:
+        raise refused(
+            folder, f"its images are resized by `{shortened(about.size.resize)}`, which is not known"
+        )
     tokenizer = reading.read_tokenizer(folder)
-    reading.check_ids(folder, tokenizer, vars(about.tokens).values(), about.vocab_size)
-    own = Tokenizer(tokenizer.pipeline, **vars(about.tokens))
-    own.words_file = tokenizer.words_file
+    own = tokenizer.with_ids(**vars(about.tokens), is_full=about.size.siglip)
+    reading.check_ids(folder, own, [*own.before, own.end, own.pad], about.vocab_size)
     model = reading.read_model(folder, about.size, about.vocab_size, about.has_bias)
     return Pretrained(shortened(about.name), model, own, weights=folder / WEIGHTS)
 

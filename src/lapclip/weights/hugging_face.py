@@ -1,9 +1,8 @@
-"""CLIP models as transformers saves them: `config.json`, `model.safetensors`, `tokenizer.json`.
+"""CLIP and SigLIP models as transformers saves them: `config.json`, `model.safetensors`, `tokenizer.json`.
 
 What the towers here cannot express is refused instead of computed wrongly.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,64 +13,92 @@ import torch
 
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, shortened
-from lapclip.model.blocks import ACTIVATIONS, Shape
+from lapclip.model.blocks import Shape
 from lapclip.model.clip import CLIP, Size
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD
-from lapclip.weights import reading
+from lapclip.weights import layouts, reading
 from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json
 
 DESCRIPTION = "config.json"
-refused = partial(reading.refused, hint="choose a CLIP model with OpenAI's architecture, or train one")
+PICKLED = "pytorch_model.bin"
+refused = partial(reading.refused, hint="choose a CLIP or SigLIP model with the usual towers, or train one")
+ACTIVATION = {
+    "gelu": "gelu",
+    "quick_gelu": "quick_gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}  # ours, by their names
 # The defaults of transformers for numbers that a config omits.
-THEIR_TEXT = {
+VISION = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+}  # fmt: skip
+TEXT = {
     "vocab_size": 49408, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12,
     "num_attention_heads": 8, "max_position_embeddings": 77, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
     "eos_token_id": 49407,
 }  # fmt: skip
-THEIR_VISION = {
-    "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
-    "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+NORM_EPS = (1e-5, 1e-6, 1e-12)
+SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-6}
+DEFAULTS = {
+    "clip": {"text": TEXT, "vision": VISION},
+    "siglip": {
+        "text": TEXT | SIGLIP | {"vocab_size": 32000, "hidden_size": 768, "intermediate_size": 3072,
+                                 "num_attention_heads": 12, "max_position_embeddings": 64},
+        "vision": VISION | SIGLIP | {"patch_size": 16},
+    },
 }  # fmt: skip
 
 
 def load_hugging_face_folder(folder: Path) -> Pretrained:
-    """A CLIP model as transformers saves it: `config.json`, `model.safetensors`, `tokenizer.json`."""
+    """A model as transformers saves it."""
     config = read_json(folder / DESCRIPTION)
     kind = config.get("model_type")
-    if kind != "clip":
-        raise refused(folder, f"it is a `{shortened(str(kind))}` model, and only `clip` can be loaded")
-    require_files(folder)
-    text, vision = section(config, "text", THEIR_TEXT), section(config, "vision", THEIR_VISION)
+    if kind not in DEFAULTS:
+        more = ", with images of any resolution (NaFlex)" if kind == "siglip2" else ""
+        only = "only `clip` and `siglip` can be loaded"
+        raise refused(folder, f"it is a `{shortened(str(kind))}` model{more}, and {only}")
+    file = require_files(folder)
+    text, vision = (section(config, name, DEFAULTS[kind][name]) for name in ("text", "vision"))
+    is_siglip = kind == "siglip"
     size = Size(
-        image=Shape(vision["hidden_size"], vision["num_hidden_layers"], vision["num_attention_heads"]),
-        text=Shape(text["hidden_size"], text["num_hidden_layers"], text["num_attention_heads"]),
+        image=shape(vision),
+        text=shape(text),
         image_size=vision["image_size"],
         patch_size=vision["patch_size"],
         text_length=text["max_position_embeddings"],
-        embedding=config.get("projection_dim", 512),
-        activation=text["hidden_act"],
-        pre_norm=True,
-        patch_bias=False,
-        projection_bias=False,
+        embedding=vision["hidden_size"] if is_siglip else config.get("projection_dim", 512),
+        pre_norm=not is_siglip,
+        patch_bias=is_siglip,
+        projection_bias=is_siglip,
+        norm_eps=text["layer_norm_eps"],
+        siglip=is_siglip,
     )
     vocab_size = text["vocab_size"]
     reading.check_numbers(folder, size, vocab_size)
     check_parts(folder, text, vision)
-    pixels = their_pixels(folder)
-    tokenizer = framed(folder, reading.read_tokenizer(folder), text["eos_token_id"])
-    reading.check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end], vocab_size)
-    model = reading.read_model(folder, size, vocab_size, has_bias=False, recipe=their_names(size))
+    pixels, resize = their_transform(folder, size)
+    size = replace(size, activation=ACTIVATION[text["hidden_act"]], resize=resize)
+    tokenizer = reading.read_tokenizer(folder)
+    tokenizer = ended(folder, tokenizer) if is_siglip else framed(folder, tokenizer, text["eos_token_id"])
+    reading.check_ids(folder, tokenizer, [*tokenizer.before, tokenizer.end, tokenizer.pad], vocab_size)
+    layout = layouts.SIGLIP if is_siglip else layouts.CLIP
+    with reading.opened_weights(folder, file) as opened:
+        model = reading.model_from(folder, opened, size, vocab_size, is_siglip, layout)
     return Pretrained(folder.absolute().name, fold_pixels(model, pixels), tokenizer, weights=None)
 
 
-def require_files(folder: Path) -> None:
-    for name, theirs in ((WEIGHTS, "CLIPModel"), (TOKENIZER, "CLIPTokenizerFast")):
-        if not (folder / name).exists():
-            unsafe = "; its `pytorch_model.bin` could execute code when opened"
-            has_unsafe = name == WEIGHTS and (folder / "pytorch_model.bin").exists()
-            convert = f"`{theirs}.from_pretrained(folder).save_pretrained(folder)` with transformers"
-            hint = f"download the whole folder, or if you trust it, write that file: {convert}"
-            raise UserError(f"`{folder}` has no `{name}`{unsafe if has_unsafe else ''}", hint=hint)
+def require_files(folder: Path) -> str:
+    """The name of the file of weights; UserError if that or the tokenizer is missing."""
+    file = next((name for name in (WEIGHTS, PICKLED) if (folder / name).exists()), None)
+    if file is None or not has_tokenizer(folder):
+        name, what = (TOKENIZER, "tokenizer") if file else (WEIGHTS, "model")
+        hint = f"download the whole folder, or write that file with transformers: `{what}.save_pretrained(folder)`"
+        raise UserError(f"`{folder}` has no `{name}`", hint=hint)
+    return file
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any(all((folder / name).exists() for name in names) for names in ([TOKENIZER], reading.VOCABULARY))
 
 
 def section(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict[str, Any]:
@@ -82,14 +109,20 @@ def section(config: dict[str, Any], name: str, defaults: dict[str, Any]) -> dict
     return defaults
 
 
+def shape(its: dict[str, Any]) -> Shape:
+    width, hidden = its["hidden_size"], its["intermediate_size"]
+    usual = type(width) is int and hidden == 4 * width
+    return Shape(width, its["num_hidden_layers"], its["num_attention_heads"], None if usual else hidden)
+
+
 def check_parts(folder: Path, text: dict[str, Any], vision: dict[str, Any]) -> None:
     """Refuses what would be computed differently here than where the model was trained."""
     for tower, its in (("image", vision), ("text", text)):
         expected: dict[str, tuple] = {
-            "intermediate_size": (4 * its["hidden_size"],),
-            "layer_norm_eps": (1e-5,),
             "num_channels": (3,),
-            "hidden_act": (vision["hidden_act"],) if tower == "text" else tuple(ACTIVATIONS),  # one for both
+            "layer_norm_eps": (vision["layer_norm_eps"],) if tower == "text" else NORM_EPS,  # one for both
+            "hidden_act": (vision["hidden_act"],) if tower == "text" else tuple(ACTIVATION),
+            "projection_size": (vision["hidden_size"],) if tower == "text" else (None,),  # of SigLIP
         }
         for name, values in expected.items():
             if its.get(name, values[0]) not in values:
@@ -111,65 +144,76 @@ def framed(folder: Path, tokenizer: Tokenizer, end_read_at: Any = None) -> Token
     return Tokenizer(tokenizer.pipeline, start=start, end=end, pad=end)
 
 
-def their_names(size: Size) -> dict[str, Sequence[str]]:
-    """For each of our tensors those of transformers, in the order in which they are concatenated."""
-    names: dict[str, Sequence[str]] = {
-        "log_scale": ["logit_scale"],
-        "project_image.weight": ["visual_projection.weight"],
-        "project_text.weight": ["text_projection.weight"],
-        "image.class_token": ["vision_model.embeddings.class_embedding"],
-        "image.embed.weight": ["vision_model.embeddings.patch_embedding.weight"],
-        "image.positions": ["vision_model.embeddings.position_embedding.weight"],
-        "text.embed.weight": ["text_model.embeddings.token_embedding.weight"],
-        "text.positions": ["text_model.embeddings.position_embedding.weight"],
-    }
-    for kind in ("weight", "bias"):
-        names[f"image.pre_norm.{kind}"] = [f"vision_model.pre_layrnorm.{kind}"]  # transformers' spelling
-        names[f"image.transformer.norm.{kind}"] = [f"vision_model.post_layernorm.{kind}"]
-        names[f"text.transformer.norm.{kind}"] = [f"text_model.final_layer_norm.{kind}"]
-        for tower, theirs, shape in (("image", "vision", size.image), ("text", "text", size.text)):
-            for number in range(shape.depth):
-                block = f"{tower}.transformer.blocks.{number}"
-                layer = f"{theirs}_model.encoder.layers.{number}"
-                names[f"{block}.attention.qkv.{kind}"] = [f"{layer}.self_attn.{x}_proj.{kind}" for x in "qkv"]
-                names[f"{block}.attention.out.{kind}"] = [f"{layer}.self_attn.out_proj.{kind}"]
-                names[f"{block}.mlp.up.{kind}"] = [f"{layer}.mlp.fc1.{kind}"]
-                names[f"{block}.mlp.down.{kind}"] = [f"{layer}.mlp.fc2.{kind}"]
-                names[f"{block}.norm1.{kind}"] = [f"{layer}.layer_norm1.{kind}"]
-                names[f"{block}.norm2.{kind}"] = [f"{layer}.layer_norm2.{kind}"]
-    return names
+def ended(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
+    """SigLIP's tokenizer: an end token, no start token, and rows that are padded to their full length."""
+    frame = tokenizer.pipeline.encode("", add_special_tokens=True).ids
+    if len(frame) != 1:
+        raise refused(folder, f"its `{TOKENIZER}` does not add one end token to a text")
+    file = folder / "tokenizer_config.json"
+    named = read_json(file).get("pad_token") if file.exists() else None
+    named = named.get("content") if isinstance(named, dict) else named
+    pad = tokenizer.pipeline.token_to_id(named) if isinstance(named, str) else frame[0]
+    if pad is None:
+        raise refused(folder, f"its `{TOKENIZER}` has no token `{shortened(str(named))}` to pad with")
+    return Tokenizer(tokenizer.pipeline, start=None, end=frame[0], pad=pad, is_full=True)
 
 
-def their_pixels(folder: Path) -> np.ndarray:
-    """Mean and standard deviation of each channel that the model was trained with, for pixels from 0 to 255."""
+def their_transform(folder: Path, size: Size) -> tuple[np.ndarray, str]:
+    """How images are normalised, for pixels from 0 to 255: mean and standard deviation; and how they are resized."""
     files = (folder / "preprocessor_config.json", folder / "processor_config.json")
     about: Any = next((read_json(file) for file in files if file.exists()), {})
     about = about.get("image_processor", about)
+    mean, std = ([0.5] * 3, [0.5] * 3) if size.siglip else (PIXEL_MEAN, PIXEL_STD)
     try:
         factor = float(about.get("rescale_factor") or 1 / 255) if about.get("do_rescale", True) else 1.0
-        used = about.get("image_mean") or PIXEL_MEAN, about.get("image_std") or PIXEL_STD
+        used = about.get("image_mean") or mean, about.get("image_std") or std
         used = used if about.get("do_normalize", True) else ([0] * 3, [1] * 3)
-        pixels = np.array(used, dtype=float) / factor
-        if pixels.shape == (2, 3) and np.isfinite(pixels).all() and pixels[1].min() > 0:
-            return pixels
+        return checked_pixels(folder, np.array(used, dtype=float) / factor), their_resize(folder, about, size)
     except (AttributeError, TypeError, ValueError, ArithmeticError):
-        pass
-    raise refused(folder, "its images are not normalised by three means and standard deviations")
+        raise refused(folder, NOT_NORMALISED) from None
+
+
+NOT_NORMALISED = "its images are not normalised by three means and standard deviations"
+
+
+def checked_pixels(folder: Path, pixels: np.ndarray) -> np.ndarray:
+    if pixels.shape == (2, 3) and np.isfinite(pixels).all() and pixels[1].min() > 0:
+        return pixels
+    raise refused(folder, NOT_NORMALISED)
+
+
+def their_resize(folder: Path, about: dict[str, Any], size: Size) -> str:
+    """One of `RESIZES`; what the config omits is as is usual for the model."""
+    side, by = size.image_size, {2: "-bilinear", 3: ""}.get(about.get("resample", 3))
+    edges = about.get("size") or {}
+    edges = edges if isinstance(edges, dict) else {"shortest_edge": edges}
+    is_cropped = about.get("do_center_crop", not size.siglip) is True
+    crop = about.get("crop_size") or {}
+    crops = {*crop.values()} if isinstance(crop, dict) else {crop}
+    is_known = by is not None and {*edges.values()} <= {side} and (not is_cropped or crops <= {side})
+    is_short = "shortest_edge" in edges or (not edges and not size.siglip)
+    if not is_known or about.get("do_resize", True) is not True or (is_short and not is_cropped):
+        keys = ("size", "crop_size", "resample", "do_resize", "do_center_crop")
+        said = ", ".join(f"`{key}` {about[key]}" for key in keys if key in about)
+        raise refused(folder, f"its images are resized in another way: {shortened(said)}")
+    return ("crop" if is_short else "squash") + str(by)
 
 
 def fold_pixels(model: CLIP, pixels: np.ndarray) -> CLIP:
     """The same model for images normalised as here: the difference goes into the patch weights."""
-    ours = 255 * np.array((PIXEL_MEAN, PIXEL_STD))
+    ours, size = 255 * np.array((PIXEL_MEAN, PIXEL_STD)), model.size
     if np.allclose(pixels, ours, rtol=1e-6):
         return model
     (mean, std), (our_mean, our_std) = (
-        torch.from_numpy(each).repeat_interleave(model.size.patch_size**2, dim=1) for each in (pixels, ours)
+        torch.from_numpy(each).repeat_interleave(size.patch_size**2, dim=1) for each in (pixels, ours)
     )
-    with torch.random.fork_rng(devices=[]):
-        folded = CLIP(replace(model.size, patch_bias=True), vocab_size=model.vocab_size)
     tensors = model.state_dict()
-    weight = tensors["image.embed.weight"].double()
+    weight, bias = tensors["image.embed.weight"].double(), tensors.get("image.embed.bias", torch.zeros(()))
     tensors["image.embed.weight"] = (weight * (our_std / std)).float()
-    tensors["image.embed.bias"] = (weight @ ((our_mean - mean) / std)).float()
-    folded.load_state_dict(tensors)
-    return folded
+    tensors["image.embed.bias"] = (bias + weight @ ((our_mean - mean) / std)).float()
+    if not size.patch_bias:
+        vocab_size, has_bias = model.vocab_size, model.bias is not None
+        with torch.random.fork_rng(devices=[]):
+            model = CLIP(replace(size, patch_bias=True), vocab_size=vocab_size, has_bias=has_bias)
+    model.load_state_dict(tensors)
+    return model
