@@ -154,10 +154,17 @@ def check_ids(folder: Path, tokenizer: Tokenizer, ids: Iterable[Any], vocab_size
 
 
 def read_run(folder: Path, size: Size) -> Tokenizer:
-    """The tokenizer of a run whose settings describe a model of this size."""
+    """The tokenizer of a run whose settings describe a model of this size; ours adds no tokens by itself."""
     tokenizer = read_tokenizer(folder)
+    if ids := tokenizer.pipeline.encode(
+        "", add_special_tokens=True
+    ).ids:  # of the model that the run started from
+        start, words_file = ids[0] if len(ids) > 1 else None, tokenizer.words_file
+        pad = (tokenizer.stored_padding or {}).get("pad_id", ids[-1]) if size.siglip else ids[-1]
+        tokenizer = Tokenizer(tokenizer.pipeline, start=start, end=ids[-1], pad=pad, is_full=size.siglip)
+        tokenizer.words_file = words_file
     check_numbers(folder, size, tokenizer.vocab_size)
-    check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end, tokenizer.pad], tokenizer.vocab_size)
+    check_ids(folder, tokenizer, [*tokenizer.before, tokenizer.end, tokenizer.pad], tokenizer.vocab_size)
     return tokenizer
 
 
