@@ -22,7 +22,7 @@ SizeName = Literal[
     "nano", "tiny", "small", "base", "medium", "large", "huge", "vit-b-32", "vit-b-16", "vit-l-14"
 ]  # fmt: skip
 TokenizerName = Literal["bpe", "characters"]
-TuneName = Literal["heads", "full"]
+TuneName = Literal["heads", "lora", "last-k", "text", "full"]
 LossName = Literal["softmax", "sigmoid"]
 DeviceName = Literal["auto", "cpu", "mps", "cuda"]
 PrecisionName = Literal["fp32", "bf16", "fp16"]
@@ -89,7 +89,14 @@ class TrainConfig:
     batch_size: int | None = opt(None, "pairs contrasted with one another in one step", 2, 2**20)
     chunk: int | None = opt(None, "pairs in memory at once; does not affect the gradients", 1, 2**20)
     tune: TuneName | None = opt(
-        None, "what of a pretrained model is trained: `heads` on cached features, or all"
+        None,
+        "what is trained of a pretrained model: heads on cached features, LoRA adapters, the last blocks of each"
+        " tower, all but the image tower, or all",
+    )
+    last_k: int = opt(2, "blocks of each tower that `--tune last-k` trains", 1, 1000)
+    lora_rank: int = opt(8, "rank of the adapters of `--tune lora`", 1, 1024)
+    layer_decay: float = opt(
+        0.8, "learning rate of a pretrained block, as a share of the next one's", 0.1, 1.0
     )
     loss: LossName | None = opt(None, "loss function: softmax as in CLIP, or sigmoid as in SigLIP")
     lr: float | None = opt(None, "peak learning rate", 1e-12, 1000.0)

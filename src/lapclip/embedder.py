@@ -329,7 +329,9 @@ def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
         hint = f"continue it: `lapclip train --resume {run.reference}`"
         raise UserError(f"run `{run.name}` has no checkpoint yet", hint=hint)
     model = reading.read_model(checkpoint, size, tokenizer.vocab_size, config.train.loss in NEEDS_BIAS)
-    return Pretrained(name, model, tokenizer, weights=checkpoint / MODEL)
+    if size.lora_rank:
+        model.merge_adapters()
+    return Pretrained(name, model, tokenizer, weights=None if size.lora_rank else checkpoint / MODEL)
 
 
 def nothing_there(path: Path) -> UserError:

@@ -63,6 +63,7 @@ RECIPES = {
     "base": Recipe(12, 3e-4, 1.0, "as in the documents"),
 }
 OTHER_SIZES = Recipe(32, 3e-4, 0.5, "assumed for this size, not measured")
+FINETUNED = Recipe(128, 1e-4, 1.0, "small steps, which keep what the model knows")
 CHARACTER_SIZES = ("small", "base")  # the documents' tokenizer; their parameter counts include its 33 symbols
 DEFAULT_MINUTES = 3.0
 MIN_SECONDS = 15  # between evaluations, so that a short run does not consist of them
@@ -107,7 +108,7 @@ class Draft:
 
 def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tuple[Config, Choices]:
     """Replaces every `None` that does not depend on speed, nor means "see the source"; what was asked for stays."""
-    recipe = RECIPES.get(config.model.size, OTHER_SIZES)
+    recipe = FINETUNED if config.model.shape else RECIPES.get(config.model.size, OTHER_SIZES)
     choices: Choices = {"tokenizer": tokenizer}
     if all(getattr(config.train, budget) is None for budget in BUDGETS):
         choices["minutes"] = Choice(DEFAULT_MINUTES, "no budget given")

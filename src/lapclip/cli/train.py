@@ -135,13 +135,13 @@ def begin_pretrained(
     settings: "Config", name: str | None, requests: list[int], reserved: "Run | None"
 ) -> "tuple[Run, Config, Data, Cached | None]":
     with working("loading the pretrained model"):
-        from lapclip.finetune.prepare import find_pretrained, preparing_heads
+        from lapclip.finetune.prepare import find_pretrained, preparing_heads, preparing_towers
         from lapclip.train.prepare import open_here
 
         settings, found = find_pretrained(settings)
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
-    preparing = preparing_heads(settings, found, name, data, reserved)
-    run, cached = follow(preparing, requests, "setting up", is_kept=True)
+    prepare = preparing_heads if settings.train.tune in (None, "heads") else preparing_towers
+    run, cached = follow(prepare(settings, found, name, data, reserved), requests, "setting up", is_kept=True)
     return run, run.load_config(), data, cached
 
 

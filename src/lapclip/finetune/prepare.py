@@ -5,7 +5,9 @@ from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from lapclip.autotune.resolve import Choice, Choices, asked_or
+import torch
+
+from lapclip.autotune.resolve import ASKED, Choice, Choices, asked_or
 from lapclip.config import BUDGETS, Config, LossName, with_values
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data
@@ -17,9 +19,17 @@ from lapclip.finetune.heads import BATCH_SIZE, STEPS, Candidate, sweep, with_hea
 from lapclip.machine.device import DEFAULT_THREADS, processor, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.model.clip import Size, shape_of
+from lapclip.model.lora import add_adapters
 from lapclip.runs.run import Run
-from lapclip.step.optim import build_optimizer
-from lapclip.train.prepare import SIDE_WORDS, own_tokenizer, sample_captions, write_run
+from lapclip.step.optim import build_optimizer, freeze
+from lapclip.train.prepare import (
+    SIDE_WORDS,
+    draft_of,
+    own_tokenizer,
+    resolve_here,
+    sample_captions,
+    write_run,
+)
 from lapclip.units import Progress, percent
 from lapclip.weights import checkpoint, encoders, reading
 from lapclip.weights.reading import Pretrained
@@ -105,6 +115,36 @@ def preparing_heads(
     run = write_run(config, choices, data, found.tokenizer, name, machine, model.num_parameters, reserved)
     checkpoint.save(run.checkpoints, model, build_optimizer(model, config.train), checkpoint.Progress())
     return run, cached
+
+
+def preparing_towers(
+    config: Config, found: Pretrained, name: str | None, data: Data, reserved: Run | None = None
+) -> Generator[Progress | str, None, tuple[Run, None]]:
+    """A run that trains parts of the towers on images and captions, from the pretrained weights."""
+    if not found.is_aligned:
+        hint = f"train heads first, then `--from` that run with `--tune {config.train.tune}`"
+        raise UserError("two towers that were never trained together need heads first", hint=hint)
+    size = found.model.size
+    if config.train.tune == "lora":
+        size = replace(size, lora_rank=config.train.lora_rank)
+    loss: LossName = "sigmoid" if found.model.bias is not None else "softmax"
+    shape = {"image_size": size.image_size, "patch_size": size.patch_size, "text_length": size.text_length}
+    config = with_values(with_shape(config, size), {**shape, "loss": config.train.loss or loss})
+    _, draft = draft_of(config, data, found.tokenizer)
+    resolved, choices, rate = yield from resolve_here(draft)
+    choices["tune"] = Choice(config.train.tune, ASKED, "asked")
+    machine = asdict(draft.machine) | {"bench": rate}
+    run = write_run(
+        resolved, choices, data, found.tokenizer, name, machine, found.model.num_parameters, reserved
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(resolved.train.seed)
+        if size.lora_rank:
+            add_adapters(found.model, size.lora_rank)
+    freeze(found.model, resolved.train)
+    optimizer = build_optimizer(found.model, resolved.train)
+    checkpoint.save(run.checkpoints, found.model, optimizer, checkpoint.Progress())
+    return run, None
 
 
 def open_features(config: Config, found: Pretrained, data: Data) -> Generator[Progress, None, CachedFeatures]:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from lapclip.config import MAX_SCALE, ModelConfig
 from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import Shape
+from lapclip.model.lora import add_adapters, merge_adapters
 from lapclip.model.towers import ImageTower, Projection, Size, TextTower, Transformer
 
 
@@ -75,6 +76,8 @@ class CLIP(nn.Module):
         for module in self.modules():
             if isinstance(module, Projection):
                 nn.init.zeros_(module.down.weight)
+        if size.lora_rank:
+            add_adapters(self, size.lora_rank)
         for name, vector in () if towers else self.image.named_parameters():
             if name in ("class_token", "pool.query"):
                 nn.init.normal_(vector, std=0.02)
@@ -113,6 +116,10 @@ class CLIP(nn.Module):
     def num_trained(self) -> int:
         """Parameters that are not frozen."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
+    def merge_adapters(self) -> None:
+        merge_adapters(self)
+        self.size = replace(self.size, lora_rank=0)
 
     def use_recompute(self, enabled: bool) -> None:
         """Whether activations are computed again in the backward pass instead of kept: less memory, more work."""
@@ -186,7 +193,7 @@ def build_model(config: ModelConfig, *, vocab_size: int, has_bias: bool, seed: i
 
 def count_parameters(size: Size, *, vocab_size: int, has_bias: bool) -> int:
     """What `CLIP(...).num_parameters` would say, without building it."""
-    if size.head or size.image_encoder or size.text_encoder:
+    if size.head or size.image_encoder or size.text_encoder or size.lora_rank:
         with torch.device("meta"):
             return CLIP(size, vocab_size=vocab_size, has_bias=has_bias).num_parameters
     image, text, siglip = size.image.width, size.text.width, size.siglip

@@ -47,6 +47,7 @@ class Size:
     head: Head | None = None  # in place of the linear projections, where the towers are frozen
     image_encoder: Encoder | None = None  # in place of the image tower
     text_encoder: Encoder | None = None
+    lora_rank: int = 0  # of the adapters that are trained in place of the towers' weights
     resize: str = "packed"  # how images become squares: one of `data.decode.RESIZES`
 
     @property
@@ -56,7 +57,7 @@ class Size:
     def described(self) -> dict[str, Any]:
         """As written in files, without later additions that have no effect: fingerprints stay as they were."""
         plain, about = Size(self.image, self.text, 0, 1, 0, 0), asdict(self)
-        later = ("norm_eps", "siglip", "head", "image_encoder", "text_encoder", "resize")
+        later = ("norm_eps", "siglip", "head", "image_encoder", "text_encoder", "lora_rank", "resize")
         about = {k: v for k, v in about.items() if k not in later or v != getattr(plain, k)}
         return about | {t: {k: v for k, v in about[t].items() if v is not None} for t in ("image", "text")}
 

@@ -35,7 +35,7 @@ from lapclip.runs.history import is_as_good, mean_recall
 from lapclip.runs.run import Run
 from lapclip.step.feed import feed
 from lapclip.step.loss import LOSSES
-from lapclip.step.optim import build_optimizer, schedule, set_lr
+from lapclip.step.optim import build_optimizer, freeze, schedule, set_lr
 from lapclip.step.profile import Inspector, StepProfiler
 from lapclip.step.step import Update, choose_patches, fixed_length, move
 from lapclip.train import messages
@@ -191,7 +191,7 @@ class Loop:
                 seconds=now.seconds,
                 pid=os.getpid(),
                 num_parameters=self.update.model.num_parameters,
-                num_trained=None if self.cached is None else self.update.model.num_trained,
+                num_trained=self.update.model.num_trained if cfg.tune else None,
                 num_train=data.training.num_pairs,
                 batch_size=cfg.batch_size,
                 chunk=cfg.chunk,
@@ -360,9 +360,7 @@ def set_up(config: Config, run: Run, data: Data, cached: Cached | None) -> Loop:
     is_asked = any(choice.origin == "asked" for choice in parts)
     model, plan, distrust = build_checked(config, data.training, tokenizer, plan, is_asked=is_asked)
     config = with_plan(config, plan)
-    if cfg.tune == "heads":
-        model.image.requires_grad_(False)
-        model.text.requires_grad_(False)
+    freeze(model, cfg)
     optimizer = build_optimizer(model, cfg)
     if newest:
         reading.load_weights(newest, model)
