@@ -36,13 +36,14 @@ def test_nothing_but_the_other_budgets_is_left_open(size):
     config, choices = resolved({"size": size})
     for section in fields(Config):
         for field in fields(getattr(config, section.name)):
-            if field.name not in ("epochs", "steps", "max_memory", "pause_below", *HOW_TO_READ):
+            if field.name not in ("epochs", "steps", "max_memory", "pause_below", *HOW_TO_READ, *PRETRAINED):
                 assert getattr(getattr(config, section.name), field.name) is not None, field.name
     assert all(choice.reason for choice in choices.values())
     assert {"batch_size", "chunk", "lr", "threads", "workers", "minutes"} <= choices.keys()
     assert config.data.tokenizer == ("characters" if size == "small" else "bpe")
 
 
+PRETRAINED = ("base", "image_tower", "text_tower", "shape", "tune")  # None: from scratch
 HOW_TO_READ = ("format", "images", "image_column", "caption_column")  # None: look at the source
 
 

@@ -128,6 +128,8 @@ def test_every_setting_is_a_flag_with_its_sentence(capsys):
     run_command(["train", "--help"])
     help = capsys.readouterr().out
     for setting in SETTINGS.values():
+        if setting.name == "shape":
+            continue  # written by training, not by people
         assert setting.flag in help, setting.flag
         assert " ".join(setting.help.split()[:2]) in help, setting.name
 

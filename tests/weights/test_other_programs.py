@@ -28,6 +28,7 @@ from lapclip.machine.device import device_named
 from lapclip.model.blocks import Shape
 from lapclip.model.clip import CLIP, openai
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD
+from lapclip.weights.reading import read_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = [(101, 64), (37, 90), (24, 24), (95, 71)]  # with odd margins, so that half pixels count
@@ -409,6 +410,16 @@ def test_biases_and_a_tokenizer_of_ours_have_the_same_effect_in_transformers(kin
         out = AutoModel.from_pretrained("out").eval()(input_ids=tokens, pixel_values=normalised)
     np.testing.assert_allclose(embedder.texts(TEXTS[:3]), out.text_embeds.numpy(), atol=1e-4)
     np.testing.assert_allclose(embedder.pixels(pixels.numpy()), out.image_embeds.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [their_clip, save_siglip])
+def test_a_run_that_starts_from_a_model_of_others_keeps_how_texts_start_end_and_are_padded(make):
+    make(Path("theirs"))
+    base = load("theirs")
+    Path("tokenizer.json").write_text(base.tokenizer.to_json())
+    again = read_run(Path(), base.model.size)
+    for one, other in zip(again.encode(TEXTS, 16), base.tokenizer.encode(TEXTS, 16), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_text_that_is_too_long_is_said_once():

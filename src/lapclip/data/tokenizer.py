@@ -53,6 +53,7 @@ class Tokenizer:
         self.max_cached = 0  # captions whose tokens are kept in memory
         # `<end>` in a caption is plain text: only `encode` ends a row.
         self.pipeline.encode_special_tokens = True
+        self.stored_padding = pipeline.padding  # as the file says
         self.pipeline.no_padding()  # that and cutting is done here; other people's files may ask for both
         self.pipeline.no_truncation()
 
@@ -103,7 +104,11 @@ class Tokenizer:
         return [found[caption] if caption in found else self.cached[caption] for caption in captions]
 
     def to_json(self) -> str:
-        return self.pipeline.to_str(pretty=True)
+        if self.is_full:  # the padding has an effect
+            self.pipeline.enable_padding(pad_id=self.pad, pad_token=str(self.pipeline.id_to_token(self.pad)))
+        text = self.pipeline.to_str(pretty=True)
+        self.pipeline.no_padding()
+        return text
 
     @cached_property
     def words(self) -> frozenset[str] | None:

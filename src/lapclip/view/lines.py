@@ -25,9 +25,10 @@ def sentence(event: Event) -> str:
     match event:
         case Started():
             resumed = f"resuming after {duration(event.seconds)} of training"
-            trained = f", {event.num_trained:,} of {event.num_parameters:,} parameters are trained"
             said = resumed if event.step else "training starts"
-            return f"step {event.step:,}: {said}{trained if event.num_trained is not None else ''}"
+            if event.num_trained is not None:
+                said += f", {event.num_trained:,} of {event.num_parameters:,} parameters are trained"
+            return f"step {event.step:,}: {said}"
         case Evaluated():
             found = event.recall["text_to_image"]
             shares = (
