@@ -56,6 +56,10 @@ def accepts_pictures(method: Method) -> Method:
     return cast("Method", call)
 
 
+class Truncated(UserWarning):
+    """A text was longer than the model's context."""
+
+
 class Embedder:
     """Embeds images and texts with one model, in chunks, so that memory does not grow with their number."""
 
@@ -241,7 +245,8 @@ class Embedder:
             full = [text for text, end in zip(whole, ends, strict=True) if end == length - 1]
             self.has_warned = bool((self.tokenizer.lengths(full) > length).any())
             if self.has_warned:
-                warnings.warn(f"a text has more than {length} tokens: the rest is ignored", stacklevel=2)
+                said = f"a text has more than {length} tokens: the rest is ignored"
+                warnings.warn(said, Truncated, stacklevel=2)
         return self.model.embed_texts(*(self.device.move(torch.from_numpy(a)) for a in (tokens, ends)))
 
 

@@ -13,7 +13,7 @@ import torch
 from conftest import opened, picture_folder
 
 import lapclip
-from lapclip.config import TrainConfig
+from lapclip.config import DataConfig, TrainConfig
 from lapclip.data.tokenizer import train_bpe
 from lapclip.embedder import Embedder, find_model
 from lapclip.errors import UserError
@@ -29,6 +29,7 @@ from lapclip.model.towers import Head, Size
 from lapclip.units import finished
 from lapclip.weights import encoders, reading
 
+LOOKS = DataConfig(crop=0.5, flip=True)
 SIZE = Size(Shape(24, 2, 2, 40), Shape(16, 2, 2), 16, 8, 16, 20)
 
 
@@ -46,7 +47,7 @@ def features_of(base: Path, source: object):
     found = find_model(base)
     data = opened(source)
     embedder = Embedder(found.model.eval(), found.tokenizer, processor())
-    return found, finished(compute_features(embedder, data, flip=True))
+    return found, finished(compute_features(embedder, data, LOOKS))
 
 
 def test_heads_learn_and_the_towers_stay_as_they_are(base, call, monkeypatch):
@@ -124,14 +125,14 @@ def test_features_are_computed_once_and_continue_after_a_stop(base, monkeypatch)
     monkeypatch.setattr(feature_store, "IMAGES_AT_ONCE", 4)
     found, data = find_model(base), opened(picture_folder(Path("photos"), 40))
     embedder = Embedder(found.model.eval(), found.tokenizer, processor())
-    with closing(compute_features(embedder, data, flip=True)) as work:
+    with closing(compute_features(embedder, data, LOOKS)) as work:
         stopped = list(itertools.islice(work, 5))[-1]
     assert stopped.done > 0
-    work = compute_features(embedder, data, flip=True)
+    work = compute_features(embedder, data, LOOKS)
     assert next(work).done >= stopped.done
     training, validation = finished(work)
-    assert next(compute_features(embedder, data, flip=True), None) is None, "all is on disk"
-    assert training.image_NVD.shape[1] == 2 and validation.image_NVD.shape[1] == 1
+    assert next(compute_features(embedder, data, LOOKS), None) is None, "all is on disk"
+    assert training.image_NVD.shape[1] == 3 and validation.image_NVD.shape[1] == 1
     pool = training.pool(
         Embedder(with_heads(found, Head(8), training, seed=0), None, processor()), training.rows
     )

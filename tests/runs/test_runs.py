@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
@@ -262,7 +263,7 @@ def test_the_list_has_one_line_for_each_run_in_80_columns(call, held):
     held(made("photos-small-12", begun(), seen(30, 0.449), replace(step(40), time=NOW + 1000)))
     lines = call("runs").stdout.splitlines()
     assert len(lines) == 3 and max(map(len, lines)) <= 80
-    assert "20 minutes ago" in lines[2] and "9.0 s left" in lines[1]
+    assert re.search(r"2\d minutes ago", lines[2]) and "9.0 s left" in lines[1]
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,14 @@ from test_model_folders import END, START, TEXTS, clip_tokenizer, save_clip, tok
 from test_update import make_run
 from tokenizers import Tokenizer, processors
 
+from lapclip.config import load_config
 from lapclip.data.decode import RESIZES
 from lapclip.data.tokenizer import Tokenizer as Tokens
 from lapclip.data.tokenizer import train_tokenizer
 from lapclip.embedder import Embedder, load
 from lapclip.errors import UserError
 from lapclip.export.folders import export
+from lapclip.finetune.prepare import find_pretrained
 from lapclip.machine.device import device_named
 from lapclip.model.blocks import Shape
 from lapclip.model.clip import CLIP, openai
@@ -104,7 +106,7 @@ def rows_of_transformers(
     tokens = words(
         TEXTS[:3], padding="max_length", max_length=16, truncation=True, return_tensors="pt"
     ).input_ids
-    pixels = processor([Image.open(file) for file in files], return_tensors="pt").pixel_values
+    pixels = processor([Image.open(file).copy() for file in files], return_tensors="pt").pixel_values
     with torch.no_grad():
         out = theirs(input_ids=tokens, pixel_values=pixels)
     return out.image_embeds.numpy(), out.text_embeds.numpy()
@@ -197,7 +199,7 @@ def test_files_and_texts_embed_as_in_open_clip_and_again_after_an_export(is_quic
         model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
         words = open_clip.get_tokenizer(f"local-dir:{folder}")
         with torch.no_grad():
-            pixels = torch.stack([transform(Image.open(file)) for file in files])
+            pixels = torch.stack([transform(Image.open(file).convert("RGB")) for file in files])
             rows = (
                 model.eval().encode_image(pixels, normalize=True).numpy(),
                 model.encode_text(words(TEXTS[:3]), normalize=True).numpy(),
@@ -359,7 +361,7 @@ def test_an_image_is_resized_as_others_do_however_its_camera_was_held(resize, tu
     exif = Image.Exif()
     exif[0x0112] = turned
     picture.save("turned.png", exif=exif)
-    upright = ImageOps.exif_transpose(Image.open("turned.png"))
+    upright = ImageOps.exif_transpose(Image.open("turned.png").copy())
     by = Image.Resampling.BILINEAR if "bilinear" in resize else Image.Resampling.BICUBIC
     width, height = upright.size
     if resize.startswith("squash"):
@@ -415,7 +417,7 @@ def test_biases_and_a_tokenizer_of_ours_have_the_same_effect_in_transformers(kin
 @pytest.mark.parametrize("make", [their_clip, save_siglip])
 def test_a_run_that_starts_from_a_model_of_others_keeps_how_texts_start_end_and_are_padded(make):
     make(Path("theirs"))
-    base = load("theirs")
+    _, base = find_pretrained(load_config(flags={"base": "theirs"}))
     Path("tokenizer.json").write_text(base.tokenizer.to_json())
     again = read_run(Path(), base.model.size)
     for one, other in zip(again.encode(TEXTS, 16), base.tokenizer.encode(TEXTS, 16), strict=True):
@@ -436,7 +438,7 @@ def test_published_shapes_embed_as_in_their_programs(kind):
     """With random weights: 224 pixels, twelve layers, whole vocabularies."""
     picture = pictures()[0].resize((640, 427))
     picture.save("photo.jpg", quality=95)
-    picture = Image.open("photo.jpg")
+    picture = Image.open("photo.jpg").copy()
     Path("theirs").mkdir()
     pipeline = siglip_tokenizer() if kind == "siglip" else clip_tokenizer()
     pipeline.no_padding()

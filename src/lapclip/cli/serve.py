@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import sys
+import warnings
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
@@ -68,10 +69,12 @@ def serve(
         hosts = hosts_of(names, listening.getsockname()[1], allow_host)
         with working("loading the model"):
             embedder, index = load_model(model)
+        from lapclip.embedder import Truncated
         from lapclip.machine.device import DEFAULT_THREADS, set_up_process
         from lapclip.serve.api import build_server
         from lapclip.serve.service import Service
 
+        warnings.simplefilter("ignore", Truncated)  # what clients send is not for whoever reads this terminal
         # One core is left to clients: measured, a single text is embedded no slower by it.
         set_up_process(max(1, DEFAULT_THREADS - 1), keep_memory=False)
         service = Service(embedder, index, is_batching=batching)

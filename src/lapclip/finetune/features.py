@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lapclip.config import DataConfig
 from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable, digest
 from lapclip.data.images import squares
@@ -26,10 +27,12 @@ from lapclip.embedder import Embedder
 from lapclip.errors import UserError, shortened, shortened_path
 from lapclip.evaluate.pool import Pool
 from lapclip.files import cache_folder, read_json, write_atomically, writing
+from lapclip.step.feed import augment_batch
 from lapclip.units import Progress
 
 IMAGES_AT_ONCE, TEXTS_AT_ONCE = 16, 64  # convolutions are fastest with few images
 SECONDS_BETWEEN_WRITES = 5.0
+NUM_VIEWS = 3  # of a training image: all of it, and augmented ones
 MAX_PAIRS = 5_000_000
 
 
@@ -99,17 +102,18 @@ def as_tensor(rows: np.ndarray) -> torch.Tensor:
 
 
 def compute_features(
-    embedder: Embedder, data: Data, *, flip: bool
+    embedder: Embedder, data: Data, config: DataConfig
 ) -> Generator[Progress, None, tuple[Features, Features]]:
-    """Of the training and the validation side; what is on disk already is not computed again."""
+    """Of the training side, with augmented views, and the validation side; what is on disk is not computed again."""
     towers = towers_fingerprint(embedder)
+    looks = DataConfig(crop=config.crop, flip=config.flip, colour=config.colour)
+    is_varied = looks.crop != 1 or looks.flip or looks.colour
     sides = []
     for side, source in (("training", data.training), ("validation", data.validation)):
-        views = 2 if flip and side == "training" else 1
-        key = digest(towers.encode(), data.fingerprint.encode(), side.encode(), bytes([views]))
-        sides.append(
-            (yield from features_of(embedder, source, cache_folder() / "features" / key.hex(), views))
-        )
+        views = NUM_VIEWS if is_varied and side == "training" else 1
+        key = digest(*map(str.encode, (towers, data.fingerprint, side, repr(looks) if views > 1 else "")))
+        folder = cache_folder() / "features" / key.hex()
+        sides.append((yield from features_of(embedder, source, folder, views, looks)))
     return sides[0], sides[1]
 
 
@@ -125,7 +129,7 @@ def towers_fingerprint(embedder: Embedder) -> str:
 
 
 def features_of(
-    embedder: Embedder, source: Source, folder: Path, views: int
+    embedder: Embedder, source: Source, folder: Path, views: int, looks: DataConfig
 ) -> Generator[Progress, None, Features]:
     model, num_images = embedder.model, source.num_different
     if num_images > MAX_PAIRS:
@@ -150,7 +154,7 @@ def features_of(
             for name, shape in shapes.items()
         }
         store = Store(folder, arrays, done)
-        yield from embed_images(embedder, source, store)
+        yield from embed_images(embedder, source, store, looks)
         yield from embed_texts(embedder, list(number_of), store)
         store.write()
     first = np.concatenate([[0], np.cumsum([len(some) for some in captions_N])])
@@ -180,23 +184,30 @@ class Store:
 
 
 @torch.inference_mode()
-def embed_images(embedder: Embedder, source: Source, store: Store) -> Generator[Progress, None, None]:
+def embed_images(
+    embedder: Embedder, source: Source, store: Store, looks: DataConfig
+) -> Generator[Progress, None, None]:
     rows, size = store.arrays["images"], embedder.image_size
+    stored = source.stored_size(size)
     while (start := store.done["images"]) < len(rows):
         yield Progress("embedding images", start, len(rows))
-        images = []
-        for index in range(start, min(start + IMAGES_AT_ONCE, len(rows))):
+        indices = np.arange(start, min(start + IMAGES_AT_ONCE, len(rows)))
+        images = np.zeros((len(indices), 3, stored, stored), np.uint8)
+        for place, index in enumerate(indices.tolist()):
             try:
-                images.append(next(squares([source.image(index, size)], size)))
+                images[place] = source.pixels(indices[place : place + 1], stored)[0]
             except Unreadable as problem:  # only of a streamed source
-                images.append(np.zeros((3, size, size), np.uint8))
                 name = shortened_path(source.name(index))
                 store.done["faults"][str(index)] = f"`{name}` {shortened(str(problem))}"
-        pixels = embedder.device.move(torch.from_numpy(np.stack(images)))
+        whole = np.stack(list(squares(list(images.transpose(0, 2, 3, 1)), size)))
+        batch = Batch(images, indices, indices, indices, indices)
         for view in range(rows.shape[1]):
-            turned = pixels.flip(3) if view else pixels
-            rows[start : start + len(images), view] = embedder.model.image(turned).half().cpu().numpy()
-        store.done["images"] += len(images)
+            seen = (
+                augment_batch(batch, looks, image_size=size, seed=view, step=start).images if view else whole
+            )
+            features = embedder.model.image(embedder.device.move(torch.from_numpy(seen)))
+            rows[indices, view] = features.half().cpu().numpy()
+        store.done["images"] += len(indices)
         store.write_if_due()
 
 

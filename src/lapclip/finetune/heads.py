@@ -21,7 +21,7 @@ from lapclip.step.step import Update, move
 from lapclip.units import Progress
 from lapclip.weights.reading import Pretrained
 
-BATCH_SIZE, STEPS = 2048, 250
+BATCH_SIZE, STEPS = 1024, 300
 MIN_FOR_SWEEP = 100  # training images; fewer cannot tell settings apart
 SHARE_HELD_BACK, MAX_HELD_BACK = 0.1, 1000  # of the training images, to judge settings on
 MIN_STD = 1e-3  # of a feature; one that hardly varies is not enlarged

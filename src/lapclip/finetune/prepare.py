@@ -36,6 +36,7 @@ from lapclip.weights import checkpoint, encoders, reading
 from lapclip.weights.reading import Pretrained
 
 NUM_CAPTIONS_READ = 20_000
+CROP = 0.35  # minimum share of an image in a crop: stronger than from scratch, since heads learn faster
 
 
 @dataclass(frozen=True)
@@ -92,15 +93,20 @@ def preparing_heads(
     set_up_process(threads, keep_memory=True)
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
     says_sides = sum(bool(SIDE_WORDS.search(caption)) for caption in captions) / max(1, len(captions))
-    flip = asked_or(config, "flip", flip_choice(says_sides))
-    config = with_values(config, {"flip": flip.value})
+    looks = {
+        "flip": flip_choice(says_sides),
+        "crop": Choice(CROP, "crops vary the few images there are"),
+        "colour": Choice(0.0, "captions may mention colours"),
+    }
+    looks = {key: asked_or(config, key, choice) for key, choice in looks.items()}
+    config = with_values(config, {key: choice.value for key, choice in looks.items()})
     cached = yield from open_features(config, found, data)
     loss: LossName = "sigmoid" if found.model.bias is not None else "softmax"
     batch_size = min(config.train.batch_size or BATCH_SIZE, len(cached.training.rows))
     base = replace(config.train, loss=loss, batch_size=batch_size)
     judged = yield from sweep(found, cached.training, base, threads)
     best = judged[0]
-    choices = resolve_heads(config, judged, batch_size, loss, data) | {"flip": flip}
+    choices = resolve_heads(config, judged, batch_size, loss, data) | looks
     config = with_values(config, {key: choice.value for key, choice in choices.items()})
     model = with_heads(found, best.head, cached.training, seed=config.train.seed)
     config = with_shape(config, model.size)
@@ -153,7 +159,7 @@ def preparing_towers(
 
 def open_features(config: Config, found: Pretrained, data: Data) -> Generator[Progress, None, CachedFeatures]:
     embedder = Embedder(found.model.eval(), found.tokenizer, processor())
-    return CachedFeatures(*(yield from compute_features(embedder, data, flip=bool(config.data.flip))))
+    return CachedFeatures(*(yield from compute_features(embedder, data, config.data)))
 
 
 def reopen_features(config: Config, run: Run, data: Data) -> Generator[Progress, None, CachedFeatures]:
@@ -185,8 +191,6 @@ def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss
         "loss": Choice(loss, "as the pretrained model"),
         "lr": Choice(best.lr, how),
         "keep_patches": Choice(1.0, "features are of whole images"),
-        "crop": Choice(1.0, "features are of whole images"),
-        "colour": Choice(0.0, "features are of unchanged images"),
         "pack": Choice(True, "as for other runs"),
         "workers": Choice(0, "features are only copied"),
         "precision": Choice("fp32", "the most precise"),
