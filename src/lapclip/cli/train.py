@@ -303,9 +303,8 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
         say(f"images found for a few captions: {run.path}/learned.png")
     if page is not None:
         say(f"the report: {page}")
-    summary = summarize(run)
-    if over_fits := summary.history.over_fits:
-        say(f"the run over-fits, and training it longer does not help: {summary.more_variety}")
+    if over_fits := summarize(run).over_fits:
+        say(over_fits)
     say("next:")
     if result.checkpoint is not None:
         say(f"  {own_name()} eval {run.reference}")

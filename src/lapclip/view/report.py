@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.errors import code, one_line, shortened
-from lapclip.runs.history import Summary, have_same_validation, is_chance, summarize
+from lapclip.runs.history import (
+    MIN_EVALUATIONS,
+    RISING_LOSS,
+    Summary,
+    have_same_validation,
+    is_chance,
+    summarize,
+)
 from lapclip.runs.run import Run
 from lapclip.runs.status import MACHINE
 from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, percent, plural, rate, times
@@ -21,9 +28,11 @@ from lapclip.view.charts import charts_of, name_of, overlaid, phases_in_words
 from lapclip.view.document import KINDS, Document, Section, Table, columns_of, find, shown
 from lapclip.view.html import write_html
 
-MIN_EVALUATIONS = 4
 MAX_ADVICE = 3  # hints of warnings
-RESUMING = "lr-still-high"  # advises to resume; of a run that is stopped that is said in any case
+AT_THE_END = (
+    "lr-still-high",
+    *RISING_LOSS,
+)  # kinds of warnings; what they are about is said of the whole run
 MAX_EPOCHS = 1000  # one by one, for programs
 FOOTER = "Written by lapclip from the recorded events of the run."
 
@@ -90,12 +99,11 @@ def sentences(summary: Summary) -> list[str]:
     history, bench = summary.history, summary.bench_speed
     said = [what_and_how_long(summary), how_it_ended(summary), result(summary), last_quarter(summary)[1]]
     losses = [(e.loss, e.step) for e in history.evaluations if e.loss is not None]
-    if len(losses) >= 3 or history.over_fits:
+    if len(losses) >= 3:
         (lowest, step), ended = min(losses), losses[-1][0]
         then = f"lowest at step {count(step)} ({lowest:.3f}) and ended at {ended:.3f}"
         then = then if lowest < ended else f"lowest at the end ({ended:.3f})"
-        fell = ", while the training loss fell: the run over-fits" * history.over_fits
-        said.append(f"The validation loss was {then}{fell}.")
+        said.append(f"The validation loss was {then}.")
     if history.data_share is not None:
         said.append(f"It waited for data {percent(history.data_share)} of the time.")
     if bench and (pairs := history.pairs_per_second):
@@ -197,14 +205,14 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
 def suggestions(summary: Summary) -> list[str]:
     """What to try next, most useful first; commands as one would type them."""
     name, is_finished, said = one_line(summary.run.reference), summary.state == "finished", []
-    hints = {w.kind or w.message: w.hint for w in summary.history.warnings if w.kind != RESUMING}
+    hints = {w.kind or w.message: w.hint for w in summary.history.warnings if w.kind not in AT_THE_END}
     advice = [*hints.values(), *([summary.failed.hint] if summary.failed else [])]
     if summary.state in ("stopped", "crashed"):
         said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
     for hint in (shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:]):
         said += [f"{hint[:1].upper()}{hint[1:]}."] if hint else []
-    if summary.history.over_fits and "over-fitting" not in hints:
-        said.append(f"It over-fits: {summary.more_variety}.")
+    if over_fits := summary.over_fits:
+        said.append(f"{over_fits[:1].upper()}{over_fits[1:]}.")
     if is_finished and last_quarter(summary)[0] > 0:
         budgets = ((budget, find(summary.settings, budget)) for budget in ("minutes", "epochs", "steps"))
         doubled = next((f" --{budget} {2 * amount:.12g}" for budget, amount in budgets if amount), "")
