@@ -13,6 +13,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
 
+from lapclip.config import BUDGETS
 from lapclip.files import Held
 from lapclip.runs.events import (
     KINDS_OF_MEMORY,
@@ -32,6 +33,7 @@ from lapclip.runs.events import (
     failure_in,
 )
 from lapclip.runs.run import Run, read_own
+from lapclip.units import is_number
 
 State = Literal["running", "paused", "finished", "stopped", "failed", "crashed"]
 OVER = ("finished", "stopped", "failed", "crashed")
@@ -48,7 +50,6 @@ NUM_RECENT_INSPECTIONS = 5
 SMOOTHED = ("loss", "accuracy", "grad_norm", "pairs_per_second")
 SETUP_SECONDS = 10  # granted to a folder without a lock and without events
 OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
-MIN_EVALUATIONS = 4  # before recall can be said to rise or not
 RISING_LOSS = ("over-fitting", "loss-rises-recall-too")  # kinds of warnings that judge it; the last one holds
 MEMORISED = 0.9  # of the pairs of a batch; with recall at chance, a rise is no noise of few images
 LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
@@ -275,14 +276,12 @@ class History:
         fell = bool(before) and fmean(before) > (self.recently("loss") or 0.0)
         if not self.has_had_its_budget or not fell or judged == ["loss-rises-recall-too"]:
             return ""
-        since = stalled_since([(e.step, mean_recall(e.recall)) for e in self.evaluations])
-        accuracy = self.recently("accuracy") or 0.0
+        rose, accuracy = "while validation loss rises", self.recently("accuracy") or 0.0
         if is_chance(self.recall) and accuracy >= MEMORISED and known[-1][0] >= OVERFIT_LOSS * lowest:
-            return (
-                f"recall is at chance with a training accuracy of {accuracy:.0%}, while validation loss rises"
-            )
+            return f"recall is at chance with a training accuracy of {accuracy:.0%}, {rose}"
+        since = stalled_since([(e.step, mean_recall(e.recall)) for e in self.evaluations])
         is_seen = since is not None and known[-1][0] >= loss_limit(lowest, num_images)
-        return f"recall has not risen since step {since:,}, while validation loss rises" if is_seen else ""
+        return f"recall has not risen since step {since:,}, {rose}" if is_seen else ""
 
     @property
     def peak_memory(self) -> int | None:
@@ -355,10 +354,10 @@ def mean_recall(recall: dict[str, Any]) -> float:
 
 
 def stalled_since(recalls: Sequence[tuple[int, float]]) -> int | None:
-    """The step of the highest recall, if at least a third of the evaluations came after it; None if it may still rise."""
-    best = max(range(len(recalls)), key=lambda place: recalls[place][1], default=0)
-    is_past = len(recalls) >= MIN_EVALUATIONS and 3 * (len(recalls) - 1 - best) >= len(recalls)
-    return recalls[best][0] if is_past else None
+    """The step of the highest recall, if a third of at least 4 evaluations came after it; None if it may still rise."""
+    step, highest = max(recalls, key=lambda one: one[1], default=(0, 0.0))
+    num_after = sum(other > step for other, _ in recalls)
+    return step if len(recalls) >= 4 and 3 * num_after >= len(recalls) and highest < 1 else None
 
 
 def loss_limit(lowest: float, num_images: int) -> float:
@@ -514,6 +513,12 @@ class Summary:
         has_no_crops = self.settings.get("crop") == 1 and "crop" not in self.reasons
         helps = "more pairs would help most" + ", then random crops: `--crop 0.6`" * has_no_crops
         return f"{seen}: the model over-fits; {helps}" if (seen := self.history.over_fits) else ""
+
+    @property
+    def doubled(self) -> str:
+        """The flag that gives it twice its budget, in the kind it has."""
+        budgets = ((budget, self.settings.get(budget)) for budget in BUDGETS)
+        return next((f" --{name} {2 * amount:.12g}" for name, amount in budgets if is_number(amount)), "")
 
     def some_steps(self, most: int) -> list[Step]:
         """At most about so many of the steps that are kept, evenly spread, the last one with them."""

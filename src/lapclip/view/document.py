@@ -191,9 +191,8 @@ class Query:
 
     @property
     def rank_words(self) -> str:
-        if self.rank is None:
-            return "the rank of its own image is unknown"
-        return "its own image comes first" if self.rank == 1 else f"its own image is at rank {self.rank:,}"
+        where = "unknown" if self.rank is None else f"{self.rank:,}"
+        return "a correct image comes first" if self.rank == 1 else f"rank of a correct image: {where}"
 
 
 @dataclass(frozen=True)

@@ -12,27 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.errors import code, one_line, shortened
-from lapclip.runs.history import (
-    MIN_EVALUATIONS,
-    RISING_LOSS,
-    Summary,
-    have_same_validation,
-    is_chance,
-    summarize,
-)
+from lapclip.runs.history import NUM_RECENT, RISING_LOSS, Summary, have_same_validation, is_chance, summarize
 from lapclip.runs.run import Run
 from lapclip.runs.status import MACHINE
 from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, percent, plural, rate, times
 from lapclip.view import learning, resources
 from lapclip.view.charts import charts_of, name_of, overlaid, phases_in_words
-from lapclip.view.document import KINDS, Document, Section, Table, columns_of, find, shown
+from lapclip.view.document import KINDS, Document, Section, Table, columns_of, shown
 from lapclip.view.html import write_html
 
+MIN_EVALUATIONS = 4
 MAX_ADVICE = 3  # hints of warnings
-AT_THE_END = (
-    "lr-still-high",
-    *RISING_LOSS,
-)  # kinds of warnings; what they are about is said of the whole run
+AT_THE_END = ("lr-still-high", *RISING_LOSS)  # kinds of warnings; the report says this of the whole run
 MAX_EPOCHS = 1000  # one by one, for programs
 FOOTER = "Written by lapclip from the recorded events of the run."
 
@@ -82,12 +73,12 @@ def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
     """The numbers one asks for first."""
     history, started, evaluated = summary.history, summary.history.started, summary.history.evaluated
     found = (history.recall or {}).get("text_to_image", {})
-    loss = f"validation {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else "training"
+    loss = f"; validation {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else ""
     chance = {k: f"chance {percent(found.get(f'chance@{k}'))}" for k in (1, 10)}
     batch = f"batches of {count(started.batch_size)}" if started else ""
     tiles = [
         *((f"recall@{k}", percent(found.get(f"recall@{k}")), chance[k]) for k in (1, 10)),
-        ("loss", number(history.recently("loss")), loss),
+        ("training loss", number(history.recently("loss")), f"last {NUM_RECENT} steps{loss}"),
         ("training time", duration(history.seconds if history.step else None), plural(history.num_steps, "step")),
         ("pairs per second", rate(history.pairs_per_second), batch),
     ]  # fmt: skip
@@ -193,6 +184,8 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     mean = (before + after) / 2
     noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
     said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
+    if percent(after) == percent(before):
+        return 0, f"Recall@1 stayed at {percent(after)} from step {count(step)} on."
     if abs(after - before) <= noise:
         return 0, f"Recall@1 changed {said}, by less than the noise of {100 * noise:.1f} points."
     if after > before and (summary.history.over_fits or (loss or 0.0) > lowest):
@@ -209,14 +202,10 @@ def suggestions(summary: Summary) -> list[str]:
     advice = [*hints.values(), *([summary.failed.hint] if summary.failed else [])]
     if summary.state in ("stopped", "crashed"):
         said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
-    for hint in (shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:]):
-        said += [f"{hint[:1].upper()}{hint[1:]}."] if hint else []
-    if over_fits := summary.over_fits:
-        said.append(f"{over_fits[:1].upper()}{over_fits[1:]}.")
+    advice = [shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:]]
+    said += [f"{hint[:1].upper()}{hint[1:]}." for hint in (*advice, summary.over_fits) if hint]
     if is_finished and last_quarter(summary)[0] > 0:
-        budgets = ((budget, find(summary.settings, budget)) for budget in ("minutes", "epochs", "steps"))
-        doubled = next((f" --{budget} {2 * amount:.12g}" for budget, amount in budgets if amount), "")
-        again = code(f"lapclip train --resume {name}{doubled}")
+        again = code(f"lapclip train --resume {name}{summary.doubled}")
         said.append(f"Train twice as long, since it was still improving: {again}.")
     return [*said, f"Run the full evaluation: {code(f'lapclip eval {name}')}."] if is_finished else said
 
@@ -240,7 +229,7 @@ def compared(summaries: Sequence[Summary]) -> list[Section]:
 
 COSTS = ("seconds", "pairs_per_second", "peak_memory_bytes", "joules")
 RESULTS = columns_of(
-    "run, state, recall@1: share, chance: share, recall@10: share, last loss: number, validation loss: number, "
+    "run, state, recall@1: share, chance: share, recall@10: share, training loss: number, validation loss: number, "
     "steps: count, epochs: number, time: seconds, pairs/s: rate, peak memory: bytes, energy: joules, warnings: count"
 )
 
@@ -251,10 +240,11 @@ def results_table(summaries: Sequence[Summary]) -> Table:
         history, found = summary.history, summary.results()
         chance = (history.recall or {}).get("text_to_image", {}).get("chance@1")
         row = [code(name_of(summary)), summary.state, found["recall@1"], chance, found["recall@10"]]
-        row += [history.step and history.step.loss, history.evaluated and history.evaluated.loss]
+        row += [found["training loss"], history.evaluated and history.evaluated.loss]
         row += [found["steps"], epochs(found["epochs"]), *(found[name] for name in COSTS)]
         rows.append([*row, len(history.warnings)])
-    return Table("Results", RESULTS, rows, "recall: text → image, of each run's best checkpoint")
+    note = f"recall: text → image, of each run's best checkpoint; training loss: over the last {NUM_RECENT} steps"
+    return Table("Results", RESULTS, rows, note)
 
 
 def comparison_words(summaries: Sequence[Summary]) -> list[str]:
@@ -284,12 +274,8 @@ def as_numbers(summaries: Sequence[Summary]) -> dict[str, Any]:
 
 
 def numbers_of(summary: Summary) -> dict[str, Any]:
-    history, found, recall, joules = (
-        summary.history,
-        summary.results(),
-        summary.recall_1,
-        summary.history.joules,
-    )
+    history, found, recall = summary.history, summary.results(), summary.recall_1
+    joules = history.joules
     kind, stretches = learning.stretches_of(history, MAX_EPOCHS)
     return {
         "name": one_line(summary.run.name),
