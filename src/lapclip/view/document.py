@@ -191,8 +191,8 @@ class Query:
 
     @property
     def rank_words(self) -> str:
-        where = "unknown" if self.rank is None else f"{self.rank:,}"
-        return "a correct image comes first" if self.rank == 1 else f"rank of a correct image: {where}"
+        rank = "an unknown rank" if self.rank is None else f"rank {self.rank:,}"
+        return "a correct image comes first" if self.rank == 1 else f"a correct image is at {rank}"
 
 
 @dataclass(frozen=True)
