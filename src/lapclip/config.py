@@ -140,6 +140,7 @@ class Config:
 
 
 BUDGETS = ("minutes", "epochs", "steps")
+SHAPE = ("image_size", "patch_size", "text_length")  # as the size, unless set
 MAX_SCALE = 100.0  # no setting: sharper than this makes training unstable (arXiv 2103.00020, section 2.5)
 # Other names under which flags and TOML files may give a setting; a renamed setting keeps its old name here.
 ALIASES = {"color": "colour", "learning_rate": "lr", "grad_clip": "clip_norm"}

@@ -13,6 +13,7 @@ from conftest import SMALL, as_flags, environment, lapclip
 
 import lapclip as library
 from lapclip.cli import run_command
+from lapclip.cli.screen import own_name
 from lapclip.config import SETTINGS, load_config
 from lapclip.runs.run import Run
 
@@ -50,6 +51,20 @@ def test_a_mistake_is_a_sentence_with_a_way_out(arguments, code, message, capsys
     error = said(capsys)
     assert re.search(message, error, re.IGNORECASE), error
     assert error.startswith("error: ") and "\nhint: " in error and "Traceback" not in error
+
+
+def test_in_the_background_commands_are_named_as_in_the_foreground(monkeypatch, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "lapclip").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    for typed in (
+        "bin/lapclip",
+        "src/lapclip/__main__.py",
+    ):  # `python -m lapclip`, as a run in the background is
+        monkeypatch.setattr("sys.argv", [typed])
+        assert own_name() == "bin/lapclip"
 
 
 def test_commands_in_hints_can_be_pasted(capsys):
@@ -121,7 +136,7 @@ def test_piped_output_is_plain_lines_and_what_cannot_change_on_resume_is_refused
     assert run_command(["train", "--resume", "r"]) == 1
     assert "has used up its budget" in said(capsys)
     assert run_command(["train", "--resume", "r", "--steps", "3"]) == 1
-    assert "has used up its budget: 6 steps" in said(capsys)
+    assert "has used up this budget: 6 steps" in said(capsys)
 
 
 def test_every_setting_is_a_flag_with_its_sentence(capsys):

@@ -169,6 +169,10 @@ def test_a_rising_loss_means_what_recall_says():
     assert "`--epochs 0.64`" in fell.hint
 
 
+def test_a_recall_that_still_rises_a_little_shows_no_over_fitting():
+    assert kinds(evaluations([0.1, 0.3, 0.305, 0.31, 0.315, 0.32], RISING)) == []
+
+
 def test_neither_a_training_loss_that_rises_too_nor_few_images_show_over_fitting():
     assert kinds(evaluations([0.1, 0.5, 0.5, 0.4, 0.3, 0.3], RISING, training=float)) == []
     assert kinds(evaluations([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], RISING, num_images=20)) == ["small-pool"]

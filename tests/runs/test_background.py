@@ -110,7 +110,7 @@ def test_a_background_run_survives_its_session_stops_goes_on_is_killed_and_goes_
     assert done.returncode == 0 and json.loads(done.stdout)["steps"] == int(last)
     assert status_of(run).state == "finished"
     refused = call("runs", "resume", run.name, "--steps", "3")
-    assert refused.returncode == 1 and "has used up its budget" in refused.stderr
+    assert refused.returncode == 1 and "has used up this budget" in refused.stderr
     assert status_of(run).state == "finished", "a refusal changes nothing"
 
 

@@ -4,9 +4,9 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from made_events import ONE_OF_EACH, RECALL, WAY, evaluated, memorised, started, step
+from made_events import ONE_OF_EACH, RECALL, WAY, evaluated, finished, memorised, started, step
 
-from lapclip.runs.events import Continued, Paused, Step, Warned
+from lapclip.runs.events import Continued, Evaluated, Paused, Step, Warned
 from lapclip.runs.history import (
     MAX_EVALUATIONS,
     MAX_GAP,
@@ -132,6 +132,21 @@ def test_recall_at_chance_shows_over_fitting_also_over_few_images():
     assert History().extend(memorised()).over_fits
     assert not History().extend(memorised(accuracy=0.5)).over_fits, "it may not have learned enough yet"
     assert not History().extend(memorised(interval=[0.5, 1.0])).over_fits, "recall is above chance"
+
+
+def test_over_fitting_is_stated_only_when_recall_stopped_rising_and_the_budget_is_used_up():
+    def told(recalls, reason="budget"):
+        events = [started(), *(step(n, loss=4.0 / n) for n in range(1, 101))]
+        for n, share in enumerate(recalls, 1):
+            way = {f"recall@{k}": share for k in (1, 5, 10)}
+            found = RECALL | {"text_to_image": WAY | way, "image_to_text": WAY | way}
+            events.append(Evaluated(20 * n, found, True, 0.1, loss=2.0 + 0.5 * n))
+        return History().extend([*events, finished(100, reason)]).over_fits
+
+    assert told([0.02, 0.04, 0.06, 0.05]) == "", "the highest is recent: it may still rise"
+    assert told([0.02, 0.06, 0.05]) == "", "too few"
+    assert "since step 40," in told([0.02, 0.06, 0.05, 0.05])
+    assert told([0.02, 0.06, 0.05, 0.05], "stopped") == ""
 
 
 def test_recall_is_at_chance_only_where_that_was_measured_at_every_rank():

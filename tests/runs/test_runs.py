@@ -31,8 +31,8 @@ from lapclip.runs.events import (
     Step,
     to_line,
 )
-from lapclip.runs.run import Run, new_run, open_run
-from lapclip.runs.status import all_runs, newest_run, remove, status_of
+from lapclip.runs.run import Run, all_runs, new_run, newest_run, open_run
+from lapclip.runs.status import remove, status_of
 
 NOW = time.time()
 
@@ -237,6 +237,9 @@ def test_the_newest_run_is_the_one_that_lives_else_the_last_that_did(held):
     Path("runs/nothing").mkdir()
     Path("runs/a-file").write_text("")
     assert [run.name for run in all_runs()] == ["new", "middle", "old"] and newest_run().name == "new"
+    os.utime("runs/old")  # a report was written
+    with pytest.raises(UserError, match="the newest is `new`"):
+        open_run("xyz")
     held(open_run("old"))
     assert newest_run().name == "old"
 

@@ -206,6 +206,10 @@ def test_a_finished_run_can_be_extended_but_not_just_resumed(with_train):
     assert longer.train.eval_every == "4", "ten times in the new budget, not in the old one"
     stop_after(5, run, longer)
     assert run.load_config() == longer and checkpoint.latest(run.checkpoints).name == "step-000005"
+    for flag, hint in (({"steps": 4}, "--steps 10"), ({"epochs": 0.02}, "--epochs")):
+        with pytest.raises(UserError, match="has used up this budget: 5 steps") as caught:
+            refuse_if_finished(run, load_config(run.path / "config.toml", flag))
+        assert hint in caught.value.hint and "counted from its start" in caught.value.hint
 
 
 def test_what_is_asked_for_on_resume_is_resolved_with_reasons(its_copy):

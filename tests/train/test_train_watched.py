@@ -87,6 +87,13 @@ def test_the_diagonal_of_the_matrix_is_each_image_with_its_own_caption(tmp_path)
     assert {query["rank"] for query in content["queries"]} == {1}
 
 
+def test_a_snapshot_asks_for_different_captions(tmp_path):
+    eye, captions = np.eye(9), ["red", "blue", "green"] * 3
+    pool = Pool(eye, eye, np.arange(9), captions, np.arange(9), np.arange(9))
+    content = json.loads((tmp_path / take_snapshot(tmp_path, Pictures(), pool, 3)).read_text())
+    assert sorted(query["text"] for query in content["queries"]) == ["blue", "green", "red"]
+
+
 def test_snapshots_do_not_pile_up(tmp_path):
     pool = Pool(np.eye(3), np.eye(3), np.arange(3), ["a", "b", "c"], np.arange(3), np.arange(3))
     for step in range(MAX_KEPT + 30):

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from lapclip.autotune.plans import Budget, Candidate, Measured, asked_parts, choose, reasons_for
 from lapclip.autotune.work import Work
-from lapclip.config import BUDGETS, PLAN, SETTINGS, Config, FormatName, Plan, value_of, with_values
+from lapclip.config import BUDGETS, PLAN, SETTINGS, SHAPE, Config, FormatName, Plan, value_of, with_values
 from lapclip.data.advice import Advice, DataFacts, advise_tokenizer
 from lapclip.errors import UserError
 from lapclip.machine.device import DEFAULT_THREADS, Device, device_named, present_devices
@@ -130,6 +130,7 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
     if data.format is not None:
         proposed["format"] = Choice(data.format, "detected")
     choices |= {name: asked_or(config, name, choice) for name, choice in proposed.items()}
+    choices |= {n: Choice(v, ASKED, "asked") for n in SHAPE if (v := value_of(config, n)) is not None}
     if config.model.text_length is None and (choice := advised(data, "text_length")):
         choices["text_length"] = choice
     if data.num_validation < config.data.num_validation:
@@ -137,7 +138,7 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
         choices["num_validation"] = Choice(data.num_validation, reason)
     config = with_values(config, {name: choice.value for name, choice in choices.items()})
     size = shape_of(config.model)
-    shape = {name: getattr(size, name) for name in ("image_size", "patch_size", "text_length")}
+    shape = {name: getattr(size, name) for name in SHAPE}
     hidden = LOOKS if data.is_drawn else ()
     shown = {n: c for n, c in choices.items() if n not in hidden or c.origin == "asked"}
     return with_values(config, shape), shown

@@ -265,8 +265,8 @@ def next_step(result: dict[str, Any], arguments: Sequence[str], folder: Path | N
     unknown = result["share_unknown_words"]
     if is_as_chance and unknown is not None and unknown > MANY_UNKNOWN:
         return f"{unknown:.0%} of the words of these captions are in no training caption: train on captions like these"
-    if is_as_chance and folder and (summary := summarize(Run(folder))).history.over_fits:
-        return f"this is not significantly better than chance, and the run over-fits: {summary.more_variety}"
+    if is_as_chance and folder and (over_fits := summarize(Run(folder)).over_fits):
+        return f"this is not significantly better than chance; in training, {over_fits}"
     if is_as_chance:
         return "this is not significantly better than chance: evaluate on more images, or train longer"
     if has_page:

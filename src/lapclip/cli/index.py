@@ -98,8 +98,7 @@ def index(
 
 def choose_model(model: str | None) -> ChosenModel:
     """The model that was named; else that of the index updated last, else the newest run with a checkpoint."""
-    from lapclip.runs.run import RUNS, find_run
-    from lapclip.runs.status import all_runs
+    from lapclip.runs.run import RUNS, all_runs, find_run
     from lapclip.search.index import MODEL, indexes_of, path_of_model
 
     known = indexes_of(model)

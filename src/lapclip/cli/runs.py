@@ -30,8 +30,8 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
 
     `stop NAME` saves and stops a run, `resume NAME` continues it, `compare A B` shows the differences.
     """
-    from lapclip.runs.run import RUNS
-    from lapclip.runs.status import all_runs, status_of
+    from lapclip.runs.run import RUNS, all_runs
+    from lapclip.runs.status import status_of
     from lapclip.view.document import Table, columns_of
 
     if words:

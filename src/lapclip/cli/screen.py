@@ -112,9 +112,8 @@ def until_closed() -> Iterator[None]:
 
 def own_name() -> str:
     """What to type to get this command again, also where it is not on the path."""
-    if shutil.which("lapclip") or not sys.argv[0].endswith("lapclip"):
-        return "lapclip"
-    return os.path.relpath(sys.argv[0])
+    own = os.path.join(os.path.dirname(sys.executable), "lapclip")  # also for a run in the background
+    return "lapclip" if shutil.which("lapclip") or not os.path.exists(own) else os.path.relpath(own)
 
 
 @contextmanager

@@ -111,8 +111,7 @@ def checked_token(token: str | None) -> str | None:
 
 def load_model(model: str | None) -> "tuple[Embedder, Index | None]":
     """The model and its index; without an index the model alone, by name or the newest run's."""
-    from lapclip.runs.run import find_run
-    from lapclip.runs.status import newest_run
+    from lapclip.runs.run import find_run, newest_run
     from lapclip.search.index import find_index, indexes_of, path_of_model
 
     newest = newest_run() if model is None else None

@@ -304,21 +304,13 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
     if page is not None:
         say(f"the report: {page}")
     summary = summarize(run)
-    if over_fits := summary.history.over_fits:
-        say(f"the run over-fits, and training it longer does not help: {summary.more_variety}")
+    if summary.over_fits:
+        say(summary.over_fits)
     say("next:")
     if result.checkpoint is not None:
         say(f"  {own_name()} eval {run.reference}")
         source = run.load_config().data.source
         if Path(source).is_dir():
             say(f"  {own_name()} index {typed(source)} --model {run.reference}")
-    if stopped or not over_fits:
-        say(f"  {own_name()} train --resume {run.reference}{more_of(run, result) if not stopped else ''}")
-
-
-def more_of(run: "Run", result: "Finished") -> str:
-    """The flag that gives a finished run as much again, in the kind of budget it had."""
-    budget = run.load_config().train
-    if budget.minutes is not None:
-        return f" --minutes {2 * budget.minutes:g}"
-    return f" --epochs {2 * budget.epochs:g}" if budget.epochs is not None else f" --steps {2 * result.step}"
+    if stopped or not summary.over_fits:
+        say(f"  {own_name()} train --resume {run.reference}{'' if stopped else summary.doubled}")

@@ -10,7 +10,7 @@ from typing import Literal
 from lapclip.config import MAX_SCALE, Config
 from lapclip.errors import typed
 from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
-from lapclip.runs.history import loss_limit, mean_recall
+from lapclip.runs.history import loss_limit, mean_recall, stalled_since
 
 USUAL_LR = 1e-3  # the highest of `autotune.resolve.RECIPES`
 MUCH_DECAY = 1.0  # of the weights; 0.1 is usual
@@ -315,7 +315,8 @@ def judge(points: list[Point]) -> Warned | None:
     is_level = num_after >= NUM_LEVEL and now <= best.recall + min(noise, MAX_LEVEL) / 2
     losses = best.training_loss, current.training_loss
     memorises = losses[0] is not None and losses[1] is not None and losses[1] < losses[0]
-    if not memorises or not (fell or is_level):
+    is_stalled = stalled_since([(point.step, point.recall) for point in points]) is not None
+    if not memorises or not is_stalled or not (fell or is_level):
         return None
     what = f"recall falls, from {highest:.0%} to {now:.0%} on average" if fell else "recall no longer rises"
     kept = max((point.step for point in points if point.is_best), default=current.step)

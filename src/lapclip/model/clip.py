@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lapclip.config import MAX_SCALE, ModelConfig
+from lapclip.config import MAX_SCALE, SHAPE, ModelConfig
 from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import Shape
 from lapclip.model.lora import add_adapters, merge_adapters
@@ -168,12 +168,7 @@ def shape_of(config: ModelConfig) -> Size:
         raise UserError(
             f"`model.shape` is not the shape of a model: {shortened(str(error))}", hint=hint
         ) from None
-    overrides = {
-        name: value
-        for name in ("image_size", "patch_size", "text_length")
-        if (value := getattr(config, name))
-    }
-    size = replace(size, **overrides)
+    size = replace(size, **{name: value for name in SHAPE if (value := getattr(config, name))})
     if size.image_size % size.patch_size:
         raise UserError(
             f"an image size of {size.image_size} is not a multiple of the patch size {size.patch_size}",

@@ -7,12 +7,13 @@ import math
 import time
 import tomllib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
 
+from lapclip.config import BUDGETS
 from lapclip.files import Held
 from lapclip.runs.events import (
     KINDS_OF_MEMORY,
@@ -32,6 +33,7 @@ from lapclip.runs.events import (
     failure_in,
 )
 from lapclip.runs.run import Run, read_own
+from lapclip.units import is_number
 
 State = Literal["running", "paused", "finished", "stopped", "failed", "crashed"]
 OVER = ("finished", "stopped", "failed", "crashed")
@@ -48,6 +50,7 @@ NUM_RECENT_INSPECTIONS = 5
 SMOOTHED = ("loss", "accuracy", "grad_norm", "pairs_per_second")
 SETUP_SECONDS = 10  # granted to a folder without a lock and without events
 OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
+RISING_LOSS = ("over-fitting", "loss-rises-recall-too")  # kinds of warnings that judge it; the last one holds
 MEMORISED = 0.9  # of the pairs of a batch; with recall at chance, a rise is no noise of few images
 LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
 MAX_GAP = 300  # seconds between two readings of the power that are still taken together
@@ -264,17 +267,21 @@ class History:
         return best.step if (best := self.best or self.evaluated) else None
 
     @property
-    def over_fits(self) -> bool:
-        """Whether validation loss ended clearly above its lowest while training loss fell."""
+    def over_fits(self) -> str:
+        """What shows that a run that used up its budget over-fits: recall does not rise, and validation loss does."""
         known = [(e.loss, e.step, e.recall["num_images"]) for e in self.evaluations if e.loss is not None]
         lowest, step, num_images = min(known, default=(math.inf, 0, 1))
         before = [one.loss for one in self.steps if one.step <= step][-NUM_RECENT:]
-        if not before or any(warned.kind == "loss-rises-recall-too" for warned in self.warnings):
-            return False
-        fell = fmean(before) > (self.recently("loss") or 0.0)
-        is_memorised = is_chance(self.recall) and (self.recently("accuracy") or 0.0) >= MEMORISED
-        limit = OVERFIT_LOSS * lowest if is_memorised else loss_limit(lowest, num_images)
-        return fell and known[-1][0] >= limit
+        judged = [w.kind for w in self.warnings if w.kind in RISING_LOSS][-1:]
+        fell = bool(before) and fmean(before) > (self.recently("loss") or 0.0)
+        if not self.has_had_its_budget or not fell or judged == ["loss-rises-recall-too"]:
+            return ""
+        rose, accuracy = "while validation loss rises", self.recently("accuracy") or 0.0
+        if is_chance(self.recall) and accuracy >= MEMORISED and known[-1][0] >= OVERFIT_LOSS * lowest:
+            return f"recall is at chance with a training accuracy of {accuracy:.0%}, {rose}"
+        since = stalled_since([(e.step, mean_recall(e.recall)) for e in self.evaluations])
+        is_seen = since is not None and known[-1][0] >= loss_limit(lowest, num_images)
+        return f"recall has not risen since step {since:,}, {rose}" if is_seen else ""
 
     @property
     def peak_memory(self) -> int | None:
@@ -344,6 +351,13 @@ def mean_recall(recall: dict[str, Any]) -> float:
     """What makes one evaluation better than another: all six recalls together, steadier than any one of them."""
     ways = ("text_to_image", "image_to_text")
     return sum(recall[way][f"recall@{k}"] for way in ways for k in (1, 5, 10)) / 6
+
+
+def stalled_since(recalls: Sequence[tuple[int, float]]) -> int | None:
+    """The step of the highest recall, if a third of at least 4 evaluations came after it; None if it may still rise."""
+    step, highest = max(recalls, key=lambda one: one[1], default=(0, 0.0))
+    num_after = sum(other > step for other, _ in recalls)
+    return step if len(recalls) >= 4 and 3 * num_after >= len(recalls) and highest < 1 else None
 
 
 def loss_limit(lowest: float, num_images: int) -> float:
@@ -494,10 +508,17 @@ class Summary:
         return reasons if isinstance(reasons, dict) else {}
 
     @property
-    def more_variety(self) -> str:
-        """What helps a run that over-fits; training it longer does not."""
+    def over_fits(self) -> str:
+        """What was measured of a run that over-fits, and what helps; else nothing."""
         has_no_crops = self.settings.get("crop") == 1 and "crop" not in self.reasons
-        return "train a new run on more pairs" + ", with random crops: `--crop 0.6`" * has_no_crops
+        helps = "more pairs would help most" + ", then random crops: `--crop 0.6`" * has_no_crops
+        return f"{seen}: the model over-fits; {helps}" if (seen := self.history.over_fits) else ""
+
+    @property
+    def doubled(self) -> str:
+        """The flag that gives it twice its budget, in the kind it has."""
+        budgets = ((budget, self.settings.get(budget)) for budget in BUDGETS)
+        return next((f" --{name} {2 * amount:.12g}" for name, amount in budgets if is_number(amount)), "")
 
     def some_steps(self, most: int) -> list[Step]:
         """At most about so many of the steps that are kept, evenly spread, the last one with them."""

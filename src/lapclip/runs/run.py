@@ -270,6 +270,22 @@ def is_leftover(path: Path) -> bool:
     return is_known and not any((path / "checkpoints").glob("*"))
 
 
+def all_runs(folder: Path = RUNS) -> list[Run]:
+    """Every run of a folder, those being set up too; the newest first."""
+    try:
+        visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []
+    found = [Run(path) for path in visible if is_run(path)]
+    return sorted(found, key=lambda run: (run.last_change(), run.name), reverse=True)
+
+
+def newest_run(folder: Path = RUNS) -> Run | None:
+    """The run that is being trained; of several, or none, the one where something happened last."""
+    runs = all_runs(folder)
+    return next((run for run in runs if run.owner() is not None), runs[0] if runs else None)
+
+
 def new_run(name: str | None, *, prefix: str) -> Run:
     """Makes `runs/NAME` here; without a name, the next free `runs/PREFIX-1`, `-2` and so on."""
     if name is not None:
@@ -321,10 +337,9 @@ def find_run(name: str) -> Run:
     for path in (RUNS / name, Path(name)):
         if path.name == Path(name).name and path.parent != Path() and is_run(path):
             return Run(path)
-    newest = sorted(filter(is_run, RUNS.glob("*")), key=lambda path: path.stat().st_mtime, reverse=True)
-    known = [path.name for path in newest]
-    here = f"; the newest is `{known[0]}`" if known else f"; `{RUNS.absolute()}` holds none"
+    newest = newest_run()
+    here = f"; the newest is `{newest.name}`" if newest else f"; `{RUNS.absolute()}` holds none"
     raise UserError(
-        f"there is no run `{name}`{suggest(name, known) or here}",
+        f"there is no run `{name}`{suggest(name, [run.name for run in all_runs()]) or here}",
         hint="`lapclip runs` lists the runs of this folder; for other folders, pass the path of the run",
     )

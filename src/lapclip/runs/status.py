@@ -17,29 +17,14 @@ from lapclip.errors import UserError
 from lapclip.files import open_regular, remove_folder
 from lapclip.runs.events import MAX_LINE, MAX_OVERLONG, Event, from_line, read_events
 from lapclip.runs.history import History, Summary, have_same_validation, summarize
-from lapclip.runs.run import RUNS, Run, find_run, is_leftover, is_run
+from lapclip.runs.run import RUNS, Run, find_run, is_leftover, newest_run
+from lapclip.units import duration, plural
 
 TAIL = 1 << 16  # bytes of the events that are read to know how a run stands
 RARE = re.compile(rb'\{"version":1,"event":"(?:Started|Evaluated)".*')
 MACHINE = (
     "chip", "num_cores", "memory_bytes", "system", "python", "torch", "lapclip", "commit", "data",
 )  # fmt: skip
-
-
-def all_runs(folder: Path = RUNS) -> list[Run]:
-    """Every run of a folder, those being set up too; the newest first."""
-    try:
-        visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except OSError:
-        return []
-    found = [Run(path) for path in visible if is_run(path)]
-    return sorted(found, key=lambda run: (run.last_change(), run.name), reverse=True)
-
-
-def newest_run(folder: Path = RUNS) -> Run | None:
-    """The run that is being trained; of several, or none, the one where something happened last."""
-    runs = all_runs(folder)
-    return next((run for run in runs if run.owner() is not None), runs[0] if runs else None)
 
 
 def run_to_watch(name: str | None) -> Run:
@@ -96,18 +81,18 @@ def rare_events(file: BinaryIO, end: int) -> Iterator[Event]:
 
 
 def refuse_if_finished(run: Run, config: Config) -> None:
-    """Refuses to go on with a run that has had its budget and is given no larger one."""
-    history = read_end(run.path / "events.jsonl")
-    done, train = history.finished, config.train
-    if done is None or not history.has_had_its_budget:
+    """Refuses to go on with a run that has had its budget, or is given one that it has used up before."""
+    history, train, before = read_end(run.path / "events.jsonl"), config.train, run.load_config().train
+    is_same = all(getattr(train, budget) == getattr(before, budget) for budget in BUDGETS)
+    had = {"minutes": history.seconds / 60, "epochs": history.num_epochs, "steps": history.num_steps}
+    is_larger = any((getattr(train, budget) or 0) > had[budget] for budget in BUDGETS)
+    if is_larger or (is_same and not history.has_had_its_budget):
         return
-    minutes = done.seconds / 60
-    had = {"minutes": minutes, "epochs": done.epochs, "steps": done.step}
-    if any((getattr(train, budget) or 0) > had[budget] for budget in BUDGETS):
-        return
-    more = f"--minutes {float(f'{2 * minutes:.2g}'):g}" if train.minutes else f"--steps {2 * done.step}"
+    kind = next((budget for budget in BUDGETS if getattr(train, budget)), "steps")
+    more = f"--{kind} {float(f'{2 * had[kind]:.2g}'):.12g}"
+    used = f"{plural(history.num_steps, 'step')} in {duration(history.seconds)} of training"
     raise UserError(
-        f"run `{run.name}` has used up its budget: {done.step} steps in {minutes:.1f} minutes of training",
+        f"run `{run.name}` has used up {'its' if is_same else 'this'} budget: {used}",
         hint=f"pass a larger budget, counted from its start: `lapclip train --resume {run.reference} {more}`",
     )
 

@@ -19,8 +19,8 @@ from starlette.types import ASGIApp
 
 from lapclip.errors import UserError, suggest
 from lapclip.runs.history import Summary
-from lapclip.runs.run import RUNS, Run, is_run
-from lapclip.runs.status import all_runs, newest_run, status_of
+from lapclip.runs.run import RUNS, Run, all_runs, is_run, newest_run
+from lapclip.runs.status import status_of
 from lapclip.serve.http import Guard, build_app, json_response, send_file, send_static
 from lapclip.serve.limits import Refused
 from lapclip.view.live import columns_of, now_of

@@ -51,7 +51,7 @@ def before_training(
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
             yield Warned(step, f"{num:,} of {len(catalogue.names):,} images omitted: {first}", hint)
         for remark in remarks(catalogue, pack.records):
-            look = f"look at some of them: `lapclip data show {typed(part.name)}`"
+            look = f"look at some of the pairs: `lapclip data show {typed(part.name)}`"
             yield Warned(step, remark.why, look, kind=remark.kind)
     lengths = embedder.tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_READ))
     text_length = embedder.model.size.text_length

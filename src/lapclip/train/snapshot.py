@@ -35,7 +35,7 @@ def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
         "step": step,
         "queries": [
             found_for(query, folder, source, pool, is_pair_MN)
-            for query in spread(len(pool.captions), NUM_QUERIES).tolist()
+            for query in different_captions(pool, NUM_QUERIES)
         ],
         "matrix": matrix(folder, source, pool),
     }
@@ -44,10 +44,14 @@ def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
     return f"{folder.name}/{path.name}"
 
 
-def found_for(
-    query: int, folder: Path, source: Source, pool: Pool, is_pair_MN: np.ndarray
-) -> dict[str, object]:
-    """One caption, the rank of its own image, and the first images that are found."""
+def different_captions(pool: Pool, most: int) -> list[int]:
+    """At most so many captions from all over the pool, no two with the same text."""
+    places = sorted({caption: place for place, caption in enumerate(pool.captions)}.values())
+    return [places[number] for number in spread(len(places), most)]
+
+
+def found_for(query: int, folder: Path, source: Source, pool: Pool, is_pair_MN: np.ndarray) -> dict:
+    """One caption, the rank of the first correct image, and the first images that are found."""
     cosine_N = pool.text_ME[query] @ pool.image_NE.T
     order = np.argsort(-cosine_N, kind="stable")
     return {
@@ -91,7 +95,7 @@ def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries:
     is_pair_MN = pair_matrix(pool)
     rows = []
     try:
-        for query in spread(len(pool.captions), num_queries):
+        for query in different_captions(pool, num_queries):
             found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: sheet.NUM_FOUND]
             pictures = [
                 (source.image(int(pool.indices[n]), sheet.TILE), bool(is_pair_MN[query, n])) for n in found

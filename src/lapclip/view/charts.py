@@ -7,7 +7,8 @@ from typing import Any
 
 from lapclip.errors import one_line, shortened
 from lapclip.runs.events import Evaluated
-from lapclip.runs.history import Summary
+from lapclip.runs.history import SMOOTHED, Summary
+from lapclip.runs.run import RUNS
 from lapclip.units import duration, is_number
 from lapclip.view.document import Chart, Line, Points, find
 
@@ -29,15 +30,15 @@ def charts_of(summary: Summary) -> list[Chart]:
     """Every curve of one run; those without data are omitted."""
     history = summary.history
     steps, evaluations, last = list(history.steps), list(history.evaluations), float(history.num_steps)
-    span = (
-        (min(float(steps[0].step), last - 1), last) if steps else (0.0, 1.0)
-    )  # a single step needs an axis too
+    first = min(float(steps[0].step), last - 1) if steps else 0.0  # a single step needs an axis too
+    span = (first, last or 1.0)
 
     def points(name: str) -> Points:
         return [(s.step, getattr(s, name)) for s in steps]
 
     def both(label: str, name: str) -> list[Line]:
-        return [Line("each step", thin(points(name)), 0, "faint"), Line(label, thin(smooth(points(name))), 0)]
+        means = smooth(points(name), history.recently(name))
+        return [Line("each step", thin(points(name)), 0, "faint"), Line(label, thin(means), 0)]
 
     def level(label: str, height: float | None, number: int = 4) -> Line:
         """A reference line."""
@@ -78,8 +79,8 @@ def known(points: Iterable[tuple[float, float | None]]) -> Points:
     return [(x, y) for x, y in points if is_number(y)]
 
 
-def smooth(points: Points) -> Points:
-    """The mean over about a thirtieth of the run around each point."""
+def smooth(points: Points, last: float | None = None) -> Points:
+    """The mean over about a thirtieth of the run around each point; `last` is the mean that is told elsewhere."""
     reach = len(points) // 60 + (len(points) > 15)
     sums = [0.0]
     for _, y in points:
@@ -89,7 +90,7 @@ def smooth(points: Points) -> Points:
         near = min(reach, place, len(points) - 1 - place)  # symmetric: the ends are not pulled inwards
         low, high = place - near, place + near + 1
         smoothed.append((x, (sums[high] - sums[low]) / (high - low)))
-    return smoothed
+    return smoothed if last is None else [*smoothed[:-1], *((x, last) for x, _ in points[-1:])]
 
 
 def thin(points: Points, most: int = MAX_POINTS) -> Points:
@@ -122,9 +123,7 @@ def phases_in_words(summary: Summary) -> list[str]:
     if Phase.WARMUP in seen and warmup:
         said.append(f"the warm-up, {warmup:.0%} of the run, in which the learning rate rises")
     if Phase.WHOLE_IMAGES in seen:
-        said.append(
-            f"the part from {whole_from:.0%} on, which uses all patches instead of {keeps:.0%} of them"
-        )
+        said.append(f"the part from {whole_from:.0%} on, with all patches instead of {keeps:.0%} of them")
     return [f"Shaded: {'; '.join(said)}."] if said else []
 
 
@@ -144,7 +143,8 @@ def overlaid(summaries: Sequence[Summary]) -> list[Chart]:
 
     def of_steps(name: str) -> list[Line]:
         curves = [[(s.seconds / 60, getattr(s, name)) for s in history.steps] for history in histories]
-        return [Line(names[n], thin(smooth(points), most), n) for n, points in enumerate(curves)]
+        ends = [history.recently(name) if name in SMOOTHED else None for history in histories]
+        return [Line(names[n], thin(smooth(points, ends[n]), most), n) for n, points in enumerate(curves)]
 
     def of_evaluations(value: Callable[[Evaluated], float | None]) -> list[Line]:
         lines = []
@@ -174,7 +174,8 @@ def overlaid(summaries: Sequence[Summary]) -> list[Chart]:
 
 
 def name_of(summary: Summary) -> str:
-    return shortened(one_line(summary.run.reference), 40)
+    """Of a run in `runs/` here its name, else its path; to be read, not to be typed."""
+    return shortened(one_line(str(summary.run.path).removeprefix(f"{RUNS}/")), 40)
 
 
 def between(marks: Iterable[tuple[int, float]], step: int) -> float:

@@ -191,9 +191,8 @@ class Query:
 
     @property
     def rank_words(self) -> str:
-        if self.rank is None:
-            return "the rank of its own image is unknown"
-        return "its own image comes first" if self.rank == 1 else f"its own image is at rank {self.rank:,}"
+        rank = "an unknown rank" if self.rank is None else f"rank {self.rank:,}"
+        return "a correct image comes first" if self.rank == 1 else f"a correct image is at {rank}"
 
 
 @dataclass(frozen=True)

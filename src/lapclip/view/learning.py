@@ -36,11 +36,12 @@ def found_section(summary: Summary) -> Section:
     """What the last snapshot that is still there shows; older ones are thinned."""
     for evaluated in reversed(list(summary.history.evaluations)):
         queries = read_queries(summary.run.path, evaluated.snapshot) if evaluated.snapshot else []
+        queries = list({query.text: query for query in queries}.values())  # a class name is asked only once
         if queries:
             first = sum(query.rank == 1 for query in queries)
             words = (
                 "Captions of the validation set, and the images found for them, best first, at step "
-                f"{count(evaluated.step)}. For {first} of these {len(queries)}, the correct image is first."
+                f"{count(evaluated.step)}. For {first} of these {len(queries)}, a correct image is first."
             )
             return Section("Retrieval examples", [words], queries=queries)
     return Section("Retrieval examples")

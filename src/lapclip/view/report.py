@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.errors import code, one_line, shortened
-from lapclip.runs.history import Summary, have_same_validation, is_chance, summarize
+from lapclip.runs.history import NUM_RECENT, RISING_LOSS, Summary, have_same_validation, is_chance, summarize
 from lapclip.runs.run import Run
 from lapclip.runs.status import MACHINE
 from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, percent, plural, rate, times
 from lapclip.view import learning, resources
 from lapclip.view.charts import charts_of, name_of, overlaid, phases_in_words
-from lapclip.view.document import KINDS, Document, Section, Table, columns_of, find, shown
+from lapclip.view.document import KINDS, Document, Section, Table, columns_of, shown
 from lapclip.view.html import write_html
 
 MIN_EVALUATIONS = 4
 MAX_ADVICE = 3  # hints of warnings
-RESUMING = "lr-still-high"  # advises to resume; of a run that is stopped that is said in any case
+AT_THE_END = ("lr-still-high", *RISING_LOSS)  # kinds of warnings; the report says this of the whole run
 MAX_EPOCHS = 1000  # one by one, for programs
 FOOTER = "Written by lapclip from the recorded events of the run."
 
@@ -73,12 +73,12 @@ def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
     """The numbers one asks for first."""
     history, started, evaluated = summary.history, summary.history.started, summary.history.evaluated
     found = (history.recall or {}).get("text_to_image", {})
-    loss = f"validation {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else "training"
+    loss = f"; validation {number(evaluated.loss)}" if evaluated and evaluated.loss is not None else ""
     chance = {k: f"chance {percent(found.get(f'chance@{k}'))}" for k in (1, 10)}
     batch = f"batches of {count(started.batch_size)}" if started else ""
     tiles = [
         *((f"recall@{k}", percent(found.get(f"recall@{k}")), chance[k]) for k in (1, 10)),
-        ("loss", number(history.recently("loss")), loss),
+        ("training loss", number(history.recently("loss")), f"last {NUM_RECENT} steps{loss}"),
         ("training time", duration(history.seconds if history.step else None), plural(history.num_steps, "step")),
         ("pairs per second", rate(history.pairs_per_second), batch),
     ]  # fmt: skip
@@ -90,12 +90,11 @@ def sentences(summary: Summary) -> list[str]:
     history, bench = summary.history, summary.bench_speed
     said = [what_and_how_long(summary), how_it_ended(summary), result(summary), last_quarter(summary)[1]]
     losses = [(e.loss, e.step) for e in history.evaluations if e.loss is not None]
-    if len(losses) >= 3 or history.over_fits:
+    if len(losses) >= 3:
         (lowest, step), ended = min(losses), losses[-1][0]
         then = f"lowest at step {count(step)} ({lowest:.3f}) and ended at {ended:.3f}"
         then = then if lowest < ended else f"lowest at the end ({ended:.3f})"
-        fell = ", while the training loss fell: the run over-fits" * history.over_fits
-        said.append(f"The validation loss was {then}{fell}.")
+        said.append(f"The validation loss was {then}.")
     if history.data_share is not None:
         said.append(f"It waited for data {percent(history.data_share)} of the time.")
     if bench and (pairs := history.pairs_per_second):
@@ -185,6 +184,8 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     mean = (before + after) / 2
     noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
     said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
+    if percent(after) == percent(before):
+        return 0, f"Recall@1 stayed at {percent(after)} from step {count(step)} on."
     if abs(after - before) <= noise:
         return 0, f"Recall@1 changed {said}, by less than the noise of {100 * noise:.1f} points."
     if after > before and (summary.history.over_fits or (loss or 0.0) > lowest):
@@ -197,18 +198,14 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
 def suggestions(summary: Summary) -> list[str]:
     """What to try next, most useful first; commands as one would type them."""
     name, is_finished, said = one_line(summary.run.reference), summary.state == "finished", []
-    hints = {w.kind or w.message: w.hint for w in summary.history.warnings if w.kind != RESUMING}
+    hints = {w.kind or w.message: w.hint for w in summary.history.warnings if w.kind not in AT_THE_END}
     advice = [*hints.values(), *([summary.failed.hint] if summary.failed else [])]
     if summary.state in ("stopped", "crashed"):
         said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
-    for hint in (shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:]):
-        said += [f"{hint[:1].upper()}{hint[1:]}."] if hint else []
-    if summary.history.over_fits and "over-fitting" not in hints:
-        said.append(f"It over-fits: {summary.more_variety}.")
+    advice = [shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:]]
+    said += [f"{hint[:1].upper()}{hint[1:]}." for hint in (*advice, summary.over_fits) if hint]
     if is_finished and last_quarter(summary)[0] > 0:
-        budgets = ((budget, find(summary.settings, budget)) for budget in ("minutes", "epochs", "steps"))
-        doubled = next((f" --{budget} {2 * amount:.12g}" for budget, amount in budgets if amount), "")
-        again = code(f"lapclip train --resume {name}{doubled}")
+        again = code(f"lapclip train --resume {name}{summary.doubled}")
         said.append(f"Train twice as long, since it was still improving: {again}.")
     return [*said, f"Run the full evaluation: {code(f'lapclip eval {name}')}."] if is_finished else said
 
@@ -232,7 +229,7 @@ def compared(summaries: Sequence[Summary]) -> list[Section]:
 
 COSTS = ("seconds", "pairs_per_second", "peak_memory_bytes", "joules")
 RESULTS = columns_of(
-    "run, state, recall@1: share, chance: share, recall@10: share, last loss: number, validation loss: number, "
+    "run, state, recall@1: share, chance: share, recall@10: share, training loss: number, validation loss: number, "
     "steps: count, epochs: number, time: seconds, pairs/s: rate, peak memory: bytes, energy: joules, warnings: count"
 )
 
@@ -243,10 +240,11 @@ def results_table(summaries: Sequence[Summary]) -> Table:
         history, found = summary.history, summary.results()
         chance = (history.recall or {}).get("text_to_image", {}).get("chance@1")
         row = [code(name_of(summary)), summary.state, found["recall@1"], chance, found["recall@10"]]
-        row += [history.step and history.step.loss, history.evaluated and history.evaluated.loss]
+        row += [found["training loss"], history.evaluated and history.evaluated.loss]
         row += [found["steps"], epochs(found["epochs"]), *(found[name] for name in COSTS)]
         rows.append([*row, len(history.warnings)])
-    return Table("Results", RESULTS, rows, "recall: text → image, of each run's best checkpoint")
+    note = f"recall: text → image, of each run's best checkpoint; training loss: over the last {NUM_RECENT} steps"
+    return Table("Results", RESULTS, rows, note)
 
 
 def comparison_words(summaries: Sequence[Summary]) -> list[str]:
@@ -276,12 +274,8 @@ def as_numbers(summaries: Sequence[Summary]) -> dict[str, Any]:
 
 
 def numbers_of(summary: Summary) -> dict[str, Any]:
-    history, found, recall, joules = (
-        summary.history,
-        summary.results(),
-        summary.recall_1,
-        summary.history.joules,
-    )
+    history, found, recall = summary.history, summary.results(), summary.recall_1
+    joules = history.joules
     kind, stretches = learning.stretches_of(history, MAX_EPOCHS)
     return {
         "name": one_line(summary.run.name),

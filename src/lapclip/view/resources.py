@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from lapclip.config import SETTINGS
+from lapclip.config import SETTINGS, SHAPE
 from lapclip.errors import one_line, shortened, typed
 from lapclip.runs.history import Summary
 from lapclip.units import NOT_MEASURED, UNKNOWN, count, duration, energy, number, percent, plural, rate, size
 from lapclip.view.document import Section, Table, columns_of, find, shown
 
 MAX_TEXT = 20_000  # characters of the settings file
+RESOLVED = ("pack", "crop", "flip", "colour", *SHAPE)  # no reason is recorded for their defaults
 
 
 def time_section(summary: Summary) -> Section:
@@ -25,9 +26,7 @@ def time_section(summary: Summary) -> Section:
 
 def memory_section(summary: Summary) -> Section:
     kinds, last = summary.history.memory_by_kind, summary.history.inspected
-    rows: list[tuple[str, Any]] = [
-        (kind, NOT_MEASURED if held is None else held) for kind, held in kinds.items()
-    ]
+    rows: list[tuple[str, Any]] = [(k, NOT_MEASURED if v is None else v) for k, v in kinds.items()]
     if summary.history.peak_memory is not None:
         rows.append(("peak of the process", summary.history.peak_memory))
     if last is not None:
@@ -79,7 +78,7 @@ def reason_of(summary: Summary, name: str, value: Any) -> str:
         return shown(summary.reasons[name], most=200)
     if name not in SETTINGS:
         return "a setting of another version"
-    return "default" if SETTINGS[name].field.default == value else "set"
+    return "default" if SETTINGS[name].field.default == value or name in RESOLVED else "set"
 
 
 def machine_section(summary: Summary) -> Section:
