@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+import unicodedata
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -37,9 +38,8 @@ def install_command(extra: str) -> str:
     """Adds a group of optional dependencies to this environment; a lapclip that is installed stays as it is."""
     own = os.path.join(os.path.dirname(sys.executable), "pip")
     is_found = shutil.which("pip") == own or not os.path.exists(own)
-    return (
-        f"{'pip' if is_found else typed(min(own, os.path.relpath(own), key=len))} install 'lapclip[{extra}]'"
-    )
+    program = "pip" if is_found else typed(min(own, os.path.relpath(own), key=len))
+    return f"{program} install 'lapclip[{extra}]'"
 
 
 def typed(word: object) -> str:
@@ -49,8 +49,10 @@ def typed(word: object) -> str:
 
 def suggest(word: str, known: Iterable[str], cutoff: float = 0.6, within: str = "") -> str:
     """` Did you mean ...?` for a word that nearly is a known one, else nothing; `within` is the folder of names."""
-    near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
-    return f"; did you mean `{os.path.join(within, near[0])}`?" if near else ""
+    known = list(known)
+    plain = [re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", one)) for one in (word, *known)]
+    near = difflib.get_close_matches(plain[0], plain[1:], n=1, cutoff=cutoff)
+    return f"; did you mean `{os.path.join(within, known[plain.index(near[0], 1) - 1])}`?" if near else ""
 
 
 def suggest_path(path: str, *others: str, is_folder: bool = False) -> str:

@@ -15,6 +15,7 @@ import lapclip as library
 from lapclip.cli import run_command
 from lapclip.cli.screen import own_name
 from lapclip.config import SETTINGS, load_config
+from lapclip.errors import suggest
 from lapclip.runs.run import Run
 
 TRAIN = ["train", *as_flags(SMALL)]
@@ -182,3 +183,8 @@ def test_a_path_with_spaces_that_was_not_quoted_is_recognised(tmp_path, monkeypa
     assert run_command(["data", "check", "My", "Photos"]) == 2
     assert "unexpected argument: `Photos`" in (told := said(capsys)) and "hint: quote a path" in told
     assert "'My Photos'" in told
+
+
+def test_a_name_is_suggested_with_or_without_its_accents():
+    assert suggest("ete", ["hiver", "\u00e9t\u00e9"]) == "; did you mean `\u00e9t\u00e9`?"
+    assert suggest("\u00e9t\u00e9", iter(["ete"])) == "; did you mean `ete`?"

@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,11 @@ def test_folders_of_classes_are_named_without_training(call):
     shown = call("eval", "mine", "animals")
     assert "among 3 (chance 33.3%" in shown.stdout and "classified as" in shown.stdout
     assert "\u202e" not in shown.stdout and "[bold]x" in shown.stdout
+    own = Run(Path("runs/mine"))
+    config = own.load_config()
+    own.write_config(replace(config, data=replace(config.data, format="classes")))
+    result = json.loads(call("eval", "mine", "animals", "--json").stdout)
+    assert result["zero_shot"]["templates"] == ["{}"], "as the captions that it was trained on"
     Path("animals/cat/0.png").unlink()
     Path("animals/cat/0.png").write_bytes(b"no picture")
     pools = json.loads(call("eval", "mine", "animals", "--pool-size", "5", "--published", "--json").stdout)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, command, environment, picture_folder, wait_for
-from PIL import Image
+from PIL import Image, ImageDraw
 from test_decode import JPEG, png_of_size
 
 from lapclip.data.decode import TRAITS
@@ -42,6 +42,18 @@ def test_check_says_what_there_is(tmp_path, check):
     assert set(report["traits"]) <= set(TRAITS) and report["scripts"]["Cyrillic"] == 1
     assert report["num_train"] + report["num_validation"] == 42
     assert report["caption_tokens"]["50"] > 2 and isinstance(report["advice"], list) and report["advice"]
+
+
+def test_images_that_differ_in_detail_are_not_reported_as_copies(tmp_path, check):
+    folder = picture_folder(tmp_path / "photos", 8)
+    for name, words in (("a", "see you at the station"), ("b", "the invoice is overdue")):
+        page = Image.new("RGB", (800, 1600), "white")
+        ImageDraw.Draw(page).text((20, 60), words, "black", font_size=28)
+        page.save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(words)
+    page.save(folder / "b2.jpg", quality=70)
+    (folder / "b2.txt").write_text(words)
+    assert check(folder)["duplicate_images"] == [["b.png", "b2.jpg"]]
 
 
 def test_a_table_with_too_few_images_says_what_is_wrong_with_the_others(tmp_path, call):

@@ -91,6 +91,12 @@ def png_of_size(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + body
 
 
+def tiff_of_doubles() -> bytes:
+    """A valid TIFF that Pillow does not support."""
+    single, double = (struct.pack("<HHII", 258, 3, 1, bits) for bits in (32, 64))
+    return encoded(Image.new("F", (8, 8)), "TIFF").replace(single, double)
+
+
 JPEG = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")
 
 
@@ -101,7 +107,8 @@ JPEG = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), "JPEG")
         (JPEG[: len(JPEG) // 2], "truncated"),
         (b"these are just words\n" * 20, "is text"),
         (bytes(range(256)) * 4, "known format"),
-        (b"\x89PNG\r\n\x1a\n" + b" 123 junk " * 20, "is a damaged PNG"),
+        (b"\x89PNG\r\n\x1a\n" + b" 123 junk " * 20, "is a PNG that cannot be decoded: broken PNG"),
+        (tiff_of_doubles(), "is a TIFF that cannot be decoded: unknown pixel mode"),
         (png_of_size(100_000, 100_000), "10,000 million pixels"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n", "is text"),
         (encoded(Image.new("F", (8, 8)), "TIFF"), "floating-point"),

@@ -239,6 +239,17 @@ def test_a_fault_that_goes_away_is_forgotten(tmp_path):
     assert not again.unreadable and again.num_reused == 11
 
 
+def test_an_unchanged_file_that_cannot_be_decoded_is_not_tried_again(tmp_path, call):
+    folder = picture_folder(tmp_path / "photos", 12)
+    (folder / "03.jpg").write_text("not an image")
+    first = packed(folder)
+    assert first.unreadable == {3: "is text, not an image"} == packed(folder).unreadable
+    assert "packing" in call("data", "pack", str(folder), "--size", "nano").stderr
+    assert "packing" not in call("data", "pack", str(folder), "--size", "nano").stderr
+    Image.new("RGB", (20, 20)).save(folder / "03.jpg")
+    assert not packed(folder).unreadable
+
+
 def test_removing_or_extending_a_pack_does_not_disturb_whoever_has_it_open(tmp_path):
     folder = picture_folder(tmp_path / "photos", 12)
     data = opened(folder)

@@ -201,6 +201,8 @@ def test_the_index_updated_last_is_found_and_a_finished_one_before_a_newer_of_th
     assert [Index(info).num_images for info in list_indexes()] == [3, 2, 1]
     assert find_index().num_images == 1
     assert find_index("yours").num_images == 2 and find_index("c" * 16).num_images == 3
+    forget(list_indexes()[-1], "/photos")
+    assert list_indexes()[-1].updated == 1.0, "forgetting a folder does not change which index is used"
     with pytest.raises(UserError, match="did you mean `yours`"):
         find_index("yuors")
 

@@ -13,6 +13,7 @@ from test_update import make_run
 
 from lapclip.cli import run_command
 from lapclip.data import split
+from lapclip.data.files import read_file
 from lapclip.errors import UserError
 from lapclip.search.index import Entry, Filter, find_index, parse_date
 from lapclip.search.searcher import (
@@ -22,7 +23,6 @@ from lapclip.search.searcher import (
     duplicates,
     parse_query,
     read_record,
-    told_apart,
 )
 from lapclip.units import finished
 
@@ -256,4 +256,5 @@ def test_pages_with_other_text_are_no_near_duplicates_and_a_page_saved_again_is(
     ]
     records = np.array([read_record(entry) for entry in entries])
     assert len(set(split.content_groups(records).tolist())) == 1, "at 8 x 8 pixels they look alike"
-    assert told_apart([0, 1, 2, 3], entries, split.contents(records)) == [[0, 2, 3]]
+    groups = split.told_apart(records, np.zeros(4, int), lambda number: read_file(entries[number].path))
+    assert split.duplicates(records, groups) == [[0, 2, 3]]

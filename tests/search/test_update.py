@@ -163,7 +163,7 @@ def test_unreadable_images_are_named_and_not_tried_until_they_change(here, index
     assert (first["num_indexed"], first["num_unreadable"]) == (12, 2)
     assert "is text, not an image" in first["said"] and "\x1b" not in first["said"]
     second = index()
-    assert second["num_unreadable"] == 2 and second["unreadable"] == []
+    assert second["num_unreadable"] == 2 and second["unreadable"] == first["unreadable"], "named every time"
     shutil.copy(here / "photos" / "00.jpg", here / "photos" / "text.jpg")
     assert (index()["num_unreadable"], find_index().num_images) == (1, 13)
 
@@ -188,13 +188,19 @@ def test_a_folder_of_which_nothing_can_be_read_is_an_error(here, index, call, mo
 def test_an_empty_folder_that_was_named_is_an_error_and_the_others_are_indexed(here, index, call):
     (here / "empty").mkdir()
     done = call("index", "photos", "empty", "--json")
-    assert done.returncode == 1 and f"error: there is no image in `{here / 'empty'}`" in done.stderr
+    assert (
+        done.returncode == 1
+        and f"error: there is no image in a supported format in `{here / 'empty'}`" in done.stderr
+    )
     assert done.stderr.count("hint: ") == 1 and done.stderr.count("empty`") == 1
     result = json.loads(done.stdout)
     assert (result["num_indexed"], result["folders"]) == (12, [str(here / "photos")])
     assert_is_right(here / "photos")
     (here / "photos" / "below").mkdir()
-    assert call("index", "photos/below").returncode == 1 and call("index", "empty").returncode == 1
+    (here / "empty" / "drawing.svg").touch()
+    alone = call("index", "empty")
+    assert alone.returncode == 1 and "SVG" in alone.stderr and "in the index" not in alone.stderr
+    assert call("index", "photos/below").returncode == 1 and "next:" not in alone.stderr
     assert index()["folders"] == [str(here / "photos")] and find_index().num_images == 12
 
 
@@ -210,7 +216,9 @@ def test_links_hidden_files_and_names_in_no_encoding(here, index):
     shutil.copytree(here / "runs" / "a", photos / "run")
     shutil.copy(photos / "00.jpg", photos / "run" / "learned.jpg")
     os.mkfifo(photos / "pipe.jpg")
-    assert index("photos")["num_indexed"] == 13 and os.fsdecode(odd) in by_path(find_index())
+    result = index("photos")
+    assert result["num_indexed"] == 13 and os.fsdecode(odd) in by_path(find_index())
+    assert result["num_links"] == 1 and "1 link to images already indexed" in result["said"]
 
 
 def test_folders_within_one_another_are_one(here, index):

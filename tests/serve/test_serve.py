@@ -331,6 +331,8 @@ STRANGE = ["\0", "\x1b[31m", "\u202e", "\U0001f600", "+ ++", "a - - b", "\ufffe"
 def test_what_means_nothing_is_refused_in_words_and_what_is_strange_is_answered(served):
     for query in NO_QUERIES:
         assert served.refused(400, f"/search?{query}")
+    said = str(served.refused(400, "/search?q=a&top=abc"))
+    assert "`top` is not a whole number from 1 to 1,000" in said
     for body in NO_TEXTS:
         assert served.refused(400, "/embed", body, content_type="application/json")
     for words in STRANGE:

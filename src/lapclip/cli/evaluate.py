@@ -76,14 +76,18 @@ def evaluate(
     other_config = None if against is None else config_of(against)[0]
     if source is not None:
         refuse_missing(source, flags.get("format"))
-    page = None if html is None else page_path(html, folder)
+    hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
+    pages = html or [(folder or Path()) / "evaluation.html"]
+    page = None if html is None else output_file(pages[0], ".html", ".htm", hint=hint)
     sheet = None if sheet is None else output_file(sheet, ".png")
     with working("starting"):
         from lapclip.embedder import TEMPLATES, label_prompts, load
         from lapclip.evaluate.full import divide
         from lapclip.evaluate.full import evaluate as evaluate_model
 
-        label_prompts(["label"], template or TEMPLATES)  # refuses wrong templates first
+        # Captions that are names of folders are bare, and so are the prompts.
+        templates = template or (("{}",) if config and config.data.format == "classes" else TEMPLATES)
+        label_prompts(["label"], templates)  # refuses wrong templates first
         embedder = load(run)
         other = None if against is None else load(against)
     with stop_requests("stopping; images that are already packed are kept") as requests:
@@ -101,7 +105,7 @@ def evaluate(
             num_images=num_validation,
             pool_size=pool_size,
             published=published,
-            templates=template or TEMPLATES,
+            templates=templates,
             num_mistakes=kept,
             against=other,
         )
@@ -150,14 +154,6 @@ def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, 
     if opens_source:
         run.refuse_to_open(config, f"lapclip eval {typed(name)} SOURCE")
     return config, run.path
-
-
-def page_path(named: Sequence[Path], folder: Path | None) -> Path:
-    """Where the page is written; an error here comes before anything is measured."""
-    hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
-    return output_file(
-        named[0] if named else (folder or Path()) / "evaluation.html", ".html", ".htm", hint=hint
-    )
 
 
 def open_measured(

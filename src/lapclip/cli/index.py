@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from lapclip.cli.flags import AsJson, Switch
 from lapclip.cli.models import fetch_missing
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, stop_requests, working
-from lapclip.errors import MissingPackage, UserError, shortened, shortened_path, suggest, typed
+from lapclip.errors import MissingPackage, UserError, shortened, shortened_path, typed
 from lapclip.units import age, duration, plural, size
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def index(
     from lapclip.search.scan import real_folders
 
     # Refuses a folder that does not exist before a model is downloaded or loaded for it.
-    real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
+    asked = real_folders(folders, [folder for info in indexes_of(model) for folder in info.folders])
     fetch_missing(model)
     chosen = choose_model(model)
     with working("starting"):
@@ -85,11 +85,13 @@ def index(
         summary = follow(work, requests, "indexing", is_kept=True)
     if json:
         print_json(as_record(summary, chosen))
-    say_summary(summary)
+    if not asked or {*asked} - {*summary.empty}:
+        say_summary(summary)
     if summary.unusable:
         named = ", ".join(f"`{shortened(folder)}`" for folder in summary.unusable)
         if not any(summary.unusable.values()):
-            raise UserError(f"there is no image in {named}", hint="name a folder with images")
+            hint = "name a folder with JPEG or PNG images; SVG, PSD, XCF and JPEG XL are not supported"
+            raise UserError(f"there is no image in a supported format in {named}", hint=hint)
         what = f"no image in {named} can be read"
         other = UserError(what, hint="convert its images to JPEG or PNG")
         raise MissingPackage(what, summary.extra) if summary.extra else other
@@ -138,6 +140,7 @@ def say_summary(summary: "Summary") -> None:
     counts = {
         "embedded": summary.num_embedded, "recognised by content": summary.num_copied, "moved": summary.num_moved,
         "removed": summary.num_removed, "unreadable": summary.num_unreadable,
+        f"link{'' if summary.num_links == 1 else 's'} to images already indexed": summary.num_links,
     }  # fmt: skip
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
     say(
@@ -216,13 +219,12 @@ def show_all(json: bool) -> int:
 
 def remove_index(model: str, json: bool) -> int:
     from lapclip.data.pack import folder_bytes
-    from lapclip.search.index import indexes_of, list_indexes
+    from lapclip.search.index import find_index, indexes_of
     from lapclip.search.update import remove
 
     chosen = indexes_of(model)
     if not chosen:
-        what = f"there is no index of a model `{model}`{suggest(model, [one.name for one in list_indexes()])}"
-        raise UserError(what, hint="`lapclip index --list` shows them")
+        find_index(model)  # raises the error
     num_bytes = sum(folder_bytes(info.path) for info in chosen)
     for info in chosen:
         remove(info)

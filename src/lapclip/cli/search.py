@@ -80,7 +80,11 @@ def search(
         duplicates: list groups of identical and nearly identical images
     """
     query, as_paths = join_words(words), paths or null
-    check_options(top=top, min_score=min_score, paths=as_paths, json=json)
+    if top is not None and not 1 <= top <= MAX_RESULTS:
+        raise UserError(f"`--top` is {top}", hint=f"use 1 to {MAX_RESULTS:,}")
+    if min_score is not None and not -1 <= min_score <= 1:
+        raise UserError(f"`--min-score` is {min_score}", hint="use a score from -1 to 1")
+    refuse_together(paths=as_paths, json=json)
     wanted = read_filter(folder, after, before, min_size)
     limits = {"`--folder`": folder, "`--after`": after, "`--before`": before, "`--min-size`": min_size}
     filters = [flag for flag, value in limits.items() if value is not None]
@@ -126,12 +130,12 @@ def search(
     elif not matches:
         say("nothing was found" if min_score is None else f"no image has a score of {min_score} or more")
     say_notes(query, results, index)
-    if unknown := record["unknown_words"]:
-        first, known = unknown[0], searcher.embedder.tokenizer.words or ()
-        alike = [w for w in known if w[:1] == first[0] and abs(len(w) - len(first)) < 3]
-        swapped = [w for w in alike if sorted(w) == sorted(first)]  # `brid` for `bird`: only 0.75
-        near = suggest(first, swapped, 0.65) or suggest(first, alike, 0.8)
-        say(f"note: no training caption contains {', '.join(f'`{shortened(w)}`' for w in unknown)}{near}")
+    for word in record["unknown_words"] or ():
+        known = searcher.embedder.tokenizer.words or ()
+        alike = [w for w in known if w[:1] == word[0] and abs(len(w) - len(word)) < 3]
+        swapped = [w for w in alike if sorted(w) == sorted(word)]  # `brid` for `bird`: only 0.75
+        near = suggest(word, swapped, 0.65) or suggest(word, alike, 0.8)
+        say(f"note: no training caption contains `{shortened(word)}`{near}")
     if open and matches:
         open_file(matches[0].entry.path)
     return 0
@@ -145,14 +149,6 @@ def join_words(words: Sequence[str]) -> str:
             known = [f"--{name.replace('_', '-')}" for name in signature(search).parameters]
             raise CycloptsError(msg=f"unknown option: `{flag}`{suggest(flag, known)}")
     return " ".join(words).strip()
-
-
-def check_options(*, top: int | None, min_score: float | None, paths: bool, json: bool) -> None:
-    if top is not None and not 1 <= top <= MAX_RESULTS:
-        raise UserError(f"`--top` is {top}", hint=f"use 1 to {MAX_RESULTS:,}")
-    if min_score is not None and not -1 <= min_score <= 1:
-        raise UserError(f"`--min-score` is {min_score}", hint="use a score from -1 to 1")
-    refuse_together(paths=paths, json=json)
 
 
 def read_filter(folder: str | None, after: str | None, before: str | None, min_size: int | None) -> "Filter":
@@ -402,6 +398,6 @@ def group_rows(group: "Sequence[Duplicate]") -> Iterator[tuple[str, ...]]:
     """Each image, and how sure it is that it shows the same as the first; an empty line after the group."""
     yield row_of(group[0], "")
     for match in group[1:]:
-        near = f"near-duplicate, difference {100 * match.difference:.1f}%"
+        near = f"near-duplicate, thumbnails differ by {100 * match.difference:.1f}%"
         yield *row_of(match, f"{match.score:.3f}")[:3], "identical file" if match.is_identical else near
     yield ("",) * 4

@@ -87,9 +87,7 @@ class Catalogue:
     sides: list[Side | None]  # as the dataset defines them, else None
     labels: list[str | None]  # the class, where there are classes
     problems: Problems
-    guessed_column: str | None = (
-        None  # of a table, that captions are taken from though its name does not say so
-    )
+    guessed_column: str | None = None  # of a table's captions, though its name does not say so
     tables: tuple[str, ...] = ()  # of a folder with several: the one that is used, then the others
 
 

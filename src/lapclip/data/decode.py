@@ -54,11 +54,11 @@ ImageFile.LOAD_TRUNCATED_IMAGES = False  # half an image is a broken one
 
 
 class Unreadable(Exception):
-    """Why an image cannot be used; `extra` is the group of optional dependencies that would read it."""
+    """Why an image cannot be used; `extra` is what to install to read it, `may_pass` that it is worth another try."""
 
-    def __init__(self, why: str, extra: str | None = None):
+    def __init__(self, why: str, extra: str | None = None, *, may_pass: bool = False):
         super().__init__(why)
-        self.extra = extra
+        self.extra, self.may_pass = extra, may_pass or extra is not None
 
 
 @dataclass(frozen=True)
@@ -186,20 +186,19 @@ def open_image(
 
 def open_encoded(data: bytes) -> ImageFile.ImageFile:
     """As `Image.open` does, without its limit of pixels: it refuses JPEGs that are to be scaled while decoding."""
-    damaged = ""
+    why = ""
     for name in formats(data):
         factory, accept = Image.OPEN[name]
         if accept is None or accept(data[:16]) is True:
-            damaged = damaged or name
-            with contextlib.suppress(SyntaxError, IndexError, TypeError, struct.error):
+            try:
                 return factory(io.BytesIO(data), "")
+            except (SyntaxError, IndexError, TypeError, struct.error) as error:  # damaged, or of a rare kind
+                why = why or f"is a {name} that cannot be decoded: {error}"
     is_heic = data[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1", b"ftypmsf1", b"ftyphevc")
     if is_heic and "HEIF" not in Image.OPEN:
         raise Unreadable("is a HEIC image, which needs `pip install 'lapclip[heic]'`", extra="heic")
-    if damaged:
-        raise Unreadable(f"is a damaged {damaged}")
     is_text = b"\0" not in data[:1024]
-    raise Unreadable("is text, not an image" if is_text else "is not an image in a known format")
+    raise Unreadable(why or ("is text, not an image" if is_text else "is not an image in a known format"))
 
 
 def formats(data: bytes) -> list[str]:

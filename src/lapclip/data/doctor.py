@@ -1,4 +1,4 @@
-"""The data doctor: everything worth knowing about a source before training on it, and what to do about it. Pure."""
+"""The data doctor: everything worth knowing about a source before training on it, and what to do about it."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from lapclip.data.catalogue import NUM_NAMED, Catalogue
 from lapclip.data.decode import FORMATS, TRAITS
 from lapclip.data.open import Files
 from lapclip.data.pairs import VALIDATION
-from lapclip.data.split import duplicates
+from lapclip.data.split import duplicates, told_apart
 from lapclip.errors import shortened, shortened_path
 from lapclip.units import percent, plural
 
@@ -62,8 +62,8 @@ def examine(
     files: Files, lengths: np.ndarray, *, text_length: int, tokenizer: str, image_size: int
 ) -> Report:
     """Everything about a source; `lengths` are tokens of all captions in order, start and end included."""
-    catalogue, groups = files.catalogue, files.groups
-    records, unreadable = files.pack.records, files.pack.unreadable
+    catalogue, records, unreadable = files.catalogue, files.pack.records, files.pack.unreadable
+    groups = told_apart(records, files.groups, catalogue.reader.read)
     is_readable = records["row"] >= 0
     readable = np.flatnonzero(is_readable)
     num_each = np.array([len(own) for own in catalogue.captions], dtype=np.int64)

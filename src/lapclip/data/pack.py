@@ -36,6 +36,7 @@ from lapclip.machine.hardware import num_usable_cores
 from lapclip.units import Progress
 
 VERSION = 1
+FAULTS = "unreadable.json"
 PACKING = "packing images"
 PIECE = 32  # images a process decodes at once
 MIN_FOR_WORKERS = 200  # images; fewer are decoded here, sooner than processes start
@@ -56,7 +57,7 @@ class Pack:
     num_needing_extra: int = 0  # unreadable images that an optional dependency would read
 
 
-Outcome = Decoded | Unreadable  # the second is tried again the next time
+Outcome = Decoded | Unreadable
 
 
 def size_for(image_size: int) -> int:
@@ -90,7 +91,11 @@ def pack(
             # An older record of an image that is not square is made again; its pixels are kept.
             has_thumb = (records["traits"] & WHOLE != 0) | (records["width"] == records["height"])
             is_packed = (records["row"] >= 0) & has_thumb
-            missing = np.flatnonzero(~is_packed & (stamps != 0))
+            known: dict[str, str] = {}  # why unchanged files cannot be decoded, by stamp
+            with contextlib.suppress(OSError, ValueError):
+                known = read_json(path / FAULTS)
+            is_known = np.array([stamp == 0 or str(stamp) in known for stamp in stamps.tolist()], dtype=bool)
+            missing = np.flatnonzero(~is_packed & ~is_known)
             num_new = int((records["row"][missing] < 0).sum())
             needed = num_new * journal.row_bytes + len(missing) * RECORD.itemsize
             check_disk(needed)
@@ -106,9 +111,11 @@ def pack(
                 done += len(piece)
                 yield Progress(PACKING, done, len(missing), len(faults), needed)
             records = journal.chosen(found)
+        if lasting := {str(stamps[n]): str(why) for n, why in faults.items() if not why.may_pass}:
+            write_atomically(path / FAULTS, json.dumps(known | lasting))
     num_needing_extra = sum(fault.extra is not None for fault in faults.values())
     broken = np.flatnonzero(records["row"] < 0).tolist()
-    unreadable = {number: str(faults.get(number, MISSING.what)) for number in broken}
+    unreadable = {n: str(faults.get(n) or known.get(str(stamps[n]), MISSING.what)) for n in broken}
     return Pack(path, size, records, unreadable, int(is_packed.sum()), num_needing_extra)
 
 
@@ -146,9 +153,9 @@ def decode_one(reader: Reader, number: int, size: int) -> Outcome:
     except Unreadable as problem:
         return Unreadable(str(problem), problem.extra)  # a new one: the caught one holds all of the image
     except OSError as error:
-        return Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}")
+        return Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}", may_pass=True)
     except ValueError as error:
-        return Unreadable(str(error))
+        return Unreadable(str(error), may_pass=True)
 
 
 class Journal:

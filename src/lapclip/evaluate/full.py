@@ -13,7 +13,7 @@ import numpy as np
 
 from lapclip.data.source import Source
 from lapclip.data.split import EvaluationSet
-from lapclip.embedder import TEMPLATES, Embedder, label_prompts
+from lapclip.embedder import TEMPLATES, Embedder
 from lapclip.errors import UserError, printable
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
 from lapclip.evaluate.pool import Links, Pool, embed_pools
@@ -42,7 +42,6 @@ def evaluate(
     Without `num_images` all images are used. With `pool_size` they are divided into pools of exactly that size, and
     recall is averaged over them, so that results on different sources are comparable.
     """
-    label_prompts(["label"], templates)  # refuses wrong templates before anything is embedded
     source = measured.source
     embedders = [embedder] if against is None else [embedder, against]
     pools = yield from embed_pools(embedders, source, num_images or source.num_different)

@@ -54,10 +54,6 @@ class CachedFeatures:
         return self.validation.pool(embedder, self.validation.sample(num_images))
 
 
-def is_pretrained(config: Config) -> bool:
-    return bool(config.model.base or config.model.image_tower or config.model.text_tower)
-
-
 def find_pretrained(config: Config) -> tuple[Config, Pretrained]:
     """The model to start from, and the config with its shape."""
     asked = config.model

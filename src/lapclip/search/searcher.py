@@ -13,9 +13,8 @@ from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
-from lapclip.data.decode import RECORD, Unreadable, decode, read_whole
+from lapclip.data.decode import RECORD, Unreadable, decode
 from lapclip.data.files import read_file
 from lapclip.data.workers import in_order
 from lapclip.errors import UserError, shortened, typed
@@ -35,9 +34,6 @@ MAX_LOOKED_UP = 10_000  # rows whose files are looked up before a search returns
 NUM_FILTERS_CACHED = 16
 BLOCK = 2048  # rows of each side compared at a time for duplicates: 16 MB of cosines
 COMPARED_SIZE = 64  # pixels each side of an image whose content is compared
-# Pixels of the shorter side at which near-duplicates must agree, to within so much of 255. Photos saved again as JPEG
-# 50 stay within 33 (99 in 100). Pages, of which most is plain, stay within 11, and a line of other text differs by 26.
-CLOSER, LONGEST, MAX_CLOSER, MAX_CLOSER_PLAIN, PLAIN = 32, 1024, 40, 12, 0.8
 
 
 class NotIndexed(UserError):
@@ -77,7 +73,7 @@ class Duplicate(Match):
     """An image of a group of duplicates; its score and difference are those to the first one."""
 
     is_identical: bool = True  # in every byte
-    difference: float = 0.0  # mean over 8 x 8 pixels; 1 is that between black and white
+    difference: float = 0.0  # mean over thumbnails of 8 x 8 pixels; 1 is that between black and white
 
     def record(self) -> dict[str, Any]:
         return super().record() | {"identical": self.is_identical, "difference": self.difference}
@@ -249,16 +245,15 @@ def duplicates(
             records[number] = record
             yield Progress("comparing contents", number + 1, len(entries))
     found, contents = [], split.contents(records)
-    groups = split.duplicates(records, split.content_groups(records))
-    for first, *others in (part for group in groups for part in told_apart(group, entries, contents)):
+    groups = split.told_apart(records, split.content_groups(records), lambda n: read_file(entries[n].path))
+    for first, *others in split.duplicates(records, groups):
         places = np.array([first, *sorted(others, key=lambda number: entries[number].path)])
         group = [entries[number] for number in places]
         total, _ = split.differences(records["thumb"], np.full_like(places, first), places)
         vectors = index.vectors[[entry.row for entry in group]].astype(np.float64)
         scores, difference = np.nan_to_num(vectors @ vectors[0]), total / (255 * split.NUM_VALUES)
-        columns = (scores, contents[places] == contents[first], difference)
-        rows = zip(group, *(column.tolist() for column in columns), strict=True)
-        found.append([Duplicate(entry, score, (), same, part) for entry, score, same, part in rows])
+        rows = zip(group, scores, contents[places] == contents[first], difference, strict=True)
+        found.append([Duplicate(one, float(s), (), bool(same), float(d)) for one, s, same, d in rows])
     return sorted(found, key=lambda group: group[0].entry.path)
 
 
@@ -269,27 +264,6 @@ def read_record(entry: Entry) -> np.ndarray:
     with suppress(OSError, ValueError, Unreadable):
         record = decode(read_file(entry.path), COMPARED_SIZE).record
     return record
-
-
-def told_apart(group: list[int], entries: Sequence[Entry], contents: np.ndarray) -> list[list[int]]:
-    """The parts of a group that agree in detail too: pages of text look alike at the 8 x 8 pixels of the records."""
-    sides = entries[group[0]].width, entries[group[0]].height
-    size = [min(LONGEST, max(CLOSER, round(CLOSER * side / max(1, min(sides))))) for side in sides]
-    parts: list[tuple[list[int], np.ndarray]] = []
-    for number in group:
-        image = Image.new("RGB", (CLOSER, CLOSER))
-        with suppress(OSError, ValueError, Unreadable):
-            image = read_whole(read_file(entries[number].path), 2 * max(size)).convert("RGB")
-        pixels = np.asarray(image.resize(size, Image.Resampling.BOX), dtype=np.int16)
-        is_plain = (np.abs(np.diff(pixels, axis=1)) <= 3).all(axis=-1).mean() > PLAIN
-        most = MAX_CLOSER_PLAIN if is_plain else MAX_CLOSER
-        for part, first in parts:
-            if contents[number] == contents[part[0]] or np.abs(pixels - first).max() <= most:
-                part.append(number)
-                break
-        else:
-            parts.append(([number], pixels))
-    return [part for part, _ in parts if len(part) > 1]
 
 
 def similar_rows(

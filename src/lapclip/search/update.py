@@ -51,8 +51,9 @@ class Summary:
     num_moved: int = 0
     num_copied: int = 0  # new or changed files with a content that was embedded before
     num_removed: int = 0
+    num_links: int = 0  # to images that are in the index by their own paths
     num_unreadable: int = 0  # files in the index now
-    unreadable: list[tuple[str, str]] = field(default_factory=list)  # the first of this update, and why
+    unreadable: list[tuple[str, str]] = field(default_factory=list)  # the first of these, and why
     unreachable: dict[str, str] = field(default_factory=dict)  # folders left as they are, and why
     empty: list[str] = field(default_factory=list)  # folders that were named and hold no image
     unopened: list[str] = field(default_factory=list)  # subfolders left as they are
@@ -113,6 +114,9 @@ def update(
             writer.commit()
             writer.compact_when_due()
             summary.num_indexed, summary.num_unreadable = writer.count()
+            bad = writer.ask("SELECT path, why FROM file WHERE row IS NULL ORDER BY path LIMIT ?", NUM_NAMED)
+            summary.unreadable += [(os.fsdecode(path), why) for path, why in bad]
+            summary.unreadable = [*dict.fromkeys(summary.unreadable)][:NUM_NAMED]
             named = asked or ([] if summary.num_indexed else every)
             counts = {folder: writer.count(folder) for folder in named if folder not in summary.unreachable}
             summary.unusable = {folder: bad for folder, (num_images, bad) in counts.items() if not num_images}
@@ -148,8 +152,8 @@ def update_folders(
     for folder in reached:
         stamps, num_before = images_under(folder, inside, unopened), num_found
         while some := list(islice(stamps, FILES_PER_REPORT)):
-            writer.add_found(some)
             num_found += len(some)
+            summary.num_links += len(some) - writer.add_found(some)
             yield Progress("scanning folders", num_found)
         if num_found == num_before:
             summary.empty.append(folder)
@@ -263,7 +267,7 @@ def forget(info: IndexInfo, folder: str) -> int:
             writer.commit()
             writer.compact_when_due()
             folders = tuple(writer.folders())
-        replace(info, folders=folders, updated=time.time()).write()
+        replace(info, folders=folders).write()  # which index is updated last stays the same
     return num_images
 
 

@@ -167,12 +167,12 @@ class Writer:
             self.write("INSERT INTO picture VALUES (?, ?, ?, ?)", self.num_rows, content, *size)
             self.num_rows += 1
 
-    def add_found(self, stamps: Iterable[Stamp]) -> None:
-        """Records files that are on the disk; the same one may come twice."""
+    def add_found(self, stamps: Iterable[Stamp]) -> int:
+        """Records files that are on the disk; returns how many, of which the same one counts once."""
         values = [(stamp.path, stamp.size, stamp.mtime_ns) for stamp in stamps]
         with self.lock, index_errors(self.path):
             self.begin()
-            self.db.executemany("INSERT OR IGNORE INTO found VALUES (?, ?, ?)", values)
+            return self.db.executemany("INSERT OR IGNORE INTO found VALUES (?, ?, ?)", values).rowcount
 
     def compare_found(self, folders: Iterable[str], unopened: Iterable[str]) -> tuple[int, int]:
         """Compares what was found with what is known; the numbers of files to read and of unchanged images."""

@@ -33,6 +33,7 @@ from lapclip.serve.service import MAX_TEXTS, Service
 MAX_QUERY_BYTES = 48 << 10  # after the `?`
 MAX_FIELDS = 1200
 FRESH_SECONDS = 300  # of a thumbnail in the browser's cache
+NUMBERS = {"integer": (int, "a whole number"), "number": (float, "a number")}
 IMAGE_TYPES = ("image/*", "application/octet-stream")
 REFUSALS = (400, 401, 403, 404, 405, 408, 413, 414, 415, 421, 429, 431, 503)  # every status of a refusal
 
@@ -285,6 +286,9 @@ def read_parameters(kind: type[Struct], request: Request) -> Struct:
             shown = name[:40]
             own = ", ".join(f"`{one}`" for one in known if one not in request.path_params) or "none"
             raise Refused(400, f"unknown parameter `{shown}`{suggest(shown, known)}", f"there is {own}")
+        schema = known[name].get("items", known[name])
+        if schema["type"] in NUMBERS:
+            refuse_wrong_number(name, text, schema)
         if known[name]["type"] == "array":
             given.setdefault(name, []).append(text)
         elif name in given:
@@ -297,6 +301,15 @@ def read_parameters(kind: type[Struct], request: Request) -> Struct:
         if request.path_params:
             raise Refused(404, "there is nothing at this URL", "`/search` returns ids of images") from None
         raise Refused(400, f"the parameters: {problem}", "`/openapi.json` describes them") from None
+
+
+def refuse_wrong_number(name: str, text: str, schema: dict[str, Any]) -> None:
+    kind, words = NUMBERS[schema["type"]]
+    least, most = schema["minimum"], schema["maximum"]
+    with suppress(msgspec.ValidationError):
+        if least <= msgspec.convert(text, kind, strict=False) <= most:
+            return
+    raise Refused(400, f"`{name}` is not {words} from {least:,} to {most:,}", "`/openapi.json` describes it")
 
 
 def read_fields(query: bytes) -> list[tuple[str, str]]:
@@ -347,11 +360,8 @@ def describe_operation(operation: Operation, schemas: dict[Any, Any]) -> dict[st
         problem = {"application/json": {"schema": schemas[Problem]}}
         refusal = {"description": HTTPStatus(status).phrase, "content": problem}
         responses[str(status)] = refusal | (retry if status in (429, 503) else {})
-    described: dict[str, Any] = {
-        "operationId": operation.name,
-        "summary": operation.summary,
-        "responses": responses,
-    }
+    described: dict[str, Any] = {"operationId": operation.name, "summary": operation.summary}
+    described["responses"] = responses
     own = schema_of(operation.parameters or Nothing)
     if own["properties"]:
         described["parameters"] = [

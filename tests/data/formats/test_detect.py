@@ -173,6 +173,7 @@ def test_a_format_can_be_forced(tmp_path):
         ("empty", "holds no files", ""),
         ("archive.zip", "is an archive", "unpack it"),
         ("notes.md", "no format that", "a source is"),
+        ("photos/00.jpg", "`photos/00.jpg` is one image", "`photos`"),
         ("cut.json", "ends early", "download it again"),
         ("one.json", "no array of several images", "`image` and `caption`"),
         ("hf:", "hf:", ""),
@@ -198,6 +199,10 @@ def test_a_folder_with_two_tables_asks_which_and_named_columns_are_used(tmp_path
     csv(tmp_path)
     shutil.copy("pairs.csv", "other.csv")
     with pytest.raises(UserError, match="holds 2 tables"):
+        open_catalogue(".", Options())
+    for number in range(4):
+        shutil.copy("pairs.csv", f"{number}.csv")
+    with pytest.raises(UserError, match=r"holds 6 tables: `0.csv`, .*`other.csv` and 1 more"):
         open_catalogue(".", Options())
     done = call("data", "check", "pairs.csv", "--caption-column", "txet", "--size", "nano")
     assert done.returncode == 1 and "`txet`" in done.stderr and "did you mean `text`?" in done.stderr

@@ -88,6 +88,8 @@ def test_texts_that_are_huge_no_captions_missing_or_without_image_are_counted():
     write("d.txt", "".join(f"caption {i}\n" for i in range(5000)))
     write("e.txt", "\n \n")
     write("z.txt", "nothing to see")
+    write("drawn.txt", "a drawing")
+    touch("drawn.svg")
     write("caf\u00e9.txt", "the same letter, composed")
     catalogue = opened()
     assert catalogue.names == ["a.jpg", "cafe\u0301.jpg", "d.jpg"] and catalogue.captions[0] == ["first"]
@@ -98,6 +100,8 @@ def test_texts_that_are_huge_no_captions_missing_or_without_image_are_counted():
         "is not text": ["c.txt"],
         "has more than 1,000 captions; the others were omitted": ["d.txt"],
         "has no image beside it": ["z.txt"],
+        "has an unsupported format; convert it to PNG or JPEG": ["drawn.svg"],
+        "belongs to an image in an unsupported format": ["drawn.txt"],
         "has no caption": ["b.jpg", "c.jpg", "e.jpg", "f.jpg"],
     }
 

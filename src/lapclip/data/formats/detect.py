@@ -105,6 +105,8 @@ def open_file(path: Path, name: str, options: Options) -> Catalogue:
         raise UserError(f"`{name}` is an archive", hint=hint)
     if path.suffix.lower() == ".json" and options.format is None:
         return open_annotations([path], name, options)  # says where it is damaged, or what it should hold
+    if is_image_name(name):
+        raise UserError(f"`{name}` is one image", hint=f"pass its folder: `{typed(path.parent)}`")
     raise UserError(f"`{name}` has no format that lapclip can read", hint=f"a source is {EXAMPLES}")
 
 
@@ -149,10 +151,9 @@ def open_directory(path: Path, name: str, options: Options) -> Catalogue:
         if annotations := [file for file in sorted(files) if looks_like_annotations(file)]:
             return open_annotations(annotations, name, options)
     if len(others) > 1 and any(table.suffix.lower() != ".parquet" for table in others):
-        raise UserError(
-            f"`{path}` holds {len(others)} tables: {', '.join(f'`{file.name}`' for file in others[:5])}",
-            hint=f"pass the one you mean: `{typed(others[0])}`",
-        )
+        more = f" and {len(others) - 5:,} more" if len(others) > 5 else ""
+        listed = f"{len(others):,} tables: {', '.join(f'`{file.name}`' for file in others[:5])}{more}"
+        raise UserError(f"`{path}` holds {listed}", hint=f"pass the one you mean: `{typed(others[0])}`")
     if known or others:
         catalogue = open_table(known or others, name, options)
         beside = own_files(path, names - {known[0].name}, (*SUFFIXES, *FIRST_TABLES)) if known else []

@@ -64,7 +64,10 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
     if kind == "txt":
         used = {text for image in listing.names for text in texts_beside(listing, image)}
         for text in sorted({*listing.texts.values()} - used):
-            listing.problems.add("incomplete", "has no image beside it", text)
+            stem = os.path.join(listing.root, os.path.splitext(text)[0])
+            has_other = any(os.path.exists(stem + ending) for ending in NOT_READ)
+            what = "belongs to an image in an unsupported format" if has_other else "has no image beside it"
+            listing.problems.add("incomplete", what, text)
     for image, folder in zip(listing.names, folders, strict=True):
         side, label = places[os.path.dirname(image)][0], None
         if kind == "txt":
