@@ -7,7 +7,7 @@ Shapes: N images, V views, U different captions, M captions, B pairs of a batch,
 import hashlib
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -15,22 +15,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from lapclip.config import DataConfig
 from lapclip.data.batches import Batch
-from lapclip.data.decode import Unreadable, digest
+from lapclip.data.decode import Unreadable, channels_first, digest
 from lapclip.data.images import squares
 from lapclip.data.open import Data
 from lapclip.data.pack import check_disk, locked
 from lapclip.data.source import Source
+from lapclip.data.workers import in_order
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError, shortened, shortened_path
 from lapclip.evaluate.pool import Pool
 from lapclip.files import cache_folder, read_json, write_atomically, writing
-from lapclip.step.feed import augment_batch
 from lapclip.units import Progress
 
-IMAGES_AT_ONCE, TEXTS_AT_ONCE = 16, 64  # convolutions are fastest with few images
+IMAGES_AT_ONCE, TEXTS_AT_ONCE = 8, 32  # on each core; convolutions are fastest with few images
 SECONDS_BETWEEN_WRITES = 5.0
 NUM_VIEWS = 3  # of a training image: all of it, and augmented ones
 MAX_PAIRS = 5_000_000
@@ -106,8 +107,8 @@ def compute_features(
 ) -> Generator[Progress, None, tuple[Features, Features]]:
     """Of the training side, with augmented views, and the validation side; what is on disk is not computed again."""
     towers = towers_fingerprint(embedder)
-    looks = DataConfig(crop=config.crop, flip=config.flip, colour=config.colour)
-    is_varied = looks.crop != 1 or looks.flip or looks.colour
+    looks = DataConfig(crop=config.crop, flip=config.flip)
+    is_varied = looks.crop != 1 or looks.flip
     sides = []
     for side, source in (("training", data.training), ("validation", data.validation)):
         views = NUM_VIEWS if is_varied and side == "training" else 1
@@ -183,44 +184,67 @@ class Store:
         self.written = time.monotonic()
 
 
-@torch.inference_mode()
 def embed_images(
     embedder: Embedder, source: Source, store: Store, looks: DataConfig
 ) -> Generator[Progress, None, None]:
-    rows, size = store.arrays["images"], embedder.image_size
-    stored = source.stored_size(size)
-    while (start := store.done["images"]) < len(rows):
-        yield Progress("embedding images", start, len(rows))
+    rows, size, stored = store.arrays["images"], embedder.image_size, source.stored_size(embedder.image_size)
+
+    def compute(start: int) -> int:
         indices = np.arange(start, min(start + IMAGES_AT_ONCE, len(rows)))
-        images = np.zeros((len(indices), 3, stored, stored), np.uint8)
+        views = np.zeros((len(indices), rows.shape[1], 3, size, size), np.uint8)
         for place, index in enumerate(indices.tolist()):
             try:
-                images[place] = source.pixels(indices[place : place + 1], stored)[0]
+                pixels = source.pixels(indices[place : place + 1], stored)[0]
+                image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+                views[place] = [view_of(image, size, looks, index, view) for view in range(rows.shape[1])]
             except Unreadable as problem:  # only of a streamed source
                 name = shortened_path(source.name(index))
                 store.done["faults"][str(index)] = f"`{name}` {shortened(str(problem))}"
-        whole = np.stack(list(squares(list(images.transpose(0, 2, 3, 1)), size)))
-        batch = Batch(images, indices, indices, indices, indices)
-        for view in range(rows.shape[1]):
-            seen = (
-                augment_batch(batch, looks, image_size=size, seed=view, step=start).images if view else whole
-            )
-            features = embedder.model.image(embedder.device.move(torch.from_numpy(seen)))
-            rows[indices, view] = features.half().cpu().numpy()
-        store.done["images"] += len(indices)
-        store.write_if_due()
+        with torch.inference_mode(), embedder.lock:
+            moved = embedder.device.move(torch.from_numpy(views.reshape(-1, 3, size, size)))
+            features = torch.cat([embedder.model.image(some) for some in moved.split(IMAGES_AT_ONCE)])
+        rows[indices] = features.half().cpu().numpy().reshape(len(indices), rows.shape[1], -1)
+        return len(indices)
+
+    yield from side_by_side(embedder, compute, store, "images", IMAGES_AT_ONCE)
 
 
-@torch.inference_mode()
+def view_of(image: Image.Image, size: int, looks: DataConfig, index: int, view: int) -> np.ndarray:
+    """All of an image, as the model is shown it later; or, beyond view 0, a random crop of it."""
+    if view == 0:
+        return next(squares([image], size))
+    rng = np.random.default_rng([index, view])
+    side = image.width * rng.uniform(looks.crop or 1.0, 1.0) ** 0.5
+    left, top = rng.uniform(0, image.width - side, 2)
+    box = (left, top, left + side, top + side)
+    crop = channels_first(image.resize((size, size), Image.Resampling.BICUBIC, box=box))
+    return crop[:, :, ::-1] if looks.flip and rng.random() < 0.5 else crop
+
+
 def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> Generator[Progress, None, None]:
     """Short ones first, so that texts embedded together have about the same length."""
     rows = store.arrays["texts"]
     order = np.argsort(embedder.tokenizer.lengths(texts), kind="stable")
-    while (start := store.done["texts"]) < len(rows):
-        yield Progress("embedding captions", start, len(rows))
+
+    def compute(start: int) -> int:
         some = order[start : start + TEXTS_AT_ONCE]
         encoded = embedder.tokenizer.encode([texts[n] for n in some], embedder.model.size.text_length)
-        inputs = (embedder.device.move(torch.from_numpy(part)) for part in encoded)
-        rows[some] = embedder.model.text(*inputs).half().cpu().numpy()
-        store.done["texts"] += len(some)
-        store.write_if_due()
+        with torch.inference_mode(), embedder.lock:
+            inputs = (embedder.device.move(torch.from_numpy(part)) for part in encoded)
+            rows[some] = embedder.model.text(*inputs).half().cpu().numpy()
+        return len(some)
+
+    yield from side_by_side(embedder, compute, store, "texts", TEXTS_AT_ONCE)
+
+
+def side_by_side(
+    embedder: Embedder, compute: Callable[[int], int], store: Store, what: str, at_once: int
+) -> Generator[Progress, None, None]:
+    """Each core computes a few rows of its own at a time; `compute` writes those from some row on."""
+    said, total = "embedding images" if what == "images" else "embedding captions", len(store.arrays[what])
+    with embedder.side_by_side() as threads:
+        starts = range(store.done[what], total, at_once)
+        for num_done in in_order(compute, starts, threads, ahead=2 * threads):
+            store.done[what] += num_done
+            store.write_if_due()
+            yield Progress(said, store.done[what], total)

@@ -92,7 +92,7 @@ def preparing_heads(
     looks = {
         "flip": flip_choice(says_sides),
         "crop": Choice(CROP, "crops vary the few images there are"),
-        "colour": Choice(0.0, "captions may mention colours"),
+        "colour": Choice(0.0, "not used for features"),
     }
     looks = {key: asked_or(config, key, choice) for key, choice in looks.items()}
     config = with_values(config, {key: choice.value for key, choice in looks.items()})
