@@ -17,8 +17,8 @@ from lapclip.config import DataConfig, TrainConfig
 from lapclip.data.tokenizer import train_bpe
 from lapclip.embedder import Embedder, find_model
 from lapclip.errors import UserError
+from lapclip.finetune import encoders, heads
 from lapclip.finetune import features as feature_store
-from lapclip.finetune import heads
 from lapclip.finetune.features import compute_features
 from lapclip.finetune.heads import with_heads
 from lapclip.machine.device import processor
@@ -27,7 +27,7 @@ from lapclip.model.clip import CLIP
 from lapclip.model.encoders import Encoder
 from lapclip.model.towers import Head, Size
 from lapclip.units import finished
-from lapclip.weights import encoders, reading
+from lapclip.weights import reading
 
 LOOKS = DataConfig(crop=0.5, flip=True)
 SIZE = Size(Shape(24, 2, 2, 40), Shape(16, 2, 2), 16, 8, 16, 20)

@@ -14,6 +14,7 @@ from lapclip.data.open import Data
 from lapclip.embedder import Embedder, find_model
 from lapclip.errors import UserError
 from lapclip.evaluate.pool import Pool
+from lapclip.finetune import encoders
 from lapclip.finetune.features import Features, compute_features
 from lapclip.finetune.heads import BATCH_SIZE, STEPS, Candidate, sweep, with_heads
 from lapclip.machine.device import DEFAULT_THREADS, processor, set_up_process
@@ -32,7 +33,7 @@ from lapclip.train.prepare import (
     write_run,
 )
 from lapclip.units import Progress, percent
-from lapclip.weights import checkpoint, encoders, reading
+from lapclip.weights import checkpoint, reading
 from lapclip.weights.reading import Pretrained
 
 NUM_CAPTIONS_READ = 20_000
