@@ -51,11 +51,11 @@ def features_of(base: Path, source: object):
 
 
 def test_heads_learn_and_the_towers_stay_as_they_are(base, call, monkeypatch):
-    monkeypatch.setattr(heads, "STEPS", 15)
+    monkeypatch.setattr(heads, "SWEEP_STEPS", 15)
     picture_folder(Path("photos"), 140)
     ran = call("train", "photos", "--from", "base", "--run", "mine", "--steps", "60", "--json")
     assert ran.returncode == 0, ran.stderr
-    assert "best of 4 head settings" in " ".join(ran.stderr.split())
+    assert "best of 3 head settings" in " ".join(ran.stderr.split())
     before, trained = lapclip.load("base").model, lapclip.load("mine")
     after, tokenizer = trained.model, trained.tokenizer
     assert (tokenizer.start, tokenizer.end, tokenizer.pad) == (5, 6, 7)
@@ -150,7 +150,7 @@ def test_a_batch_depends_on_seed_and_step_alone(base):
 
 
 def test_settings_are_judged_on_training_images_held_back(base, monkeypatch):
-    monkeypatch.setattr(heads, "STEPS", 10)
+    monkeypatch.setattr(heads, "SWEEP_STEPS", 10)
     found, (training, _) = features_of(base, picture_folder(Path("photos"), 130))
     judged = finished(heads.sweep(found, training, TrainConfig(loss="softmax"), threads=1))
     assert [one.recall for one in judged] == sorted((one.recall for one in judged), reverse=True)

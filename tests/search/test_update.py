@@ -182,6 +182,7 @@ def test_a_folder_of_which_nothing_can_be_read_is_an_error(here, index, call, mo
     (here / "phone").mkdir()
     (here / "phone" / "1.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
     assert "pip install 'lapclip[heic]'\n" in call("index", "phone").stderr
 
 

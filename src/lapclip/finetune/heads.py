@@ -21,7 +21,7 @@ from lapclip.step.step import Update, move
 from lapclip.units import Progress
 from lapclip.weights.reading import Pretrained
 
-BATCH_SIZE, STEPS = 1024, 300
+BATCH_SIZE, STEPS, SWEEP_STEPS = 1024, 300, 150
 MIN_FOR_SWEEP = 100  # training images; fewer cannot tell settings apart
 SHARE_HELD_BACK, MAX_HELD_BACK = 0.1, 1000  # of the training images, to judge settings on
 MIN_STD = 1e-3  # of a feature; one that hardly varies is not enlarged
@@ -36,12 +36,7 @@ class Candidate:
     recall: float = 0.0
 
 
-CANDIDATES = (
-    Candidate(Head(512, 0.6, 0.2), 1e-3),
-    Candidate(Head(512, 0.4, 0.2), 1e-3),
-    Candidate(Head(512, 0.75, 0.2), 1e-3),
-    Candidate(Head(1024, 0.6, 0.5), 1e-3),
-)
+CANDIDATES = tuple(Candidate(Head(512, dropout, 0.2), 1e-3) for dropout in (0.5, 0.6, 0.3))
 
 
 def with_heads(
@@ -108,7 +103,8 @@ def sweep(
         model = with_heads(found, candidate.head, features, seed=cfg.seed, has_towers=False)
         own = replace(cfg, lr=candidate.lr)
         for step in fit(model, features, rows[~is_held], own, threads):
-            yield Progress("comparing head settings", number * STEPS + step, len(CANDIDATES) * STEPS)
+            done = number * SWEEP_STEPS + step
+            yield Progress("comparing head settings", done, len(CANDIDATES) * SWEEP_STEPS)
         pool = features.pool(Embedder(model, found.tokenizer, processor()), rows[is_held])
         judged.append(replace(candidate, recall=mean_recall(retrieval(pool, BATCH_SIZE))))
     return sorted(judged, key=lambda candidate: -candidate.recall)
@@ -117,14 +113,14 @@ def sweep(
 def fit(
     model: CLIP, features: Features, rows: np.ndarray, cfg: TrainConfig, threads: int
 ) -> Generator[int, None, None]:
-    """Trains the heads, as a run does; yields after each step."""
+    """Trains the heads as a run does, for half as long; yields after each step."""
     assert cfg.lr and cfg.loss, "resolved"
     batch_size = min(BATCH_SIZE, len(rows))
     optimizer = build_optimizer(model, cfg)
     plan = Plan("cpu", "fp32", threads, batch_size)
     update = Update(model, optimizer, LOSSES[cfg.loss], cfg.clip_norm, plan)
     batches = features.batches(rows, batch_size=batch_size, seed=cfg.seed)
-    for step in range(STEPS):
-        set_lr(optimizer, cfg.lr * schedule((step + 0.5) / STEPS, cfg.warmup))
+    for step in range(SWEEP_STEPS):
+        set_lr(optimizer, cfg.lr * schedule((step + 0.5) / SWEEP_STEPS, cfg.warmup))
         update.run(move(next(batches), processor(), None))
         yield step

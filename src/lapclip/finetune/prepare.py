@@ -197,7 +197,7 @@ def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss
         "keep_memory": Choice(True, "otherwise, on Linux, each step allocates its memory again"),
     }
     if all(getattr(config.train, budget) is None for budget in BUDGETS):
-        proposed["steps"] = Choice(STEPS, "as in the comparison of head settings")
+        proposed["steps"] = Choice(STEPS, "twice as many as in the comparison of head settings")
     steps = config.train.steps or STEPS
     proposed["eval_every"] = Choice(str(max(1, steps // 5)), "five evaluations per run")
     choices = {key: asked_or(config, key, choice) for key, choice in proposed.items()}
