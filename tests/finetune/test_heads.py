@@ -167,6 +167,8 @@ def test_settings_are_judged_on_training_images_held_back(base, monkeypatch):
             "did you mean `efficientnet-lite",
         ),
         (["--from", "base", "--text-tower", "minilm"], "names a whole model"),
+        (["--from", "base", "--size", "small"], "the pretrained model determines `--size`"),
+        (["--tune", "lora"], "`--tune` needs a pretrained model"),
     ],
 )
 def test_a_wrong_start_is_refused(base, call, flags, said):

@@ -119,12 +119,17 @@ def begin(
     from lapclip.runs.run import refuse_name
 
     settings = load_config(config, flags)
+    is_pretrained = settings.model.base or settings.model.image_tower or settings.model.text_tower
+    if settings.train.tune and not is_pretrained:
+        raise UserError("`--tune` needs a pretrained model", hint="name one: `--from MODEL`")
+    if fixed := [SETTINGS[name].flag for name in FIXED if is_pretrained and name in flags]:
+        raise UserError(f"the pretrained model determines `{fixed[0]}`", hint="omit it")
     if name is not None and reserved is None:
         refuse_name(name)
     refuse_missing(settings.data.source, settings.data.format)
     with working("setting up"):
         from lapclip.train.prepare import open_here, preparing
-    if settings.model.base or settings.model.image_tower or settings.model.text_tower:
+    if is_pretrained:
         return begin_pretrained(settings, name, requests, reserved)
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
     run = follow(preparing(settings, name, data, reserved), requests, "setting up")
@@ -177,6 +182,8 @@ def go_on(
     return run, settings, data, None
 
 
+# What a pretrained model determines.
+FIXED = ("size", "image_size", "patch_size", "text_length", "tokenizer", "max_vocab")
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
 RESUMABLE = {
     *BUDGETS, *PLAN, "source", "images", "max_unreadable",  # the same data, wherever it is now
