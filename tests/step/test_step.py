@@ -10,7 +10,7 @@ from tiny import TOKENIZER, assert_alike, first_batch
 from lapclip.config import ModelConfig, Plan
 from lapclip.data.batches import Batch
 from lapclip.data.synthetic import SceneSource
-from lapclip.machine.device import DEVICES, Device
+from lapclip.machine.device import DEVICES, Device, device_named
 from lapclip.model.clip import CLIP, SIZES, build_model
 from lapclip.model.towers import Shape
 from lapclip.step.loss import LOSSES
@@ -129,3 +129,10 @@ def test_a_step_on_several_threads_gives_the_same_gradients_each_time():
         assert len(found) == 1
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_chance_of_the_accuracy_counts_every_correct_combination():
+    """Of six pairs in two classes of four and two, a random answer is right for 20 of 36 combinations."""
+    zeros, ids = np.zeros((6, 1), np.int64), np.arange(6)
+    batch = Batch(np.zeros((6, 3, 8, 8), np.uint8), zeros, ids, ids, np.array([0, 0, 0, 0, 1, 1]))
+    assert move(batch, device_named("cpu"), None).chance == pytest.approx(20 / 36)

@@ -41,7 +41,8 @@ class Collapsed:
         num_different = fmean(step.num_different or size for step in self.steps)
         if num_different < 2:
             return
-        accuracy, chance = fmean(step.accuracy for step in self.steps), 1 / num_different
+        accuracy = fmean(step.accuracy for step in self.steps)
+        chance = fmean(step.chance or 1 / num_different for step in self.steps)
         error = math.sqrt(chance * (1 - chance) / (2 * size * self.window))
         # The softmax loss of embeddings that are all equal; equal captions do not count.
         guessing = math.log(size - size * chance + 1)

@@ -24,6 +24,8 @@ NUM_BUCKETS = 1024
 def accuracy_by_difficulty(pool: Pool) -> dict[str, Any] | None:
     """How often a caption's own image is the nearest of ten, for each level; None if the pool is too small.
 
+    Own: of the images that share a caption, as in a folder of classes, the best one would be found too often.
+
     The nine wrong images are drawn from a third of the pool; the result is the expectation over all draws. Of a large
     pool only some images are used.
     """
@@ -34,8 +36,8 @@ def accuracy_by_difficulty(pool: Pool) -> dict[str, Any] | None:
         return None
     queries, images = tuple(pool.captions[m] for m in query_Q), pool.image_of_caption.tobytes()
     order_QN = easy_to_hard(queries, tuple(pool.captions), images, is_pair_QN.tobytes())
-    correct_Q = np.where(is_pair_QN, cosine_QN, -np.inf).max(axis=1)
-    is_missed_QN = ~(np.take_along_axis(cosine_QN, order_QN, axis=1) < correct_Q[:, None])
+    own_Q1 = np.take_along_axis(cosine_QN, pool.image_of_caption[query_Q, None], axis=1)
+    is_missed_QN = ~(np.take_along_axis(cosine_QN, order_QN, axis=1) < own_Q1)
     found = {
         level: chance_of_none(third.sum(axis=1), third.shape[1], NUM_CHOICES - 1)
         for level, third in zip(LEVELS, np.array_split(is_missed_QN, len(LEVELS), axis=1), strict=True)

@@ -80,6 +80,9 @@ class Step(Event):
     progress: Share
     seconds_left: Seconds
     num_different: Count | None = None  # captions of the batch, equal ones counted once
+    chance: Share | None = (
+        None  # of the accuracy: the share of image and caption combinations that are correct
+    )
 
 
 @dataclass(frozen=True)

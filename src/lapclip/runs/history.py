@@ -292,11 +292,11 @@ class History:
 
     @property
     def chance(self) -> float | None:
-        """Of the accuracy in a batch; equal captions count once, since each of them is correct."""
+        """Of the accuracy in a batch, where each of several equal captions is correct."""
         if self.started is None:
             return None
-        known = [step.num_different for step in self.recent if step.num_different]
-        return 1 / (fmean(known) if known else self.started.batch_size)
+        known = [step.chance or 1 / step.num_different for step in self.recent if step.num_different]
+        return fmean(known) if known else 1 / self.started.batch_size
 
     @property
     def data_share(self) -> float | None:

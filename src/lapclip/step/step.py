@@ -36,6 +36,7 @@ class Inputs:
     ends_B: Tensor
     same_BB: Tensor
     keep_BK: Tensor | None
+    chance: float  # of the accuracy
 
     def chunk(self, start: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         stop = start + size
@@ -44,7 +45,7 @@ class Inputs:
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [tensor for tensor in vars(self).values() if tensor is not None]
+        return [tensor for tensor in vars(self).values() if isinstance(tensor, Tensor)]
 
 
 def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: int | None = None) -> Inputs:
@@ -62,6 +63,7 @@ def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: 
         ends_B=device.move(torch.from_numpy(batch.ends)),
         same_BB=device.move(same_BB),
         keep_BK=None if keep_BK is None else device.move(keep_BK),
+        chance=same_BB.float().mean().item(),
     )
 
 

@@ -159,6 +159,7 @@ class Loop:
                     progress=min(1.0, share),
                     seconds_left=max(0.0, now.seconds / share - now.seconds),
                     num_different=len(np.unique(batch.caption_ids)),
+                    chance=inputs.chance,
                 )
             )
             if step_seconds < elapsed_seconds:

@@ -90,7 +90,7 @@ def how_measured(result: Mapping[str, Any]) -> str:
         among = f"Each query is ranked among {plural(size, 'image')}."
     if result.get("protocol") == "published":
         return f"{among} Only the image that a caption was written for is correct, as in published tables."
-    return f"{among} Equal captions and equal images count as one: any of them is correct."
+    return f"{among} Of equal captions and equal images, any is correct."
 
 
 def recall_section(result: Mapping[str, Any]) -> Section:
