@@ -129,9 +129,12 @@ def test_a_stroke_of_luck_among_few_images_is_no_reason_to_keep_an_early_model()
 
 
 def test_recall_at_chance_shows_over_fitting_also_over_few_images():
-    assert History().extend(memorised()).over_fits
+    assert "not significantly above chance" in History().extend(memorised()).over_fits
     assert not History().extend(memorised(accuracy=0.5)).over_fits, "it may not have learned enough yet"
-    assert not History().extend(memorised(interval=[0.5, 1.0])).over_fits, "recall is above chance"
+    assert not History().extend(memorised(interval=(0.5, 1.0))).over_fits, "recall is above chance"
+    assert not History().extend(memorised(back=(0.5, 1.0))).over_fits, "image to text it is"
+    up_and_down = memorised(losses=(1.622, 1.734, 1.549, 1.764))
+    assert not History().extend(up_and_down).over_fits, "one high value at the end is no clear rise"
 
 
 def test_over_fitting_is_stated_only_when_recall_stopped_rising_and_the_budget_is_used_up():
@@ -149,8 +152,11 @@ def test_over_fitting_is_stated_only_when_recall_stopped_rising_and_the_budget_i
     assert told([0.02, 0.06, 0.05, 0.05], "stopped") == ""
 
 
-def test_recall_is_at_chance_only_where_that_was_measured_at_every_rank():
-    at_chance = WAY | {"interval@1": [0.0, 0.1], "interval@10": [0.05, 0.2]}
-    assert is_chance(RECALL | {"text_to_image": at_chance})
-    assert not is_chance(RECALL | {"text_to_image": at_chance | {"interval@10": [0.5, 0.7]}})
+def test_recall_is_at_chance_only_where_that_was_measured_both_ways_at_every_rank():
+    ways = ("text_to_image", "image_to_text")
+    at_chance = RECALL | dict.fromkeys(ways, WAY | {f"interval@{k}": [0.0, 0.2] for k in (1, 5, 10)})
+    assert is_chance(at_chance)
+    for way, k in itertools.product(ways, (1, 5, 10)):
+        for interval in ([0.5, 0.7], None):
+            assert not is_chance(at_chance | {way: at_chance[way] | {f"interval@{k}": interval}}), (way, k)
     assert not is_chance(RECALL) and not is_chance(None), "not measured"

@@ -51,7 +51,7 @@ SMOOTHED = ("loss", "accuracy", "grad_norm", "pairs_per_second")
 SETUP_SECONDS = 10  # granted to a folder without a lock and without events
 OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
 RISING_LOSS = ("over-fitting", "loss-rises-recall-too")  # kinds of warnings that judge it; the last one holds
-MEMORISED = 0.9  # of the pairs of a batch; with recall at chance, a rise is no noise of few images
+MEMORISED = 0.9  # of the pairs of a batch; with recall not above chance, a rise is no noise of few images
 LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
 MAX_GAP = 300  # seconds between two readings of the power that are still taken together
 
@@ -277,10 +277,13 @@ class History:
         if not self.has_had_its_budget or not fell or judged == ["loss-rises-recall-too"]:
             return ""
         rose, accuracy = "while validation loss rises", self.recently("accuracy") or 0.0
-        if is_chance(self.recall) and accuracy >= MEMORISED and known[-1][0] >= OVERFIT_LOSS * lowest:
-            return f"recall is at chance with a training accuracy of {accuracy:.0%}, {rose}"
+        recent = min(loss for loss, *_ in known[-2:])  # one high value is no rise
+        if is_chance(self.recall) and accuracy >= MEMORISED and recent >= OVERFIT_LOSS * lowest:
+            return (
+                f"recall is not significantly above chance with a training accuracy of {accuracy:.0%}, {rose}"
+            )
         since = stalled_since([(e.step, mean_recall(e.recall)) for e in self.evaluations])
-        is_seen = since is not None and known[-1][0] >= loss_limit(lowest, num_images)
+        is_seen = since is not None and recent >= loss_limit(lowest, num_images)
         return f"recall has not risen since step {since:,}, {rose}" if is_seen else ""
 
     @property
@@ -366,10 +369,10 @@ def loss_limit(lowest: float, num_images: int) -> float:
 
 
 def is_chance(recall: dict[str, Any] | None) -> bool:
-    """Whether no recall, text to image, is significantly better than chance; False where that was not measured."""
-    found = recall["text_to_image"] if recall else {}
-    ends = [(found.get(f"interval@{k}"), found.get(f"chance@{k}", 0.0)) for k in (1, 5, 10)]
-    return bool(ends[0][0]) and all(interval[0] <= chance for interval, chance in ends if interval)
+    """Whether no recall, in either direction, is significantly above chance; False where one was not measured."""
+    ways = (recall["text_to_image"], recall["image_to_text"]) if recall else ()
+    ends = [(way.get(f"interval@{k}"), way[f"chance@{k}"]) for way in ways for k in (1, 5, 10)]
+    return bool(ends) and all(interval and interval[0] <= chance for interval, chance in ends)
 
 
 def is_as_good(recall: dict[str, Any], highest: float | None) -> bool:

@@ -154,7 +154,7 @@ def result(summary: Summary) -> str:
     if recall is None:
         return "It was never evaluated; `lapclip eval` evaluates a checkpoint." if history.num_steps else ""
     said = recall_words(recall, recall["num_images"])
-    said += " Text → image, this is not significantly better than chance." * is_chance(recall)
+    said += " This is not significantly above chance, in either direction." * is_chance(recall)
     if history.best_step not in (None, history.num_steps) and tried > 1:
         why = "the last one within a standard error of the highest mean recall"
         said += f" That is step {count(history.best_step)}, the best checkpoint: {why}."
@@ -184,8 +184,10 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     mean = (before + after) / 2
     noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
     said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
-    if percent(after) == percent(before):
+    if len({percent(point[1]) for point in known[len(earlier) - 1 :]}) == 1:
         return 0, f"Recall@1 stayed at {percent(after)} from step {count(step)} on."
+    if percent(after) == percent(before):
+        return 0, f"Recall@1 was {percent(after)} at step {count(step)} and at the end, and varied between."
     if abs(after - before) <= noise:
         return 0, f"Recall@1 changed {said}, by less than the noise of {100 * noise:.1f} points."
     if after > before and (summary.history.over_fits or (loss or 0.0) > lowest):
