@@ -121,6 +121,26 @@ def test_the_source_it_was_trained_on_is_measured_by_its_validation_set(call):
     assert 0 < own["num_images"] < 40 and json.loads(named.stdout)["mistakes"] == own["mistakes"]
 
 
+def test_a_link_to_a_folder_and_the_table_in_it_are_the_source_that_the_folder_is(call):
+    images = sorted(Path("photos").glob("*.jpg"))
+    rows = [f"{path.name},picture {number}" for number, path in enumerate(images)]
+    for table in ("metadata.csv", "others.csv"):
+        Path("photos", table).write_text("\n".join(["file_name,text", *rows]) + "\n")
+    Path("link").symlink_to("photos")
+    folder, table = Path("photos").absolute(), Path("photos/metadata.csv").absolute()
+
+    def held_out(source: str) -> bool:
+        return json.loads(call("eval", "mine", source, "--json").stdout)["held_out"]
+
+    trained_on("mine", str(folder))
+    assert held_out("link") and held_out("photos/metadata.csv") and held_out("link/metadata.csv")
+    assert not held_out("photos/others.csv"), "another table"
+    Path("runs/mine/config.toml").write_text(
+        Path("runs/mine/config.toml").read_text().replace(f'"{folder}"', f'"{table}"')
+    )
+    assert held_out("photos") and held_out("link") and not held_out("photos/others.csv")
+
+
 def trained_on(run: str, source: str, share: float = 0.05, is_recorded: bool = True) -> None:
     """Makes a run believe that it was trained on something else."""
     settings = Path("runs", run, "config.toml")
@@ -185,7 +205,9 @@ def test_a_model_of_its_own_agrees_with_its_run_and_needs_a_source(call):
     load("mine").save(Path("model"))
     refused = call("eval", "model")
     assert refused.returncode == 1 and "eval MODEL SOURCE" in refused.stderr
-    results = [json.loads(call("eval", name, "photos", "--json").stdout) for name in ("mine", "model")]
+    shown = [call("eval", name, "photos", "--json") for name in ("mine", "model")]
+    assert ["does not record what it was trained on" in one.stderr for one in shown] == [False, True]
+    results = [json.loads(one.stdout) for one in shown]
     assert results[0]["text_to_image"] == results[1]["text_to_image"]
     assert json.loads(call("eval", str(checkpoint), "--json").stdout)["held_out"], "its run's own source"
 

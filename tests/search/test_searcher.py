@@ -258,3 +258,16 @@ def test_pages_with_other_text_are_no_near_duplicates_and_a_page_saved_again_is(
     assert len(set(split.content_groups(records).tolist())) == 1, "at 8 x 8 pixels they look alike"
     groups = split.told_apart(records, np.zeros(4, int), lambda number: read_file(entries[number].path))
     assert split.duplicates(records, groups) == [[0, 2, 3]]
+
+
+def test_drawings_that_are_blank_on_white_are_duplicates_only_as_equal_files(tmp_path):
+    entries = []
+    for number, corner in enumerate((10, 30, 50, 10)):
+        drawing = Image.new("RGBA", (100, 100))
+        ImageDraw.Draw(drawing).ellipse((corner, 10, corner + 40, 70), "white")
+        drawing.save(tmp_path / f"{number}.png")
+        entries.append(Entry(0, str(tmp_path / f"{number}.png"), 0, 100, 100, 0))
+    records = np.array([read_record(entry) for entry in entries])
+    groups = split.content_groups(records)
+    groups = split.told_apart(records, groups, lambda number: read_file(entries[number].path))
+    assert split.duplicates(records, groups) == [[0, 3]]

@@ -385,8 +385,10 @@ def test_other_names_and_other_sites_pages_are_refused(served):
     served.refused(403, "/search?q=a", **typed, Sec_Purpose="prefetch")
     for origin in ("http://evil.example", "null", f"http://localhost:{port + 1}", f"https://x:{port}"):
         served.refused(403, "/embed", {"texts": ["a"]}, Origin=origin)
+        served.refused(403, "/search?q=a", Origin=origin)
     for host in ("localhost", "127.0.0.1"):
         assert served.told("/embed", {"texts": ["a"]}, Origin=f"http://{host}:{port}")["width"]
+        assert served.told("/search?q=a", Origin=f"http://{host}:{port}")["results"]
 
 
 def test_a_slow_client_is_sent_away_and_stops_nobody(served):

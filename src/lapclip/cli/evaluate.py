@@ -1,5 +1,6 @@
 """`lapclip eval`: recall and zero-shot accuracy beside chance and another model, and the worst mistakes."""
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -165,6 +166,7 @@ def open_measured(
     requests: Sequence[int],
 ) -> "tuple[EvaluationSet, dict[str, Any]]":
     """What to measure on, and its name; of a source that a model was trained on only the validation set."""
+    from lapclip.data.formats.detect import names_of
     from lapclip.data.open import open_source
     from lapclip.data.split import evaluation_set
 
@@ -180,10 +182,11 @@ def open_measured(
         share = min(own.data.validation_share for own in runs)
         data = replace(data, pack=runs[0].data.pack, validation_share=share)
     opened = follow(open_source(replace(data, **flags), image_size), requests, OPENING, is_kept=True)
-    trained_on = set().union(*(names_in(own) for own in runs))
-    is_own = source is None or any(part.name in trained_on for part in opened.parts)
+    is_own = source is None or any(names_of(p.name) & names_in(own) for p in opened.parts for own in runs)
     if is_own and source is not None:
         say("the model was trained on this source or a part of it: only its validation set is used")
+    elif config is None:
+        say("the model does not record what it was trained on: its training images may be among these")
     measured = evaluation_set(opened, validation_only=is_own)
     if measured.own_sides:
         say(f"the source has a {' and a '.join(measured.own_sides)} split: only that is used")
@@ -192,10 +195,10 @@ def open_measured(
 
 
 def names_in(config: Config) -> set[str]:
-    """The sources that a run was trained on."""
+    """The sources that a run was trained on, as real paths; `emoji` is `/emoji`, not a path in this folder."""
     from lapclip.data.formats.detect import parse_source
 
-    return {name for name, _ in parse_source(config.data.source)}
+    return {os.path.realpath(os.path.join(os.sep, name)) for name, _ in parse_source(config.data.source)}
 
 
 def show(result: Mapping[str, Any], num_mistakes: int) -> None:

@@ -194,8 +194,11 @@ def told_apart(records: np.ndarray, groups: np.ndarray, read: Callable[[int], by
                 pixels = np.asarray(image.resize(size, Image.Resampling.BOX), dtype=np.int16)
                 most = MAX_CLOSER_PLAIN if plain_share(pixels[None], axis=2) > PLAIN else MAX_CLOSER
                 same = (one for one, other in firsts.items() if np.abs(pixels - other).max() <= most)
-                known[content] = next(same, number)
-                firsts.setdefault(known[content], pixels)
+                # A nearly uniform image, such as white on transparency, has nothing to compare.
+                is_blank = np.ptp(pixels, axis=(0, 1)).max() <= MAX_CLOSER_PLAIN
+                known[content] = number if is_blank else next(same, number)
+                if not is_blank:
+                    firsts.setdefault(known[content], pixels)
             groups[number] = fresh + known[content]
     return groups
 

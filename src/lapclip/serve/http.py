@@ -226,8 +226,7 @@ class Guard:
         # Chromium says `none` of what another site's page has it prefetch, and loads a refused page when it is opened.
         if shown_in in FRAMES or "sec-purpose" in headers or (is_foreign and not is_link):
             raise Refused(403, "pages of other sites may not read this page", f"open {self.address}")
-        is_reading = request.method in ("GET", "HEAD")
-        if not is_reading and headers.get("origin", self.address.rstrip("/")) not in self.origins:
+        if headers.get("origin", self.address.rstrip("/")) not in self.origins:
             message = "pages of other sites may not send requests to this server"
             raise Refused(403, message, "open it in its own tab")
         self.rates.count(request.client.host if request.client else "")

@@ -203,3 +203,12 @@ def find_tables(path: Path, names: set[str]) -> tuple[list[Path], list[Path]]:
     stems = {os.path.splitext(name)[0] for name in names if is_image_name(name)}
     texts = own_files(path, (n for n in names if os.path.splitext(n)[0] not in stems), (".txt", ".json"))
     return [], sorted({*own_files(path, names, SUFFIXES), *filter(looks_like_table, texts)})
+
+
+def names_of(source: str) -> set[str]:
+    """The real path of a source; of a folder also those of its tables, of its table also that of the folder."""
+    name = os.path.realpath(os.path.join(os.sep, source))
+    folder = name if os.path.isdir(name) else os.path.dirname(name)
+    found = find_tables(Path(folder), set(os.listdir(folder))) if os.access(folder, os.R_OK) else ()
+    tables = {str(table) for own in found for table in own}
+    return {name} | (tables if name == folder else {folder} if name in tables else set())
