@@ -124,6 +124,9 @@ def lapclip(*arguments: str, **options) -> subprocess.CompletedProcess:
 def call(capfd, monkeypatch):
     """Runs the command in this process, which has torch loaded already; for what needs no process of its own."""
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv(
+        "PATH", os.path.dirname(sys.executable), prepend=os.pathsep
+    )  # as in an activated environment
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
         capfd.readouterr()
