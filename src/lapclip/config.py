@@ -50,9 +50,7 @@ class DataConfig:
     image_column: str | None = opt(None, "table column with the images")
     caption_column: str | None = opt(None, "table column with the captions")
     captions: Literal["one", "all"] = opt("one", "captions of an image used per epoch: one, in turn, or all")
-    validation_share: float = opt(
-        0.05, "share of images for validation, if the dataset has no split", 0.001, 0.5
-    )
+    validation_share: float = opt(0.05, "share of validation images, if the dataset has no split", 0.001, 0.5)
     max_unreadable: float = opt(0.1, "maximum share of unreadable images", 0.0, 1.0)
     pack: bool | None = opt(None, "store decoded images on disk; otherwise they are decoded in each epoch")
     crop: float | None = opt(None, "minimum share of an image in a random crop; 1 disables it", 0.05, 1.0)
@@ -117,9 +115,7 @@ class TrainConfig:
 class DeviceConfig:
     """The machine."""
 
-    device: DeviceName = opt(
-        "auto", "device; a named device must be present and pass the check against the CPU"
-    )
+    device: DeviceName = opt("auto", "device; a named one must be present and pass the check against the CPU")
     precision: PrecisionName | None = opt(None, "precision of matrix products; weights stay in fp32")
     threads: int | None = opt(None, "CPU threads", 1, 1024)
     compile: bool | None = opt(None, "compile the model with torch.compile; the first steps take a minute")

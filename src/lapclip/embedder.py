@@ -124,7 +124,7 @@ class Embedder:
         """Float32 unit rows, one per text, also of one string; texts longer than the model's context are truncated."""
         texts = list_of_texts(texts)
         return self.in_chunks(
-            iter(texts), len(texts), lambda some: self.embed(some, self.embed_words), progress
+            iter(texts), len(texts), lambda few: self.embed(few, self.embed_words), progress
         )
 
     def decode(self, data: bytes) -> Decoded:

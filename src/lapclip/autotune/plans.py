@@ -192,9 +192,7 @@ def reasons_for(choice: Candidate, measured: Measured) -> dict[str, str]:
     """
     by_plan = {candidate.plan: candidate for candidate in measured.candidates}
     chosen = vars(choice.plan)
-    closest = sorted(
-        by_plan, key=lambda plan: sum(value != chosen[part] for part, value in vars(plan).items())
-    )
+    closest = sorted(by_plan, key=lambda plan: sum(own != chosen[part] for part, own in vars(plan).items()))
     reasons = {}
     for part in PLAN:
         said: dict[Any, str | None] = {}  # by the other value

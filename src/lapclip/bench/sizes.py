@@ -162,9 +162,8 @@ def send_size(answer: Connection, *asked: Any) -> None:
 
 def measure_size(name: str, device: str, room: float, rate: float | None) -> SizeResult:
     """Times the step of one size here, with as many pairs as a step of tolerable length has."""
-    config = load_config(
-        flags={"size": name, "device": device, "max_memory": room / 1e9, "keep_patches": 1.0}
-    )
+    flags = {"size": name, "device": device, "max_memory": room / 1e9, "keep_patches": 1.0}
+    config = load_config(flags=flags)
     _, draft = draft_of(config)
     work = draft.work
     plan = Plan(device, "fp32", DEFAULT_THREADS, draft.resolve()[0].train.chunk or 1)

@@ -95,7 +95,6 @@ def as_command(flags: dict[str, Any]) -> str:
         for name in (*STEP, *PLAN)
         if name in flags and name not in (*SWITCHES, "compile")
     ]
-    said += [
-        f"--{'' if flags[name] else 'no-'}{name.replace('_', '-')}" for name in SWITCHES if name in flags
-    ]
+    given = [name for name in SWITCHES if name in flags]
+    said += [f"--{'' if flags[name] else 'no-'}{name.replace('_', '-')}" for name in given]
     return " ".join(["lapclip train", *([flags["source"]] if "source" in flags else []), *said])

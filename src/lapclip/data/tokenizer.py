@@ -53,7 +53,6 @@ class Tokenizer:
         self.max_cached = 0  # captions whose tokens are kept in memory
         # `<end>` in a caption is plain text: only `encode` ends a row.
         self.pipeline.encode_special_tokens = True
-        self.stored_padding = pipeline.padding  # as the file says
         self.pipeline.no_padding()  # that and cutting is done here; other people's files may ask for both
         self.pipeline.no_truncation()
 

@@ -80,9 +80,7 @@ class Step(Event):
     progress: Share
     seconds_left: Seconds
     num_different: Count | None = None  # captions of the batch, equal ones counted once
-    chance: Share | None = (
-        None  # of the accuracy: the share of image and caption combinations that are correct
-    )
+    chance: Share | None = None  # of the accuracy: the share of combinations that are correct
 
 
 @dataclass(frozen=True)
@@ -246,9 +244,7 @@ def from_line(line: bytes | str) -> Event | None:
 
 def checked(event: Event) -> Event:
     """The event with printable texts and sound nested values; raises when what views rely on is missing."""
-    values = {
-        name: clean(value) for name, value in vars(event).items() if not isinstance(value, (int, float))
-    }
+    values = {name: clean(value) for name, value in vars(event).items() if not isinstance(value, int | float)}
     match event:
         case Inspected():
             values["parts"] = {part: event.parts[part] for part in PARTS}

@@ -279,9 +279,8 @@ class History:
         rose, accuracy = "while validation loss rises", self.recently("accuracy") or 0.0
         recent = min(loss for loss, *_ in known[-2:])  # one high value is no rise
         if is_chance(self.recall) and accuracy >= MEMORISED and recent >= OVERFIT_LOSS * lowest:
-            return (
-                f"recall is not significantly above chance with a training accuracy of {accuracy:.0%}, {rose}"
-            )
+            memorised = f"a training accuracy of {accuracy:.0%}, {rose}"
+            return f"recall is not significantly above chance with {memorised}"
         since = stalled_since([(e.step, mean_recall(e.recall)) for e in self.evaluations])
         is_seen = since is not None and recent >= loss_limit(lowest, num_images)
         return f"recall has not risen since step {since:,}, {rose}" if is_seen else ""

@@ -272,10 +272,8 @@ def check_up(config: Config, part: Part) -> Report:
     kind = resolve_tokenizer(config, share_outside_a_to_z(sample)).value
     tokenizer = train_tokenizer(kind, sample, config.data.max_vocab)
     lengths = tokenizer.lengths([caption for own in files.catalogue.captions for caption in own])
-    shape = shape_of(config.model)
-    report = examine(
-        files, lengths, text_length=shape.text_length, tokenizer=kind, image_size=shape.image_size
-    )
+    size = shape_of(config.model)
+    report = examine(files, lengths, text_length=size.text_length, tokenizer=kind, image_size=size.image_size)
     advice = [own for own in report.advice if not own.setting or value_of(config, own.setting) is None]
     if num := files.pack.num_needing_extra:
         why = f"{num:,} of the unreadable images are HEIC: `{install_command('heic')}`, then try again"

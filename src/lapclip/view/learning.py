@@ -56,10 +56,8 @@ def read_queries(folder: Path, snapshot: str) -> list[Query]:
             for one in query["found"][:6]:
                 with suppress(OSError, ValueError):
                     content = read_own(path.parent / str(one["picture"]), path.parent, MAX_IMAGE_BYTES)
-                    if media_type := MEDIA_TYPES.get(content[:3]):
-                        found.append(
-                            Found(media_type, content, find(one, "score"), bool(one.get("is_right")))
-                        )
+                    if kind := MEDIA_TYPES.get(content[:3]):
+                        found.append(Found(kind, content, find(one, "score"), bool(one.get("is_right"))))
             rank = find(query, "rank")
             queries.append(Query(one_line(query["text"]), None if rank is None else int(rank), found))
     return queries

@@ -59,15 +59,12 @@ def progress(history: History) -> str:
 
 
 def how_far(summary: Summary) -> str:
-    history = summary.history
-    if history.step is None:
+    step, started = summary.history.step, summary.history.started
+    if step is None:
         return "no step yet"
-    total = f" of {history.started.total_steps:,}" if history.started and history.started.total_steps else ""
-    minutes = f" of {history.started.minutes:g} min" if history.started and history.started.minutes else ""
-    seconds = duration(history.step.seconds)
-    return (
-        f"step {history.step.step:,}{total}, epoch {history.step.epoch:.2f}, {seconds}{minutes} of training"
-    )
+    total = f" of {started.total_steps:,}" if started and started.total_steps else ""
+    minutes = f" of {started.minutes:g} min" if started and started.minutes else ""
+    return f"step {step.step:,}{total}, epoch {step.epoch:.2f}, {duration(step.seconds)}{minutes} of training"
 
 
 def what_now(summary: Summary) -> str:

@@ -263,10 +263,8 @@ def comparison_words(summaries: Sequence[Summary]) -> list[str]:
         num_images = recall["num_images"]  # captions of one image succeed and fail together
         if num_images and 0 < best - rest[0][0] < 2 * (best * (1 - best) * 2 / num_images) ** 0.5:
             words.append(f"With {count(num_images)} images, this difference may be noise.")
-    unfinished = [summary for summary in summaries if summary.state not in ("finished", "stopped")]
-    return words + [
-        f"{code(name_of(s))} is {s.state}: its numbers show its state so far." for s in unfinished
-    ]
+    active = [summary for summary in summaries if summary.state not in ("finished", "stopped")]
+    return words + [f"{code(name_of(s))} is {s.state}: its numbers show its state so far." for s in active]
 
 
 def as_numbers(summaries: Sequence[Summary]) -> dict[str, Any]:

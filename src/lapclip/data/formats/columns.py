@@ -163,9 +163,7 @@ def guess_image(cells: dict[str, list[Any]]) -> str | None:
     """By name where the content fits, then by content, then web addresses, then names of files without a suffix."""
     fitting = [name for name, own in cells.items() if most(own, is_image)]
     addresses = [name for name, own in cells.items() if most(own, is_web)]
-    others = [
-        name for name, own in cells.items() if most(own, lambda c: isinstance(c, bytes) or is_scalar(c))
-    ]
+    others = [n for n, own in cells.items() if most(own, lambda c: isinstance(c, bytes) or is_scalar(c))]
     return first(IMAGES, fitting) or next(iter(fitting + addresses), None) or first(IMAGES, others)
 
 
