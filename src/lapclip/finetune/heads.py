@@ -36,7 +36,7 @@ class Candidate:
     recall: float = 0.0
 
 
-CANDIDATES = tuple(Candidate(Head(512, dropout, 0.2), 1e-3) for dropout in (0.5, 0.6, 0.3))
+CANDIDATES = tuple(Candidate(Head(512, dropout, 0.2), 1e-3) for dropout in (0.5, 0.6, 0.4))
 
 
 def with_heads(
