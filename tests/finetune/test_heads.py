@@ -120,6 +120,14 @@ def test_heads_start_at_the_projections_of_the_model(base):
             torch.testing.assert_close(new, old, atol=1e-5, rtol=0)
 
 
+def test_heads_keep_the_temperature_and_bias_of_a_trained_model(base):
+    found, (training, _) = features_of(base, picture_folder(Path("photos"), 20))
+    model = CLIP(SIZE, vocab_size=found.model.vocab_size, has_bias=True, scale=33.0)
+    torch.nn.init.constant_(model.bias, -3.0)
+    new = with_heads(replace(found, model=model), Head(8), training, seed=0)
+    assert new.scale().item() == pytest.approx(33.0) and new.bias.item() == -3.0
+
+
 def test_features_are_computed_once_and_continue_after_a_stop(base, monkeypatch):
     monkeypatch.setattr(feature_store, "SECONDS_BETWEEN_WRITES", 0.0)
     monkeypatch.setattr(feature_store, "IMAGES_AT_ONCE", 4)

@@ -183,7 +183,7 @@ def go_on(
 
 
 # What a pretrained model determines.
-FIXED = ("size", "image_size", "patch_size", "text_length", "tokenizer", "max_vocab")
+FIXED = ("size", "image_size", "patch_size", "text_length", "tokenizer", "max_vocab", "loss")
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
 RESUMABLE = {
     *BUDGETS, *PLAN, "source", "images", "max_unreadable",  # the same data, wherever it is now

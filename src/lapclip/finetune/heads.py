@@ -69,6 +69,8 @@ def with_heads(
                 start_at(projection, old)
         if found.is_aligned:
             new.log_scale.copy_(model.log_scale)
+            if new.bias is not None and model.bias is not None:
+                new.bias.copy_(model.bias)
     return new
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lapclip.autotune.resolve import ASKED, Choice, Choices, asked_or
+from lapclip.autotune.resolve import ASKED, Choice, Choices, DataSummary, asked_or, resolve_looks
 from lapclip.config import BUDGETS, Config, LossName, with_values
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data
@@ -76,10 +76,8 @@ def find_pretrained(config: Config) -> tuple[Config, Pretrained]:
 
 
 def with_shape(config: Config, size: Size) -> Config:
-    own = replace(
-        config.model, shape=json.dumps(size.described()), text_length=None, image_size=None, patch_size=None
-    )
-    return replace(config, model=own)
+    sizes = {"image_size": size.image_size, "patch_size": size.patch_size, "text_length": size.text_length}
+    return with_values(config, {"shape": json.dumps(size.described()), **sizes})
 
 
 def preparing_heads(
@@ -90,11 +88,10 @@ def preparing_heads(
     set_up_process(threads, keep_memory=True)
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
     says_sides = sum(bool(SIDE_WORDS.search(caption)) for caption in captions) / max(1, len(captions))
-    looks = {
-        "flip": flip_choice(says_sides),
-        "crop": Choice(CROP, "crops vary the few images there are"),
-        "colour": Choice(0.0, "not used for features"),
-    }
+    is_streamed = any(part.files is not None and part.files.is_streamed for part in data.parts)
+    counts = data.training.num_pairs, data.validation.num_pairs
+    summary = DataSummary(*counts, is_drawn=False, says_sides=says_sides, is_streamed=is_streamed)
+    looks = resolve_looks(summary) | {"crop": Choice(CROP, "crops vary images that are used many times")}
     looks = {key: asked_or(config, key, choice) for key, choice in looks.items()}
     config = with_values(config, {key: choice.value for key, choice in looks.items()})
     cached = yield from open_features(config, found, data)
@@ -106,18 +103,7 @@ def preparing_heads(
     choices = resolve_heads(config, judged, batch_size, loss, data) | looks
     config = with_values(config, {key: choice.value for key, choice in choices.items()})
     model = with_heads(found, best.head, cached.training, seed=config.train.seed)
-    config = with_shape(config, model.size)
-    size = model.size
-    config = with_values(
-        config,
-        {
-            "image_size": size.image_size,
-            "patch_size": size.patch_size,
-            "text_length": size.text_length,
-            "source": data.source,
-            "images": data.images,
-        },
-    )
+    config = with_values(with_shape(config, model.size), {"source": data.source, "images": data.images})
     machine = asdict(read_machine()) | {"sweep": [asdict(candidate) for candidate in judged]}
     run = write_run(config, choices, data, found.tokenizer, name, machine, model.num_parameters, reserved)
     checkpoint.save(run.checkpoints, model, build_optimizer(model, config.train), checkpoint.Progress())
@@ -135,8 +121,7 @@ def preparing_towers(
     if config.train.tune == "lora":
         size = replace(size, lora_rank=config.train.lora_rank)
     loss: LossName = "sigmoid" if found.model.bias is not None else "softmax"
-    shape = {"image_size": size.image_size, "patch_size": size.patch_size, "text_length": size.text_length}
-    config = with_values(with_shape(config, size), {**shape, "loss": config.train.loss or loss})
+    config = with_values(with_shape(config, size), {"loss": loss})
     _, draft = draft_of(config, data, found.tokenizer)
     resolved, choices, rate = yield from resolve_here(draft)
     choices["tune"] = Choice(config.train.tune, ASKED, "asked")
@@ -169,15 +154,9 @@ def reopen_features(config: Config, run: Run, data: Data) -> Generator[Progress,
     return (yield from open_features(config, Pretrained(run.name, model, tokenizer, None), data))
 
 
-def flip_choice(says_sides: float) -> Choice:
-    if says_sides > 0.02:
-        return Choice(False, f"{says_sides:.0%} of the captions mention left or right")
-    return Choice(True, "few captions mention left or right")
-
-
 def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss: str, data: Data) -> Choices:
     best = judged[0]
-    how = "as best for Flickr8k; too few images to compare settings"
+    how = "best on Flickr8k; there are too few images here to compare settings"
     if best.recall:
         others = ", ".join(percent(candidate.recall) for candidate in judged[1:])
         how = f"best of {len(judged)} head settings on training images held back"
@@ -185,10 +164,8 @@ def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss
     proposed: Choices = {
         "tune": Choice("heads", "the towers are frozen, their features computed once"),
         "batch_size": Choice(batch_size, "large batches cost little on features"),
-        "loss": Choice(loss, "as the pretrained model"),
         "lr": Choice(best.lr, how),
         "keep_patches": Choice(1.0, "features are of whole images"),
-        "pack": Choice(True, "as for other runs"),
         "workers": Choice(0, "features are only copied"),
         "precision": Choice("fp32", "the most precise"),
         "threads": Choice(DEFAULT_THREADS, "torch's default"),
@@ -197,11 +174,12 @@ def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss
         "keep_memory": Choice(True, "otherwise, on Linux, each step allocates its memory again"),
     }
     if all(getattr(config.train, budget) is None for budget in BUDGETS):
-        proposed["steps"] = Choice(STEPS, "twice as many as in the comparison of head settings")
+        proposed["steps"] = Choice(STEPS, "as measured on Flickr8k")
     steps = config.train.steps or STEPS
     proposed["eval_every"] = Choice(str(max(1, steps // 5)), "five evaluations per run")
     choices = {key: asked_or(config, key, choice) for key, choice in proposed.items()}
     choices["device"] = Choice("cpu", "heads are small")
+    choices["loss"] = Choice(loss, "as for the pretrained model")
     if (num := data.validation.num_pairs) < config.data.num_validation:
         choices["num_validation"] = Choice(num, f"all validation images of `{config.data.source}`")
     return choices
