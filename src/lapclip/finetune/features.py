@@ -1,17 +1,18 @@
 """The output of frozen towers for every image and caption of a source, computed once and kept on disk.
 
 In half precision; an interrupted computation continues where it was.
-Shapes: N images, V views, U different captions, M captions, B pairs of a batch, D width of the features.
+Shapes: N images, U different captions, M captions, B pairs of a batch, D width of the features.
 """
 
 import hashlib
 import json
+import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,19 +22,19 @@ from lapclip.config import DataConfig
 from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable, channels_first, digest
 from lapclip.data.images import squares
-from lapclip.data.open import Data
-from lapclip.data.pack import check_disk, locked
+from lapclip.data.open import Data, plain_name
+from lapclip.data.pack import check_disk, describe_folder, locked, packs_folder
 from lapclip.data.source import Source
 from lapclip.data.workers import in_order
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError, shortened, shortened_path
 from lapclip.evaluate.pool import Pool
-from lapclip.files import cache_folder, read_json, write_atomically, writing
+from lapclip.files import read_json, write_atomically, writing
 from lapclip.units import Progress
 
 IMAGES_AT_ONCE, TEXTS_AT_ONCE = 8, 32  # on each core; convolutions are fastest with few images
 SECONDS_BETWEEN_WRITES = 5.0
-NUM_VIEWS = 3  # of a training image: all of it, and augmented ones
+NUM_CROPS = 2  # of a training image, besides all of it
 MAX_PAIRS = 5_000_000
 
 
@@ -41,8 +42,9 @@ MAX_PAIRS = 5_000_000
 class Features:
     """Of one side of the data."""
 
+    folder: Path  # where they are stored
     source: Source
-    image_NVD: np.ndarray
+    views: tuple[np.ndarray, ...]  # of the images, [N, D] each: all of an image, then random crops
     text_UD: np.ndarray
     first: np.ndarray  # [N + 1]; the captions of image n are those from first[n] to first[n + 1]
     caption_ids: np.ndarray  # [M], the row of each caption
@@ -52,13 +54,13 @@ class Features:
     @property
     def rows(self) -> np.ndarray:
         """The readable images."""
-        return np.setdiff1d(np.arange(len(self.image_NVD)), list(self.faults))
+        return np.setdiff1d(np.arange(len(self.views[0])), list(self.faults))
 
     def batches(
         self, rows: np.ndarray, *, batch_size: int, seed: int, first_step: int = 0
     ) -> Generator[Batch]:
         """Pairs of features without end, a pure function of seed and step; one view and one caption of each image."""
-        groups_N = self.source.groups(np.arange(len(self.image_NVD)))
+        groups_N = self.source.groups(np.arange(len(self.views[0])))
         for step in count(first_step):
             epochs, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), len(rows))
             orders = {
@@ -66,10 +68,12 @@ class Features:
             }
             chosen = np.array([orders[e][p] for e, p in zip(epochs.tolist(), places.tolist(), strict=True)])
             rng = np.random.default_rng([seed, step, 3])  # 1 is for patches, 2 for augmentation
-            views = rng.integers(self.image_NVD.shape[1], size=batch_size)
+            views = rng.integers(len(self.views), size=batch_size)
             turns = rng.integers(1 << 30, size=batch_size) % np.diff(self.first)[chosen]
             captions = self.caption_ids[self.first[chosen] + turns]
-            images = self.image_NVD[chosen, views].astype(np.float32)
+            images = np.empty((batch_size, self.views[0].shape[1]), np.float32)
+            for view, rows_ND in enumerate(self.views):
+                images[views == view] = rows_ND[chosen[views == view]]
             texts = self.text_UD[captions].astype(np.float32)
             torch.manual_seed(int(rng.integers(1 << 62)))  # for the heads' dropout in this step
             yield Batch(images, texts, np.zeros(batch_size, np.int64), groups_N[chosen], captions)
@@ -79,7 +83,7 @@ class Features:
         captions = np.concatenate([np.arange(*self.first[n : n + 2]) for n in images])
         model, move = embedder.model, embedder.device.move
         with torch.inference_mode():
-            image_NE = model.embed_images(move(as_tensor(self.image_NVD[images, 0])))
+            image_NE = model.embed_images(move(as_tensor(self.views[0][images])))
             text_ME = model.embed_texts(
                 move(as_tensor(self.text_UD[self.caption_ids[captions]])), move(torch.zeros(1))
             )
@@ -105,17 +109,22 @@ def as_tensor(rows: np.ndarray) -> torch.Tensor:
 def compute_features(
     embedder: Embedder, data: Data, config: DataConfig
 ) -> Generator[Progress, None, tuple[Features, Features]]:
-    """Of the training side, with augmented views, and the validation side; what is on disk is not computed again."""
-    towers = towers_fingerprint(embedder)
+    """Of the training side, with crops of each image, and the validation side; computed once, then read from disk."""
     looks = DataConfig(crop=config.crop, flip=config.flip)
-    is_varied = looks.crop != 1 or looks.flip
-    sides = []
-    for side, source in (("training", data.training), ("validation", data.validation)):
-        views = NUM_VIEWS if is_varied and side == "training" else 1
-        key = digest(*map(str.encode, (towers, data.fingerprint, side, repr(looks) if views > 1 else "")))
-        folder = cache_folder() / "features" / key.hex()
-        sides.append((yield from features_of(embedder, source, folder, views, looks)))
-    return sides[0], sides[1]
+    num_crops = NUM_CROPS if looks.crop != 1 or looks.flip else 0
+    with feature_folder(embedder, data) as folder:
+        training = yield from features_of(embedder, data.training, folder / "training", looks, num_crops)
+        return training, (yield from features_of(embedder, data.validation, folder / "validation"))
+
+
+@contextmanager
+def feature_folder(embedder: Embedder, data: Data) -> Iterator[Path]:
+    """The folder of these towers' features of this data, locked; `lapclip data remove` lists it among the packs."""
+    key = digest(towers_fingerprint(embedder).encode(), data.fingerprint.encode()).hex()[:12]
+    folder = packs_folder() / f"{plain_name(data.source)[:40]}-features-{key}"
+    with locked(folder), writing(folder):
+        describe_folder(folder, data.source, embedder.image_size)
+        yield folder
 
 
 def towers_fingerprint(embedder: Embedder) -> str:
@@ -130,83 +139,81 @@ def towers_fingerprint(embedder: Embedder) -> str:
 
 
 def features_of(
-    embedder: Embedder, source: Source, folder: Path, views: int, looks: DataConfig
+    embedder: Embedder, source: Source, folder: Path, looks: DataConfig | None = None, num_crops: int = 0
 ) -> Generator[Progress, None, Features]:
-    model, num_images = embedder.model, source.num_different
+    num_images, size = source.num_different, embedder.model.size
     if num_images > MAX_PAIRS:
         hint = "choose a smaller source, or train the towers too: `--tune full`"
         raise UserError(f"{num_images:,} images are too many for cached features", hint=hint)
     captions_N = [source.captions(index) for index in range(num_images)]
     captions = [caption for some in captions_N for caption in some]
     number_of = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
-    shapes = {
-        "images": (num_images, views, model.size.image.width),
-        "texts": (len(number_of), model.size.text.width),
-    }
-    with locked(folder), writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        done: dict[str, Any] = {"images": 0, "texts": 0, "faults": {}}
-        if (folder / "done.json").exists():
-            done = read_json(folder / "done.json")
-        else:
-            check_disk(sum(2 * int(np.prod(shape)) for shape in shapes.values()))
-        arrays = {
-            name: np.memmap(folder / name, np.float16, "r+" if done[name] else "w+", shape=shape)
-            for name, shape in shapes.items()
-        }
-        store = Store(folder, arrays, done)
-        yield from embed_images(embedder, source, store, looks)
-        yield from embed_texts(embedder, list(number_of), store)
-        store.write()
+    folder.mkdir(exist_ok=True)
+    looks, faults, views = looks or DataConfig(), {}, []
+    for view in range(1 + num_crops):
+        name = f"crop-{looks.crop}-{looks.flip}-{view}" if view else "whole"
+        store = open_store(folder / name, (num_images, size.image.width))
+        said = f"embedding images, view {view + 1} of {1 + num_crops}" if num_crops else "embedding images"
+        yield from embed_images(embedder, source, store, looks, view, said)
+        faults |= {int(number): why for number, why in store.faults.items()}
+        views.append(store.rows)
+    store = open_store(folder / "captions", (len(number_of), size.text.width))
+    yield from embed_texts(embedder, list(number_of), store)
     first = np.concatenate([[0], np.cumsum([len(some) for some in captions_N])])
     ids = np.array([number_of[caption] for caption in captions])
-    faults = {int(number): why for number, why in done["faults"].items()}
-    return Features(source, arrays["images"], arrays["texts"], first, ids, captions, faults)
+    return Features(folder, source, tuple(views), store.rows, first, ids, captions, faults)
 
 
 @dataclass
 class Store:
-    """Features on disk, and how many of them are computed."""
+    """Rows of features in a file, and beside it how many of them are computed."""
 
-    folder: Path
-    arrays: dict[str, np.memmap]
-    done: dict[str, Any]
+    file: Path
+    rows: np.memmap
+    num_done: int
+    faults: dict[str, str]  # images that cannot be read, and why
     written: float = 0.0
 
     def write_if_due(self) -> None:
-        if time.monotonic() - self.written > SECONDS_BETWEEN_WRITES:
-            self.write()
+        if time.monotonic() - self.written > SECONDS_BETWEEN_WRITES or self.num_done == len(self.rows):
+            self.rows.flush()
+            about = {"rows": self.num_done, "faults": self.faults}
+            write_atomically(self.file.with_name(f"{self.file.name}.json"), json.dumps(about))
+            self.written = time.monotonic()
 
-    def write(self) -> None:
-        for array in self.arrays.values():
-            array.flush()
-        write_atomically(self.folder / "done.json", json.dumps(self.done))
-        self.written = time.monotonic()
+
+def open_store(file: Path, shape: tuple[int, int]) -> Store:
+    about, done = file.with_name(f"{file.name}.json"), {"rows": 0, "faults": {}}
+    if about.exists():
+        done = read_json(about)
+    else:
+        check_disk(2 * math.prod(shape))
+    rows = np.memmap(file, np.float16, "r+" if done["rows"] else "w+", shape=shape)
+    return Store(file, rows, done["rows"], done["faults"])
 
 
 def embed_images(
-    embedder: Embedder, source: Source, store: Store, looks: DataConfig
+    embedder: Embedder, source: Source, store: Store, looks: DataConfig, view: int, said: str
 ) -> Generator[Progress, None, None]:
-    rows, size, stored = store.arrays["images"], embedder.image_size, source.stored_size(embedder.image_size)
+    size, stored = embedder.image_size, source.stored_size(embedder.image_size)
 
     def compute(start: int) -> int:
-        indices = np.arange(start, min(start + IMAGES_AT_ONCE, len(rows)))
-        views = np.zeros((len(indices), rows.shape[1], 3, size, size), np.uint8)
+        indices = np.arange(start, min(start + IMAGES_AT_ONCE, len(store.rows)))
+        pixels = np.zeros((len(indices), 3, size, size), np.uint8)
         for place, index in enumerate(indices.tolist()):
             try:
-                pixels = source.pixels(indices[place : place + 1], stored)[0]
-                image = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
-                views[place] = [view_of(image, size, looks, index, view) for view in range(rows.shape[1])]
+                whole = source.pixels(indices[place : place + 1], stored)[0]
+                image = Image.fromarray(np.ascontiguousarray(whole.transpose(1, 2, 0)))
+                pixels[place] = view_of(image, size, looks, index, view)
             except Unreadable as problem:  # only of a streamed source
                 name = shortened_path(source.name(index))
-                store.done["faults"][str(index)] = f"`{name}` {shortened(str(problem))}"
+                store.faults[str(index)] = f"`{name}` {shortened(str(problem))}"
         with torch.inference_mode(), embedder.lock:
-            moved = embedder.device.move(torch.from_numpy(views.reshape(-1, 3, size, size)))
-            features = torch.cat([embedder.model.image(some) for some in moved.split(IMAGES_AT_ONCE)])
-        rows[indices] = features.half().cpu().numpy().reshape(len(indices), rows.shape[1], -1)
+            features = embedder.model.image(embedder.device.move(torch.from_numpy(pixels)))
+        store.rows[indices] = features.half().cpu().numpy()
         return len(indices)
 
-    yield from side_by_side(embedder, compute, store, "images", IMAGES_AT_ONCE)
+    yield from side_by_side(embedder, compute, store, said, IMAGES_AT_ONCE)
 
 
 def view_of(image: Image.Image, size: int, looks: DataConfig, index: int, view: int) -> np.ndarray:
@@ -223,7 +230,6 @@ def view_of(image: Image.Image, size: int, looks: DataConfig, index: int, view: 
 
 def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> Generator[Progress, None, None]:
     """Short ones first, so that texts embedded together have about the same length."""
-    rows = store.arrays["texts"]
     order = np.argsort(embedder.tokenizer.lengths(texts), kind="stable")
 
     def compute(start: int) -> int:
@@ -231,20 +237,19 @@ def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> Generator
         encoded = embedder.tokenizer.encode([texts[n] for n in some], embedder.model.size.text_length)
         with torch.inference_mode(), embedder.lock:
             inputs = (embedder.device.move(torch.from_numpy(part)) for part in encoded)
-            rows[some] = embedder.model.text(*inputs).half().cpu().numpy()
+            store.rows[some] = embedder.model.text(*inputs).half().cpu().numpy()
         return len(some)
 
-    yield from side_by_side(embedder, compute, store, "texts", TEXTS_AT_ONCE)
+    yield from side_by_side(embedder, compute, store, "embedding captions", TEXTS_AT_ONCE)
 
 
 def side_by_side(
-    embedder: Embedder, compute: Callable[[int], int], store: Store, what: str, at_once: int
+    embedder: Embedder, compute: Callable[[int], int], store: Store, said: str, at_once: int
 ) -> Generator[Progress, None, None]:
     """Each core computes a few rows of its own at a time; `compute` writes those from some row on."""
-    said, total = "embedding images" if what == "images" else "embedding captions", len(store.arrays[what])
     with embedder.side_by_side() as threads:
-        starts = range(store.done[what], total, at_once)
+        starts = range(store.num_done, len(store.rows), at_once)
         for num_done in in_order(compute, starts, threads, ahead=2 * threads):
-            store.done[what] += num_done
+            store.num_done += num_done
             store.write_if_due()
-            yield Progress(said, store.done[what], total)
+            yield Progress(said, store.num_done, len(store.rows))

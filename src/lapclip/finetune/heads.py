@@ -3,13 +3,16 @@
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lapclip.config import Plan, TrainConfig
+from lapclip.data.decode import digest
 from lapclip.embedder import Embedder
 from lapclip.evaluate.retrieval import retrieval
+from lapclip.files import read_bounded, write_atomically
 from lapclip.finetune.features import Features
 from lapclip.machine.device import processor
 from lapclip.model.clip import CLIP
@@ -21,7 +24,7 @@ from lapclip.step.step import Update, move
 from lapclip.units import Progress
 from lapclip.weights.reading import Pretrained
 
-BATCH_SIZE, STEPS, SWEEP_STEPS = 1024, 300, 150
+BATCH_SIZE, STEPS, SWEEP_STEPS = 1024, 200, 100
 MIN_FOR_SWEEP = 100  # training images; fewer cannot tell settings apart
 SHARE_HELD_BACK, MAX_HELD_BACK = 0.1, 1000  # of the training images, to judge settings on
 MIN_STD = 1e-3  # of a feature; one that hardly varies is not enlarged
@@ -36,7 +39,7 @@ class Candidate:
     recall: float = 0.0
 
 
-CANDIDATES = tuple(Candidate(Head(512, dropout, 0.2), 1e-3) for dropout in (0.5, 0.6, 0.4))
+CANDIDATES = tuple(Candidate(Head(512, dropout, 0.2), 1.5e-3) for dropout in (0.5, 0.6, 0.4))
 
 
 def with_heads(
@@ -58,7 +61,7 @@ def with_heads(
     new.text.requires_grad_(False)
     with torch.no_grad():
         for projection, rows, old in (
-            (new.project_image, features.image_NVD[:, 0], model.project_image),
+            (new.project_image, features.views[0], model.project_image),
             (new.project_text, features.text_UD, model.project_text),
         ):
             assert isinstance(projection, Projection)
@@ -91,10 +94,16 @@ def start_at(projection: Projection, old: nn.Module) -> None:
 def sweep(
     found: Pretrained, features: Features, cfg: TrainConfig, threads: int
 ) -> Generator[Progress, None, list[Candidate]]:
-    """All candidates, the best first. Without enough images to judge by, as they are."""
+    """All candidates, the best first, judged once and kept on disk. Without enough images to judge by, as they are."""
     rows = features.rows
     if len(rows) < MIN_FOR_SWEEP:
         return list(CANDIDATES)
+    start = [found.model.project_image, found.model.project_text] if found.is_aligned else []
+    weights = (tensor.numpy().tobytes() for own in start for tensor in own.state_dict().values())
+    key = digest(repr((CANDIDATES, SWEEP_STEPS, cfg)).encode(), *weights).hex()[:12]
+    file = features.folder / f"sweep-{key}.json"
+    if file.exists():
+        return msgspec.json.decode(read_bounded(file), type=list[Candidate])
     # By groups: equal images must not be on both sides.
     groups = features.source.groups(rows)
     drawn = np.random.default_rng(cfg.seed).permutation(np.unique(groups))
@@ -109,7 +118,9 @@ def sweep(
             yield Progress("comparing head settings", done, len(CANDIDATES) * SWEEP_STEPS)
         pool = features.pool(Embedder(model, found.tokenizer, processor()), rows[is_held])
         judged.append(replace(candidate, recall=mean_recall(retrieval(pool, BATCH_SIZE))))
-    return sorted(judged, key=lambda candidate: -candidate.recall)
+    judged.sort(key=lambda candidate: -candidate.recall)
+    write_atomically(file, msgspec.json.encode(judged))
+    return judged
 
 
 def fit(

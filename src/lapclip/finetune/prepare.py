@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from lapclip.autotune.resolve import ASKED, Choice, Choices, DataSummary, asked_or, resolve_looks
-from lapclip.config import BUDGETS, Config, LossName, with_values
+from lapclip.config import BUDGETS, Config, LossName, TrainConfig, with_values
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data
 from lapclip.embedder import Embedder, find_model
@@ -97,8 +97,8 @@ def preparing_heads(
     cached = yield from open_features(config, found, data)
     loss: LossName = "sigmoid" if found.model.bias is not None else "softmax"
     batch_size = min(config.train.batch_size or BATCH_SIZE, len(cached.training.rows))
-    base = replace(config.train, loss=loss, batch_size=batch_size)
-    judged = yield from sweep(found, cached.training, base, threads)
+    # With the same settings whatever is asked for, so that further runs find the result on disk.
+    judged = yield from sweep(found, cached.training, TrainConfig(loss=loss, batch_size=batch_size), threads)
     best = judged[0]
     choices = resolve_heads(config, judged, batch_size, loss, data) | looks
     config = with_values(config, {key: choice.value for key, choice in choices.items()})

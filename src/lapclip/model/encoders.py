@@ -78,17 +78,24 @@ class InvertedResidual(nn.Module):
 class EfficientNetLite(nn.Module):
     """EfficientNet-Lite without its classifier; batch norms are part of the convolutions."""
 
-    def __init__(self, stem: int, blocks: Sequence[Sequence[int]], width: int):
+    def __init__(self, stem: int, blocks: Sequence[Sequence[int]], width: int, stages: int = 0):
         super().__init__()
+        self.stages = stages  # whose output is read too
         self.stem = SameConv(3, stem, 3, 2)
         self.blocks = nn.Sequential(*(InvertedResidual(*numbers) for numbers in blocks))
         self.head = SameConv(blocks[-1][2], width)
 
     def forward(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
-        """Mean and maximum over the image, of each channel."""
+        """Mean and maximum over the image, of each channel: of the output, and of the last stages before it."""
         x = ((images.float() - 127) / 128).contiguous(memory_format=torch.channels_last)
-        x = F.relu6(self.head(self.blocks(F.relu6(self.stem(x)))))
-        return torch.cat([x.mean((2, 3)), x.amax((2, 3))], dim=1)
+        x = F.relu6(self.stem(x))
+        outputs = {}  # by number of channels: what the last block of each stage gives
+        for block in self.blocks:
+            x = block(x)
+            outputs[x.shape[1]] = x
+        x = F.relu6(self.head(x))
+        read = [x, *list(outputs.values())[len(outputs) - self.stages :]]
+        return torch.cat([pooled for y in read for pooled in (y.mean((2, 3)), y.amax((2, 3)))], dim=1)
 
 
 class BertBlock(nn.Module):
