@@ -70,10 +70,15 @@ class ModelConfig:
     image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
     patch_size: int | None = opt(None, "patch size in pixels per side", 1, 256)
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
+    embedding: int | None = opt(None, "numbers in an embedding", 2, 8192)
     recompute: bool = opt(False, "recompute activations: less memory, a third more time")
     base: str | None = opt(None, "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`")
     image_tower: str | None = opt(None, "pretrained image encoder, frozen: `efficientnet-lite0`, `timm:NAME`")
     text_tower: str | None = opt(None, "pretrained text encoder, frozen: `minilm`, a folder of transformers")
+    teacher: str | None = opt(
+        None,
+        "trained model whose embeddings the new model learns to reproduce (distillation): named as for `--from`",
+    )
     shape: str | None = opt(None, "shape of the pretrained model, as JSON; written by training")
 
 
@@ -136,7 +141,7 @@ class Config:
 
 
 BUDGETS = ("minutes", "epochs", "steps")
-SHAPE = ("image_size", "patch_size", "text_length")  # as the size, unless set
+SHAPE = ("image_size", "patch_size", "text_length", "embedding")  # as the size, unless set
 MAX_SCALE = 100.0  # no setting: sharper than this makes training unstable (arXiv 2103.00020, section 2.5)
 # Other names under which flags and TOML files may give a setting; a renamed setting keeps its old name here.
 ALIASES = {"color": "colour", "learning_rate": "lr", "grad_clip": "clip_norm"}

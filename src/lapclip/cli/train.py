@@ -25,6 +25,7 @@ from lapclip.errors import UserError, typed
 if TYPE_CHECKING:
     from lapclip.config import Config
     from lapclip.data.open import Data
+    from lapclip.finetune.distill import Teacher
     from lapclip.runs.events import Finished
     from lapclip.runs.run import Run
     from lapclip.train.loop import Cached
@@ -122,6 +123,9 @@ def begin(
     is_pretrained = settings.model.base or settings.model.image_tower or settings.model.text_tower
     if settings.train.tune and not is_pretrained:
         raise UserError("`--tune` needs a pretrained model", hint="name one: `--from MODEL`")
+    if settings.model.teacher and is_pretrained:
+        hint = "omit `--teacher`, or train a new model from scratch"
+        raise UserError("a pretrained model does not need a teacher", hint=hint)
     if fixed := [SETTINGS[name].flag for name in FIXED if is_pretrained and name in flags]:
         raise UserError(f"the pretrained model determines `{fixed[0]}`", hint="omit it")
     if name is not None and reserved is None:
@@ -131,9 +135,18 @@ def begin(
         from lapclip.train.prepare import open_here, preparing
     if is_pretrained:
         return begin_pretrained(settings, name, requests, reserved)
+    teacher = None
+    if settings.model.teacher:
+        settings, teacher = consult_teacher(settings, requests)
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
     run = follow(preparing(settings, name, data, reserved), requests, "setting up")
-    return run, run.load_config(), data, None
+    return run, run.load_config(), data, teacher and teacher.of(run, data)
+
+
+def consult_teacher(settings: "Config", requests: list[int]) -> "tuple[Config, Teacher]":
+    with working("loading the teacher"):
+        from lapclip.finetune.distill import find_teacher
+    return follow(find_teacher(settings), requests, "embedding the data with the teacher", is_kept=True)
 
 
 def begin_pretrained(
@@ -178,8 +191,9 @@ def go_on(
         from lapclip.finetune.prepare import reopen_features
 
         return run, settings, data, follow(reopen_features(config, run, data), requests, "setting up")
+    teacher = consult_teacher(config, requests)[1] if config.model.teacher else None
     settings = follow(revising(run, flags, data), requests, "setting up")
-    return run, settings, data, None
+    return run, settings, data, teacher and teacher.of(run, data)
 
 
 # What a pretrained model determines.

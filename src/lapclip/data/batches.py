@@ -34,6 +34,11 @@ class Batch:
     image_ids: np.ndarray  # [B], equal for equal images
     caption_ids: np.ndarray  # [B], equal for equal captions
     faults: tuple[str, ...] = ()  # images that could not be read; others took their places
+    indices: np.ndarray | None = None  # [B], the number of each image in its source
+    captions: tuple[str, ...] = ()
+    teacher: tuple[np.ndarray, np.ndarray] | None = (
+        None  # a teacher's embeddings of images and captions [B, E]
+    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,9 @@ def load_batches(
             tokens, ends = tokenizer.encode(some.captions, text_length)
             # By tokens, not by letters: what the model cannot tell apart is the same caption.
             _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
-            yield Batch(some.images, tokens, ends, source.groups(some.indices), caption_ids, some.faults)
+            groups = source.groups(some.indices)
+            about = some.faults, some.indices, tuple(some.captions)
+            yield Batch(some.images, tokens, ends, groups, caption_ids, *about)
 
 
 def fetch_ahead(

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from lapclip.autotune.resolve import ASKED, Choice, Choices, DataSummary, asked_or, resolve_looks
-from lapclip.config import BUDGETS, Config, LossName, TrainConfig, with_values
+from lapclip.config import BUDGETS, SHAPE, Config, LossName, TrainConfig, with_values
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data
 from lapclip.embedder import Embedder, find_model
@@ -76,7 +76,7 @@ def find_pretrained(config: Config) -> tuple[Config, Pretrained]:
 
 
 def with_shape(config: Config, size: Size) -> Config:
-    sizes = {"image_size": size.image_size, "patch_size": size.patch_size, "text_length": size.text_length}
+    sizes = {name: getattr(size, name) for name in SHAPE}
     return with_values(config, {"shape": json.dumps(size.described()), **sizes})
 
 

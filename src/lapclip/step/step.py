@@ -18,7 +18,7 @@ from lapclip.data.batches import Batch
 from lapclip.data.tokenizer import PAD
 from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.model.clip import CLIP
-from lapclip.step.loss import Loss
+from lapclip.step.loss import Loss, distillation_loss
 from lapclip.step.profile import NO_PROFILER, Profiler
 from lapclip.weights.checkpoint import Progress
 
@@ -37,6 +37,7 @@ class Inputs:
     same_BB: Tensor
     keep_BK: Tensor | None
     chance: float  # of the accuracy
+    teacher: tuple[Tensor, Tensor] | None = None  # a teacher's embeddings of the same images and captions
 
     def chunk(self, start: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         stop = start + size
@@ -64,6 +65,7 @@ def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: 
         same_BB=device.move(same_BB),
         keep_BK=None if keep_BK is None else device.move(keep_BK),
         chance=same_BB.float().mean().item(),
+        teacher=batch.teacher and tuple(device.move(torch.from_numpy(rows)) for rows in batch.teacher),
     )
 
 
@@ -114,8 +116,9 @@ def contrastive_step(
         with autocast():
             image_BE, text_BE = model(*inputs.chunk(0, batch_size))
     loss = loss_fn(image_BE, text_BE, model.scale(), model.bias, inputs.same_BB)
+    taught = distillation_loss(image_BE, text_BE, *inputs.teacher) if inputs.teacher else 0.0
     profiler.lap("forward")
-    (loss * loss_scale).backward()
+    ((loss + taught) * loss_scale).backward()
     profiler.lap("backward")
     for start in range(0, batch_size, chunk) if is_chunked else ():
         images, tokens_CT, ends_C, keep_CK = inputs.chunk(start, chunk)
