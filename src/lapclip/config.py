@@ -66,7 +66,7 @@ class DataConfig:
 class ModelConfig:
     """The model."""
 
-    size: SizeName = opt("tiny", "model size, by name")
+    size: SizeName = opt("tiny", "model size, by name; with `--from`, of a smaller model made of it")
     image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
     patch_size: int | None = opt(None, "patch size in pixels per side", 1, 256)
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
@@ -74,7 +74,7 @@ class ModelConfig:
     base: str | None = opt(None, "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`")
     image_tower: str | None = opt(None, "pretrained image encoder, frozen: `efficientnet-lite0`, `timm:NAME`")
     text_tower: str | None = opt(None, "pretrained text encoder, frozen: `minilm`, a folder of transformers")
-    shape: str | None = opt(None, "shape of the pretrained model, as JSON; written by training")
+    shape: str | None = opt(None, "shape of a model with pretrained weights, as JSON; written by training")
 
 
 @dataclass(frozen=True)
