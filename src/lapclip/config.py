@@ -66,12 +66,16 @@ class DataConfig:
 class ModelConfig:
     """The model."""
 
-    size: SizeName = opt("tiny", "model size, by name; with `--from`, of a smaller model made of it")
+    size: SizeName = opt("tiny", "model size, by name")
     image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
     patch_size: int | None = opt(None, "patch size in pixels per side", 1, 256)
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
     recompute: bool = opt(False, "recompute activations: less memory, a third more time")
-    base: str | None = opt(None, "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`")
+    base: str | None = opt(
+        None,
+        "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`; with `--size`, a smaller model"
+        " starts from a part of its weights",
+    )
     image_tower: str | None = opt(None, "pretrained image encoder, frozen: `efficientnet-lite0`, `timm:NAME`")
     text_tower: str | None = opt(None, "pretrained text encoder, frozen: `minilm`, a folder of transformers")
     shape: str | None = opt(None, "shape of a model with pretrained weights, as JSON; written by training")

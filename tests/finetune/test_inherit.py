@@ -51,6 +51,13 @@ def test_the_same_size_computes_the_same(size):
     assert not torch.equal(small.scale(), large.scale()), "they share no memory"
 
 
+def test_a_smaller_siglip_embeds_both_sides_alike():
+    large = model_of(replace(LARGE, siglip=True, embedding=32, pre_norm=False))
+    small = inherit(large, replace(SMALL, text_length=10))
+    images, texts = embeddings(small)
+    assert images.shape == texts.shape == (6, SMALL.image.width), "images have no projection"
+
+
 @pytest.mark.parametrize(("depth", "kept"), [(3, [0, 2, 4]), (2, [0, 4]), (1, [4]), (4, [0, 1, 3, 4])])
 def test_blocks_come_from_all_over_the_large_tower(depth, kept):
     large = model_of()

@@ -144,7 +144,7 @@ def start_of(settings: "Config", flags: dict[str, Any]) -> Literal["new", "pretr
     is_inherited = bool(model.base) and ("size" in flags or (model.shape is not None and not tune))
     if is_inherited and tune:
         what = "`--size` makes a smaller model of the pretrained one, all of which is trained"
-        raise UserError(what, hint="omit `--tune`, or `--size`")
+        raise UserError(what, hint="omit `--tune`")
     if fixed := [
         SETTINGS[name].flag for name in (FIXED if is_inherited else FIXED + SHAPED) if name in flags
     ]:

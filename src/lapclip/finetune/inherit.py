@@ -43,7 +43,7 @@ def inherit(large: CLIP, size: Size) -> CLIP:
 
 
 def inherited_size(large: Size, small: Size) -> Size:
-    """The shape of `small` with the activation, norms, pooling and vocabulary of `large`, which must be as large."""
+    """The shape of `small` with the activation, norms, pooling and vocabulary of `large`, which must be no smaller."""
     for what, is_there, hint in (
         ("encoders as towers", large.image_encoder or large.text_encoder, "start from a CLIP"),
         ("trained heads", large.head, "start from the model that they were trained on"),
@@ -53,19 +53,17 @@ def inherited_size(large: Size, small: Size) -> Size:
             raise UserError(f"a model with {what} cannot be made smaller", hint=hint)
     # SigLIP's images have no projection: the tower's width is the embedding's.
     small = replace(small, embedding=small.image.width) if large.siglip else small
-    numbers = {
-        f"{part.replace('_', ' ')} of the {tower} tower": [
-            getattr(getattr(s, tower), part) for s in (small, large)
-        ]
-        for tower in ("image", "text")
-        for part in ("width", "depth", "mlp_width")
-    }
-    numbers["width of the embedding"] = [small.embedding, large.embedding]
-    numbers["text length"] = [small.text_length, large.text_length]
-    for what, (new, old) in numbers.items():
-        if new > old:
-            hint = f"pass `--text-length {old}`" if what == "text length" else "choose a smaller `--size`"
-            raise UserError(f"the {what} is {new}, but only {old} in the model to start from", hint=hint)
+    other, shorter = "choose a smaller `--size`", f"pass `--text-length {large.text_length}`"
+    numbers = [
+        (f"{what} of the {tower} tower", getattr(new, name), getattr(old, name), other)
+        for tower, new, old in (("image", small.image, large.image), ("text", small.text, large.text))
+        for what, name in (("width", "width"), ("depth", "depth"), ("MLP width", "mlp_width"))
+    ]
+    numbers.append(("width of the embedding", small.embedding, large.embedding, other))
+    numbers.append(("text length", small.text_length, large.text_length, shorter))
+    for what, ours, theirs, hint in numbers:
+        if ours > theirs:
+            raise UserError(f"the {what} is {ours}, but only {theirs} in the model to start from", hint=hint)
     shapes = ("image", "text", "image_size", "patch_size", "text_length", "embedding")
     return replace(large, **{name: getattr(small, name) for name in shapes})
 
