@@ -37,7 +37,7 @@ def runnable(line: str) -> str | None:
         small = (
             re.sub(r"--(minutes|epochs|steps|size|batch-size|chunk|threads) \S+", "", f"{line} ") + SMALLER
         )
-        if "--from" in line:  # whose model determines the size
+        if "--from" in line and "--size" not in line:  # whose model determines the size
             small = re.sub(r" --(image-)?size \S+", "", small)
         return small.replace(f"--source {SMALL['source']}", "") if "photos" in line else small
     if line.startswith("lapclip train --resume"):

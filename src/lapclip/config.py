@@ -72,14 +72,18 @@ class ModelConfig:
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
     embedding: int | None = opt(None, "numbers in an embedding", 2, 8192)
     recompute: bool = opt(False, "recompute activations: less memory, a third more time")
-    base: str | None = opt(None, "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`")
+    base: str | None = opt(
+        None,
+        "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`; with `--size`, a smaller model"
+        " starts from a part of its weights",
+    )
     image_tower: str | None = opt(None, "pretrained image encoder, frozen: `efficientnet-lite0`, `timm:NAME`")
     text_tower: str | None = opt(None, "pretrained text encoder, frozen: `minilm`, a folder of transformers")
     teacher: str | None = opt(
         None,
         "trained model whose embeddings the new model learns to reproduce (distillation): named as for `--from`",
     )
-    shape: str | None = opt(None, "shape of the pretrained model, as JSON; written by training")
+    shape: str | None = opt(None, "shape of a model with pretrained weights, as JSON; written by training")
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def test_settings_are_judged_on_training_images_held_back(base, monkeypatch):
             "did you mean `efficientnet-lite",
         ),
         (["--from", "base", "--text-tower", "minilm"], "names a whole model"),
-        (["--from", "base", "--size", "small"], "the pretrained model determines `--size`"),
+        (["--from", "base", "--image-size", "32"], "the pretrained model determines `--image-size`"),
         (["--tune", "lora"], "`--tune` needs a pretrained model"),
     ],
 )

@@ -108,7 +108,7 @@ class Draft:
 
 def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tuple[Config, Choices]:
     """Replaces every `None` that does not depend on speed, nor means "see the source"; what was asked for stays."""
-    recipe = FINETUNED if config.model.shape else RECIPES.get(config.model.size, OTHER_SIZES)
+    recipe = FINETUNED if config.train.tune else RECIPES.get(config.model.size, OTHER_SIZES)
     choices: Choices = {"tokenizer": tokenizer}
     if all(getattr(config.train, budget) is None for budget in BUDGETS):
         choices["minutes"] = Choice(DEFAULT_MINUTES, "no budget given")

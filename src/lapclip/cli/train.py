@@ -3,7 +3,7 @@
 from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -19,7 +19,7 @@ from lapclip.cli.screen import (
     stop_requests,
     working,
 )
-from lapclip.config import BUDGETS, PLAN, SETTINGS, load_config, value_of
+from lapclip.config import BUDGETS, PLAN, SETTINGS, SHAPE, load_config, value_of
 from lapclip.errors import UserError, typed
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def start(
         settings = load_config(config, flags)
         if name is not None:
             refuse_name(name)
+        start_of(settings, flags)
         refuse_missing(settings.data.source, settings.data.format)
         run = new_run(name, prefix=f"{plain_name(settings.data.source)}-{settings.model.size}")
         whence = [f"--config={config}"] if config else []
@@ -120,21 +121,14 @@ def begin(
     from lapclip.runs.run import refuse_name
 
     settings = load_config(config, flags)
-    is_pretrained = settings.model.base or settings.model.image_tower or settings.model.text_tower
-    if settings.train.tune and not is_pretrained:
-        raise UserError("`--tune` needs a pretrained model", hint="name one: `--from MODEL`")
-    if settings.model.teacher and is_pretrained:
-        hint = "omit `--teacher`, or train a new model from scratch"
-        raise UserError("a pretrained model does not need a teacher", hint=hint)
-    if fixed := [SETTINGS[name].flag for name in FIXED if is_pretrained and name in flags]:
-        raise UserError(f"the pretrained model determines `{fixed[0]}`", hint="omit it")
+    weights = start_of(settings, flags)
     if name is not None and reserved is None:
         refuse_name(name)
     refuse_missing(settings.data.source, settings.data.format)
     with working("setting up"):
         from lapclip.train.prepare import open_here, preparing
-    if is_pretrained:
-        return begin_pretrained(settings, name, requests, reserved)
+    if weights != "new":
+        return begin_pretrained(settings, name, requests, reserved, is_inherited=weights == "inherited")
     teacher = None
     if settings.model.teacher:
         settings, teacher = consult_teacher(settings, requests)
@@ -149,16 +143,39 @@ def consult_teacher(settings: "Config", requests: list[int]) -> "tuple[Config, T
     return follow(find_teacher(settings), requests, "embedding the data with the teacher", is_kept=True)
 
 
+def start_of(settings: "Config", flags: dict[str, Any]) -> Literal["new", "pretrained", "inherited"]:
+    """Whose weights a new run starts from; what these determine cannot be asked for."""
+    model, tune = settings.model, settings.train.tune
+    if not (model.base or model.image_tower or model.text_tower):
+        if tune:
+            raise UserError("`--tune` needs a pretrained model", hint="name one: `--from MODEL`")
+        return "new"
+    if model.teacher:
+        hint = "omit `--teacher`, or train a new model from scratch"
+        raise UserError("a pretrained model does not need a teacher", hint=hint)
+    # The `config.toml` of any run has a size; of those with a shape, only an inherited model's says nothing of tuning.
+    is_inherited = bool(model.base) and ("size" in flags or (model.shape is not None and not tune))
+    if is_inherited and tune:
+        what = "`--size` makes a smaller model of the pretrained one, all of which is trained"
+        raise UserError(what, hint="omit `--tune`")
+    if fixed := [
+        SETTINGS[name].flag for name in (FIXED if is_inherited else FIXED + SHAPED) if name in flags
+    ]:
+        raise UserError(f"the pretrained model determines `{fixed[0]}`", hint="omit it")
+    return "inherited" if is_inherited else "pretrained"
+
+
 def begin_pretrained(
-    settings: "Config", name: str | None, requests: list[int], reserved: "Run | None"
+    settings: "Config", name: str | None, requests: list[int], reserved: "Run | None", *, is_inherited: bool
 ) -> "tuple[Run, Config, Data, Cached | None]":
     with working("loading the pretrained model"):
         from lapclip.finetune.prepare import find_pretrained, preparing_heads, preparing_towers
         from lapclip.train.prepare import open_here
 
-        settings, found = find_pretrained(settings)
+        settings, found = find_pretrained(settings, is_inherited=is_inherited)
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
-    prepare = preparing_heads if settings.train.tune in (None, "heads") else preparing_towers
+    has_heads = settings.train.tune in (None, "heads") and not is_inherited
+    prepare = preparing_heads if has_heads else preparing_towers
     run, cached = follow(prepare(settings, found, name, data, reserved), requests, "setting up", is_kept=True)
     return run, run.load_config(), data, cached
 
@@ -196,8 +213,9 @@ def go_on(
     return run, settings, data, teacher and teacher.of(run, data)
 
 
-# What a pretrained model determines.
-FIXED = ("size", "image_size", "patch_size", "text_length", "tokenizer", "max_vocab", "loss")
+# What a pretrained model determines, and what only if no smaller one is made of it.
+FIXED = ("tokenizer", "max_vocab", "loss")
+SHAPED = ("size", *SHAPE)
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
 RESUMABLE = {
     *BUDGETS, *PLAN, "source", "images", "max_unreadable",  # the same data, wherever it is now
@@ -292,6 +310,8 @@ def show_resolved(config: "Config", run: "Run", *, is_short: bool = False) -> No
 
 def model_name(config: "Config") -> str:
     model = config.model
+    if model.base and not config.train.tune:
+        return f"{model.size} from {model.base}"
     return model.base or (f"{model.image_tower} and {model.text_tower}" if model.image_tower else model.size)
 
 

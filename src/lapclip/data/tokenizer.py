@@ -70,6 +70,11 @@ class Tokenizer:
         return self.model_vocab_size or self.pipeline.get_vocab_size()
 
     @property
+    def kind(self) -> str:
+        """As `--tokenizer` names it; those of other programs count as BPE."""
+        return "characters" if self.vocab_size == NUM_CHARACTERS else "bpe"
+
+    @property
     def highest_id(self) -> int:
         """Other people's vocabularies may leave ids out."""
         return max(self.pipeline.get_vocab(with_added_tokens=True).values(), default=0)

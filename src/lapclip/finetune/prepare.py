@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from lapclip.autotune.resolve import ASKED, Choice, Choices, DataSummary, asked_or, resolve_looks
-from lapclip.config import BUDGETS, SHAPE, Config, LossName, TrainConfig, with_values
+from lapclip.config import BUDGETS, SHAPE, Config, LossName, TrainConfig, value_of, with_values
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data
 from lapclip.embedder import Embedder, find_model
@@ -17,6 +17,7 @@ from lapclip.evaluate.pool import Pool
 from lapclip.finetune import encoders
 from lapclip.finetune.features import Features, compute_features
 from lapclip.finetune.heads import BATCH_SIZE, STEPS, Candidate, sweep, with_heads
+from lapclip.finetune.inherit import inherit
 from lapclip.machine.device import DEFAULT_THREADS, processor, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.model.clip import Size, shape_of
@@ -55,8 +56,8 @@ class CachedFeatures:
         return self.validation.pool(embedder, self.validation.sample(num_images))
 
 
-def find_pretrained(config: Config) -> tuple[Config, Pretrained]:
-    """The model to start from, and the config with its shape."""
+def find_pretrained(config: Config, *, is_inherited: bool) -> tuple[Config, Pretrained]:
+    """The model to start from, or a smaller one of the config's size made of it, and the config with its shape."""
     asked = config.model
     if asked.base and (asked.image_tower or asked.text_tower):
         raise UserError(
@@ -72,6 +73,9 @@ def find_pretrained(config: Config) -> tuple[Config, Pretrained]:
     tokenizer, model = found.tokenizer, found.model
     ids = tokenizer.start, tokenizer.end, tokenizer.pad
     model.size = replace(model.size, vocabulary=Vocabulary(model.vocab_size, *ids))
+    if is_inherited:
+        model = inherit(model, shape_of(replace(asked, shape=None)))
+        found = replace(found, model=model, weights=None)
     return with_shape(config, model.size), found
 
 
@@ -113,7 +117,7 @@ def preparing_heads(
 def preparing_towers(
     config: Config, found: Pretrained, name: str | None, data: Data, reserved: Run | None = None
 ) -> Generator[Progress | str, None, tuple[Run, None]]:
-    """A run that trains parts of the towers on images and captions, from the pretrained weights."""
+    """A run that trains the towers or parts of them on images and captions, from the pretrained weights."""
     if not found.is_aligned:
         hint = f"train heads first, then `--from` that run with `--tune {config.train.tune}`"
         raise UserError("two towers that were never trained together need heads first", hint=hint)
@@ -121,10 +125,14 @@ def preparing_towers(
     if config.train.tune == "lora":
         size = replace(size, lora_rank=config.train.lora_rank)
     loss: LossName = "sigmoid" if found.model.bias is not None else "softmax"
-    config = with_values(with_shape(config, size), {"loss": loss})
+    config = with_values(with_shape(config, size), {"loss": loss, "tokenizer": found.tokenizer.kind})
     _, draft = draft_of(config, data, found.tokenizer)
     resolved, choices, rate = yield from resolve_here(draft)
-    choices["tune"] = Choice(config.train.tune, ASKED, "asked")
+    choices |= {
+        n: Choice(value_of(resolved, n), "as for the pretrained model") for n in ("loss", "tokenizer")
+    }
+    if config.train.tune:
+        choices["tune"] = Choice(config.train.tune, ASKED, "asked")
     machine = asdict(draft.machine) | {"bench": rate}
     run = write_run(
         resolved, choices, data, found.tokenizer, name, machine, found.model.num_parameters, reserved

@@ -31,7 +31,7 @@ from lapclip.data.batches import fetch
 from lapclip.data.doctor import MAX_READ, Report, examine
 from lapclip.data.open import Data, Files, Part, open_source, plain_name
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import NUM_CHARACTERS, WORDS, Tokenizer, train_tokenizer, words_of
+from lapclip.data.tokenizer import WORDS, Tokenizer, train_tokenizer, words_of
 from lapclip.errors import UserError, install_command, shortened, shortened_path, typed
 from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
@@ -106,7 +106,7 @@ def write_run(
 ) -> Run:
     """Writes a run folder, whole or not at all."""
     checkpoint.check_space(Path(), num_parameters)
-    model = "finetuned" if config.model.shape else config.model.size
+    model = "finetuned" if config.train.tune else config.model.size
     run = reserved or new_run(name, prefix=f"{plain_name(config.data.source)}-{model}")
     with ExitStack() as undo:
         if reserved is None:
@@ -201,7 +201,7 @@ def summarise(
         num_train=data.training.num_pairs,
         num_validation=data.validation.num_pairs,
         text_length=size.text_length,
-        tokenizer="characters" if tokenizer.vocab_size == NUM_CHARACTERS else "bpe",
+        tokenizer=tokenizer.kind,
     )
     return DataSummary(
         num_train=data.training.num_pairs,
