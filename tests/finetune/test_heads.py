@@ -161,7 +161,7 @@ def test_settings_are_judged_on_training_images_held_back(base, monkeypatch):
     monkeypatch.setattr(heads, "SWEEP_STEPS", 10)
     found, (training, _) = features_of(base, picture_folder(Path("photos"), 130))
     judged = finished(heads.sweep(found, training, TrainConfig(loss="softmax"), threads=1))
-    assert [one.recall for one in judged] == sorted((one.recall for one in judged), reverse=True)
+    assert judged[0].recall >= max(one.recall for one in judged) - heads.TOLERANCE
     assert {replace(one, recall=0.0) for one in judged} == set(heads.CANDIDATES)
     monkeypatch.setattr(heads, "fit", None)  # nothing is trained again
     assert finished(heads.sweep(found, training, TrainConfig(loss="softmax"), threads=1)) == judged

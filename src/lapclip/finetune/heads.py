@@ -27,6 +27,7 @@ from lapclip.weights.reading import Pretrained
 BATCH_SIZE, STEPS, SWEEP_STEPS = 1024, 200, 100
 MIN_FOR_SWEEP = 100  # training images; fewer cannot tell settings apart
 SHARE_HELD_BACK, MAX_HELD_BACK = 0.1, 1000  # of the training images, to judge settings on
+TOLERANCE = 0.01  # of mean recall
 MIN_STD = 1e-3  # of a feature; one that hardly varies is not enlarged
 
 
@@ -39,7 +40,7 @@ class Candidate:
     recall: float = 0.0
 
 
-CANDIDATES = tuple(Candidate(Head(512, dropout, 0.2), 1.5e-3) for dropout in (0.5, 0.6, 0.4))
+CANDIDATES = tuple(Candidate(Head(512, dropout, 0.2), 2e-3) for dropout in (0.5, 0.6, 0.4))
 
 
 def with_heads(
@@ -94,7 +95,7 @@ def start_at(projection: Projection, old: nn.Module) -> None:
 def sweep(
     found: Pretrained, features: Features, cfg: TrainConfig, threads: int
 ) -> Generator[Progress, None, list[Candidate]]:
-    """All candidates, the best first, judged once and kept on disk. Without enough images to judge by, as they are."""
+    """All candidates, the chosen one first, judged once. Without enough images to judge by, as they are."""
     rows = features.rows
     if len(rows) < MIN_FOR_SWEEP:
         return list(CANDIDATES)
@@ -118,7 +119,9 @@ def sweep(
             yield Progress("comparing head settings", done, len(CANDIDATES) * SWEEP_STEPS)
         pool = features.pool(Embedder(model, found.tokenizer, processor()), rows[is_held])
         judged.append(replace(candidate, recall=mean_recall(retrieval(pool, BATCH_SIZE))))
-    judged.sort(key=lambda candidate: -candidate.recall)
+    # A short comparison prefers less dropout than the training needs: of nearly equal ones, that with the most.
+    enough = max(candidate.recall for candidate in judged) - TOLERANCE
+    judged.sort(key=lambda candidate: (candidate.recall < enough, -candidate.head.dropout))
     write_atomically(file, msgspec.json.encode(judged))
     return judged
 

@@ -167,7 +167,7 @@ def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss
     how = "best on Flickr8k; there are too few images here to compare settings"
     if best.recall:
         others = ", ".join(percent(candidate.recall) for candidate in judged[1:])
-        how = f"best of {len(judged)} head settings on training images held back"
+        how = f"best of {len(judged)} head settings on training images held back, in doubt the one with more dropout"
         how += f": mean recall {percent(best.recall)}, others {others}"
     proposed: Choices = {
         "tune": Choice("heads", "the towers are frozen, their features computed once"),
