@@ -63,6 +63,8 @@ def test_heads_learn_and_the_towers_stay_as_they_are(base, call, monkeypatch):
     for tower in ("image", "text"):
         old, new = (getattr(model, tower).state_dict() for model in (before, after))
         assert all(torch.equal(old[name], new[name]) for name in old), "frozen weights have changed"
+    taught, fingerprint = lapclip.load("base"), feature_store.towers_fingerprint
+    assert fingerprint(trained) == fingerprint(taught), "heads are not part of what features depend on"
     losses = [json.loads(line) for line in Path("runs/mine/events.jsonl").read_text().splitlines()]
     losses = [event["loss"] for event in losses if event.get("type", event.get("event")) in ("step", "Step")]
     assert losses[-1] < 0.8 * losses[0]

@@ -128,9 +128,11 @@ def feature_folder(embedder: Embedder, data: Data) -> Iterator[Path]:
 
 
 def towers_fingerprint(embedder: Embedder) -> str:
-    """Of everything that features depend on; heads are not among it."""
-    size, tokenizer = embedder.model.size.described() | {"head": None}, embedder.tokenizer
-    state = hashlib.sha256(json.dumps([size, tokenizer.start, tokenizer.end, tokenizer.to_json()]).encode())
+    """Of everything that features depend on, whatever comes after the towers."""
+    size, tokenizer = embedder.model.size.described(), embedder.tokenizer
+    size |= dict.fromkeys(("head", "embedding", "vocabulary"))
+    about = [size, tokenizer.start, tokenizer.end, tokenizer.pad, tokenizer.to_json()]
+    state = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for tower in (embedder.model.image, embedder.model.text):
         for name, tensor in sorted(tower.state_dict().items()):
             state.update(name.encode())

@@ -188,8 +188,19 @@ class Projection(nn.Module):
         self.down = nn.Linear(head.hidden, embedding)
 
     def forward(self, x_BD: Tensor) -> Tensor:
-        is_trained = torch.is_grad_enabled()
-        x_BD = F.dropout((x_BD - self.mean) / self.std, self.head.dropout, is_trained)
-        return self.linear(x_BD) + self.down(
-            F.dropout(F.gelu(self.up(x_BD)), self.head.hidden_dropout, is_trained)
-        )
+        x_BD = drop((x_BD - self.mean) / self.std, self.head.dropout)
+        return self.linear(x_BD) + self.down(drop(F.gelu(self.up(x_BD)), self.head.hidden_dropout))
+
+
+def drop(x: Tensor, rate: float) -> Tensor:
+    """Dropout while gradients are computed, its rate rounded to 1/256.
+
+    One random byte decides for each number: torch's own draws each from a distribution, on one core only, and took a
+    quarter of the time of a step.
+    """
+    num_dropped = round(256 * rate)
+    if not torch.is_grad_enabled() or num_dropped == 0:
+        return x
+    bits = torch.empty(-(-x.numel() // 8), dtype=torch.int64, device=x.device).random_(-(2**63), None)
+    is_kept = bits.view(torch.uint8)[: x.numel()].view_as(x) >= num_dropped
+    return x * is_kept * (256 / (256 - num_dropped))
