@@ -104,18 +104,27 @@ def as_tensor(rows: np.ndarray) -> torch.Tensor:
 
 def compute_features(
     embedder: Embedder, data: Data, config: DataConfig
-) -> Generator[Progress, None, tuple[Features, Features]]:
-    """Of the training side, with augmented views, and the validation side; what is on disk is not computed again."""
+) -> Generator[Progress, None, list[Features]]:
+    """Of the training side, with augmented views, the validation side, and the general source, if there is one.
+
+    What is on disk is not computed again.
+    """
     towers = towers_fingerprint(embedder)
     looks = DataConfig(crop=config.crop, flip=config.flip)
     is_varied = looks.crop != 1 or looks.flip
-    sides = []
-    for side, source in (("training", data.training), ("validation", data.validation)):
+    sides: list[tuple[str, Source, str]] = [
+        ("training", data.training, data.fingerprint),
+        ("validation", data.validation, data.fingerprint),
+    ]
+    if data.general:
+        sides.append(("general", data.general, data.general.fingerprint))
+    found = []
+    for side, source, fingerprint in sides:
         views = NUM_VIEWS if is_varied and side == "training" else 1
-        key = digest(*map(str.encode, (towers, data.fingerprint, side, repr(looks) if views > 1 else "")))
+        key = digest(*map(str.encode, (towers, fingerprint, side, repr(looks) if views > 1 else "")))
         folder = cache_folder() / "features" / key.hex()
-        sides.append((yield from features_of(embedder, source, folder, views, looks)))
-    return sides[0], sides[1]
+        found.append((yield from features_of(embedder, source, folder, views, looks)))
+    return found
 
 
 def towers_fingerprint(embedder: Embedder) -> str:

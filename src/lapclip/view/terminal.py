@@ -26,7 +26,7 @@ from lapclip.runs.history import Summary
 from lapclip.units import UNKNOWN, duration, percent, size
 from lapclip.view import live
 from lapclip.view.braille import Point, bounds, columns, curve
-from lapclip.view.lines import how_far, what_now
+from lapclip.view.lines import forgetting, how_far, what_now
 from lapclip.view.live import Bar
 
 SECONDS_BETWEEN_READS = 2.0
@@ -145,12 +145,15 @@ class View:
     def middle(self, width: int, room: int) -> Rows:
         """What is left over goes to the curves, then to earlier warnings; where little is, bars are omitted."""
         below = self.rows(
-            Group(self.numbers(), self.parts(), self.memory(), self.cores(), self.sensors()), width
+            Group(
+                self.numbers(), *self.forgetting(), self.parts(), self.memory(), self.cores(), self.sensors()
+            ),
+            width,
         )
         least = 2 * 3  # two curves above one another, each with a title
         said = self.warnings(width, max(3, min(room - len(below) - least, 5)))
         if room < len(below) + len(said) + least:
-            below = self.rows(Group(self.numbers(), self.cores(), self.sensors()), width)
+            below = self.rows(Group(self.numbers(), *self.forgetting(), self.cores(), self.sensors()), width)
             said = self.warnings(width, 3)
         left = room - len(below) - len(said)
         curves = self.rows(self.curves(width, min(MAX_CURVE_ROWS, left // 2 - 1)), width)
@@ -210,6 +213,9 @@ class View:
             f"tau {step.temperature:.4f}  lr {step.lr:.2e}  gradient norm {recently('grad_norm') or 0:.3g}"
             f"  pairs/s {recently('pairs_per_second') or 0:,.0f}{of_bench}"
         )
+
+    def forgetting(self) -> list[Text]:
+        return [line(words) for words in forgetting(self.summary)]
 
     def parts(self) -> RenderableType:
         """Where a step's time goes, a bar for each part."""
