@@ -117,7 +117,11 @@ def open_unseen(
     if trained:
         # Packing and the share decide the split, so they are those of training. A smaller validation share is a
         # part of a larger one: the smallest was trained on by none.
-        share = min(own.validation_share for own in trained)
+        paths = (os.path.abspath(os.path.expanduser(name)) for name, _ in parse_source(config.source))
+        names = {name for path in paths for name in names_of(path)}
+        share = min(
+            o.validation_share for o in [o for o in trained if real_names(o.source) & names] or trained
+        )
         config = replace(config, pack=trained[0].pack, validation_share=share)
     opened = yield from open_source(config, image_size)
     known = {name for own in trained for name in real_names(own.source)}

@@ -240,7 +240,7 @@ class Loop:
             yield from self.interpolate(start)
         elif now.best_step != now.step or self.pool is None:
             reading.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
-            self.pool = self.embed(self.data.validation)
+            self.pool = self.embed(self.data.validation, self.config.data.num_validation)
         assert self.pool is not None
         if problem := draw_learned(run.path / "learned.png", self.data.validation, self.pool, now.step):
             yield from self.tell(problem)
@@ -312,12 +312,13 @@ class Loop:
     def measure(self) -> tuple[Pool, dict[str, Any], dict[str, Any] | None]:
         """The validation set as the model embeds it now, its recall, and that of the general source."""
         batch_size, general = self.config.train.batch_size or 1, self.data.general
-        pool = self.embed(self.data.validation)
-        other = None if general is None else retrieval(self.embed(general), batch_size)
-        return pool, retrieval(pool, batch_size), other
+        pool = self.embed(self.data.validation, self.config.data.num_validation)
+        recall = retrieval(pool, batch_size)
+        if general is None:
+            return pool, recall, None
+        return pool, recall, retrieval(self.embed(general, general.num_pairs), batch_size)
 
-    def embed(self, source: Source) -> Pool:
-        num_images = self.config.data.num_validation
+    def embed(self, source: Source, num_images: int) -> Pool:
         if self.cached is not None:
             return self.cached.pool(self.embedder, source, num_images)
         return embed_pool(self.embedder, source, num_images)

@@ -46,6 +46,7 @@ from lapclip.weights import checkpoint, reading
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
 MAX_PAIRS_WITH_WORDS = 1_000_000  # whose words are recorded, in a few seconds
+NUM_GENERAL = 512  # images at most; `num_validation` is lowered to what the training source has
 NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
 NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
@@ -73,7 +74,7 @@ def open_general(config: Config, data: Data) -> Generator[Progress, None, Sample
     asked = DataConfig(source=config.data.general, workers=config.data.workers)
     opened, is_own = yield from open_unseen(asked, shape_of(config.model).image_size, trained)
     source = evaluation_set(opened, validation_only=is_own).source
-    indices = source.sample(config.data.num_validation)
+    indices = source.sample(NUM_GENERAL)
     fingerprint = digest(opened.fingerprint.encode(), bytes([is_own]), indices.tobytes()).hex()
     return Sample(source, indices, opened.source, fingerprint)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from lapclip.errors import one_line, shortened
+from lapclip.errors import one_line, shortened, shortened_path
 from lapclip.runs.events import Evaluated
 from lapclip.runs.history import SMOOTHED, Summary
 from lapclip.runs.run import RUNS
@@ -55,7 +55,7 @@ def charts_of(summary: Summary) -> list[Chart]:
 
     own = recall([(e.step, e.recall) for e in evaluations])
     general = recall([(e.step, e.general) for e in evaluations if e.general])
-    general_source = shortened(one_line(summary.settings.get("general", "")), 40)
+    source = shortened_path(one_line(summary.settings.get("general", "")), 40)
     loss = [
         *both("training", "loss"),
         Line("validation", known((e.step, e.loss) for e in evaluations), 1, "dots"),
@@ -68,7 +68,7 @@ def charts_of(summary: Summary) -> list[Chart]:
         Chart("Loss", "of the training batches, and over the validation set", loss),
         Chart("Accuracy", in_batch, accuracy, **SHARES),
         Chart("Recall", RECALL, own, **SHARES),
-        Chart(f"Recall on {general_source} (general)", "text → image: what the model forgets", general, **SHARES),
+        Chart(f"Recall on {source} (general)", "text → image: what the model forgets", general, **SHARES),
         Chart("Temperature", "a lower value contrasts pairs more", [Line("learned", thin(points("temperature")), 0)]),
         Chart("Learning rate", "", [Line("lr", thin(points("lr")), 0)], from_zero=True),
         Chart("Gradient norm", "before clipping", norm, is_log_y=all(s.grad_norm > 0 for s in steps)),

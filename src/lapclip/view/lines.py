@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.errors import code, one_line, printable, shortened
+from lapclip.errors import code, one_line, printable, shortened_path
 from lapclip.runs.events import Continued, Evaluated, Event, Interpolated, Paused, Started, Step, Warned
 from lapclip.runs.history import History, Summary, mean_recall
 from lapclip.units import duration, percent, plural
@@ -51,10 +51,10 @@ def sentence(event: Event) -> str:
 
 
 def interpolated_words(event: Interpolated) -> str:
+    """Which mean of the pretrained and the trained weights was best."""
     means = [percent(mean_recall(recall)) for recall in event.recall]
     each = ", ".join(f"{alpha:g}: {mean}" for alpha, mean in zip(event.alphas, means, strict=True))
-    said = f"mean recall from the pretrained (0) to the trained model (1): {each}"
-    return f"{said}; {event.chosen:g} is kept as `best`"
+    return f"{event.chosen:g} of the trained weights kept as `best`; mean recall with {each}"
 
 
 def forgetting(summary: Summary) -> list[str]:
@@ -62,7 +62,7 @@ def forgetting(summary: Summary) -> list[str]:
     said = []
     if general := summary.general:
         before, now = (percent(general[when]["text_to_image"]["recall@10"]) for when in ("before", "now"))
-        source = code(shortened(one_line(general["source"] or "general"), 40))
+        source = code(shortened_path(one_line(general["source"] or "general"), 24))
         said.append(f"recall@10 on {source} (general): {before} before, {now} now")
     if event := summary.history.interpolated:
         said.append(interpolated_words(event))
