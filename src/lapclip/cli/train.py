@@ -315,11 +315,11 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
         f"{what}: {plural(result.step, 'step')}, {result.num_pairs_seen:,} pairs in {duration(result.seconds)}"
         f" of training ({result.pairs_per_second:,.0f} pairs/s), at most {size(result.peak_memory_bytes)} of memory"
     )
+    summary = summarize(run)
     if result.recall is not None:
         people.print(recall_table(result.recall), highlight=False)
-        if result.best_step != result.step:
+        if result.best_step != result.step and not summary.history.is_interpolated:
             say(f"the table is for step {result.best_step:,}, the best checkpoint, which `eval` loads")
-    summary = summarize(run)
     for words in forgetting(summary):
         say(words)
     if not stopped:

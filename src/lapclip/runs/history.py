@@ -271,6 +271,11 @@ class History:
         return best.step if (best := self.best or self.evaluated) else None
 
     @property
+    def is_interpolated(self) -> bool:
+        """Whether the best model is between the pretrained one and a checkpoint."""
+        return self.interpolated is not None and self.interpolated.chosen < 1
+
+    @property
     def general(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """Recall over the general source before training, and of the best model so far."""
         if self.interpolated and self.interpolated.general:

@@ -50,12 +50,11 @@ def scalars_of(event: Event) -> dict[str, float]:
             groups = {"training": {name: getattr(event, name) for name in STEP_SCALARS}}
         case Evaluated(recall=recall):
             negatives = recall.get("negatives") or {}
-            both = {"recall": recall} | ({"general": event.general} if event.general else {})
             groups = {
-                **{
-                    name: {f"{d}@{k}": own[d][f"recall@{k}"] for d in DIRECTIONS for k in (1, 5, 10)}
-                    for name, own in both.items()
-                },
+                name: {f"{d}@{k}": own[d][f"recall@{k}"] for d in DIRECTIONS for k in (1, 5, 10)}
+                for name, own in (("recall", recall), ("general", event.general))
+                if own
+            } | {
                 "negatives": {level: negatives.get(level) for level in ("easy", "medium", "hard")},
                 "validation": {"loss": event.loss},
             }

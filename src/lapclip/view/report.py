@@ -159,7 +159,7 @@ def result(summary: Summary) -> str:
         return "It was never evaluated; `lapclip eval` evaluates a checkpoint." if history.num_steps else ""
     said = recall_words(recall, recall["num_images"])
     said += " This is not significantly above chance, in either direction." * is_chance(recall)
-    if history.best_step not in (None, history.num_steps) and tried > 1:
+    if history.best_step not in (None, history.num_steps) and tried > 1 and not history.is_interpolated:
         why = "the last one within a standard error of the highest mean recall"
         said += f" That is step {count(history.best_step)}, the best checkpoint: {why}."
     return said

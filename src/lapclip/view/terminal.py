@@ -145,15 +145,12 @@ class View:
     def middle(self, width: int, room: int) -> Rows:
         """What is left over goes to the curves, then to earlier warnings; where little is, bars are omitted."""
         below = self.rows(
-            Group(
-                self.numbers(), *self.forgetting(), self.parts(), self.memory(), self.cores(), self.sensors()
-            ),
-            width,
+            Group(self.numbers(), self.parts(), self.memory(), self.cores(), self.sensors()), width
         )
         least = 2 * 3  # two curves above one another, each with a title
         said = self.warnings(width, max(3, min(room - len(below) - least, 5)))
         if room < len(below) + len(said) + least:
-            below = self.rows(Group(self.numbers(), *self.forgetting(), self.cores(), self.sensors()), width)
+            below = self.rows(Group(self.numbers(), self.cores(), self.sensors()), width)
             said = self.warnings(width, 3)
         left = room - len(below) - len(said)
         curves = self.rows(self.curves(width, min(MAX_CURVE_ROWS, left // 2 - 1)), width)
@@ -204,18 +201,17 @@ class View:
         return table
 
     def numbers(self) -> RenderableType:
-        """The other numbers of a step."""
+        """The other numbers of a step, and what is forgotten."""
+        said = map(line, forgetting(self.summary))
         if (step := self.history.step) is None:
-            return Text("")
+            return Group(*said)
         recently, share = self.history.recently, self.summary.bench_share
         of_bench = f", {share:.0%} of bench" if share is not None else ""
-        return line(
+        numbers = (
             f"tau {step.temperature:.4f}  lr {step.lr:.2e}  gradient norm {recently('grad_norm') or 0:.3g}"
             f"  pairs/s {recently('pairs_per_second') or 0:,.0f}{of_bench}"
         )
-
-    def forgetting(self) -> list[Text]:
-        return [line(words) for words in forgetting(self.summary)]
+        return Group(line(numbers), *said)
 
     def parts(self) -> RenderableType:
         """Where a step's time goes, a bar for each part."""
