@@ -11,6 +11,7 @@ from lapclip.runs.events import (
     Failed,
     Finished,
     Inspected,
+    Interpolated,
     Paused,
     Saved,
     Started,
@@ -83,6 +84,7 @@ ONE_OF_EACH = [
     Saved(1, "checkpoints/step-000001", 1000, 0.1),
     finished(1),
     Failed("no memory", "close programs"),
+    Interpolated(1, [0.0, 0.5, 1.0], [RECALL] * 3, [RECALL] * 3, 0.5),
 ]
 
 

@@ -59,6 +59,9 @@ class DataConfig:
     tokenizer: TokenizerName | None = opt(None, "BPE trained on the captions, or 33 characters")
     max_vocab: int = opt(4096, "maximum vocabulary size of the trained BPE", 300, 1_000_000)
     num_validation: int = opt(512, "validation images that recall is measured over", 2, 1_000_000)
+    general: str | None = opt(
+        None, "a second source, to see what a pretrained model forgets: its recall before, during and after"
+    )
     workers: int | None = opt(None, "worker processes that prepare batches; 0: none", 0, 256)
 
 

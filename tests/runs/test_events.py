@@ -23,6 +23,7 @@ from lapclip.runs.events import (
     Finished,
     Follower,
     Inspected,
+    Interpolated,
     Started,
     Step,
     Warned,
@@ -279,6 +280,11 @@ def is_sound(event) -> bool:
         case Evaluated():
             assert check_recall(event.recall)
             assert event.snapshot is None or event.snapshot.startswith("snapshots/")
+            assert event.general is None or check_recall(event.general)
+        case Interpolated():
+            general = event.recall if event.general is None else event.general
+            assert event.place < len(event.alphas) == len(event.recall) == len(general)
+            assert all(map(check_recall, [*event.recall, *general]))
         case Finished():
             assert event.recall is None or check_recall(event.recall)
         case Warned() | Failed():

@@ -1,6 +1,5 @@
 """`lapclip eval`: recall and zero-shot accuracy beside chance and another model, and the worst mistakes."""
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -137,20 +136,15 @@ def check_numbers(num_validation: int | None, pool_size: int | None, mistakes: i
 def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, Path | None]:
     """The settings and the folder of a run, or of the run of a checkpoint; None for other models."""
     from lapclip.files import WEIGHT_FILES
-    from lapclip.runs.run import Run, open_run
+    from lapclip.runs.run import open_run, run_of
     from lapclip.weights.hub import local
 
     path = Path(name).expanduser()
-    try:
-        run = open_run(name)
-    except UserError:
+    if (run := run_of(name)) is None:
         is_file = path.is_file() and path.name.endswith(WEIGHT_FILES)
-        if not path.is_dir() and not is_file and not local(name):
-            raise
-        above = path.absolute().parents
-        if path.absolute().parent.name != "checkpoints" or not (above[1] / "config.toml").is_file():
+        if path.is_dir() or is_file or local(name):
             return None, None
-        run = Run(above[1])
+        run = open_run(name)  # which says what is wrong
     config = run.load_config()
     if opens_source:
         run.refuse_to_open(config, f"lapclip eval {typed(name)} SOURCE")
@@ -166,23 +160,20 @@ def open_measured(
     requests: Sequence[int],
 ) -> "tuple[EvaluationSet, dict[str, Any]]":
     """What to measure on, and its name; of a source that a model was trained on only the validation set."""
-    from lapclip.data.formats.detect import names_of
-    from lapclip.data.open import open_source
+    from lapclip.data.formats.detect import real_names
+    from lapclip.data.open import open_unseen
     from lapclip.data.split import evaluation_set
 
-    runs = [own for own in (config, other) if own is not None]
+    trained = [own.data for own in (config, other) if own is not None]
     if source is None:
         assert config is not None
-        data, runs = config.data, [own for own in runs if names_in(own) & names_in(config)]
+        data, names = config.data, real_names(config.data.source)
+        trained = [own for own in trained if real_names(own.source) & names]
     else:
         data = load_config(flags={"source": source}).data
-    if runs:
-        # Packing and the share decide the split, so they are those of training. A smaller validation share is a
-        # part of a larger one: the smallest was trained on by none.
-        share = min(own.data.validation_share for own in runs)
-        data = replace(data, pack=runs[0].data.pack, validation_share=share)
-    opened = follow(open_source(replace(data, **flags), image_size), requests, OPENING, is_kept=True)
-    is_own = source is None or any(names_of(p.name) & names_in(own) for p in opened.parts for own in runs)
+    work = open_unseen(replace(data, **flags), image_size, trained)
+    opened, is_own = follow(work, requests, OPENING, is_kept=True)
+    is_own = is_own or source is None
     if is_own and source is not None:
         say("the model was trained on this source or a part of it: only its validation set is used")
     elif config is None:
@@ -192,13 +183,6 @@ def open_measured(
         say(f"the source has a {' and a '.join(measured.own_sides)} split: only that is used")
     name = opened.source if source is None else source
     return measured, {"source": name, "held_out": is_own}
-
-
-def names_in(config: Config) -> set[str]:
-    """The sources that a run was trained on, as real paths; `emoji` is `/emoji`, not a path in this folder."""
-    from lapclip.data.formats.detect import parse_source
-
-    return {os.path.realpath(os.path.join(os.sep, name)) for name, _ in parse_source(config.data.source)}
 
 
 def show(result: Mapping[str, Any], num_mistakes: int) -> None:

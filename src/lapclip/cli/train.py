@@ -19,7 +19,7 @@ from lapclip.cli.screen import (
     stop_requests,
     working,
 )
-from lapclip.config import BUDGETS, PLAN, SETTINGS, SHAPE, load_config, value_of
+from lapclip.config import BUDGETS, PLAN, SETTINGS, SHAPE, load_config, value_of, with_values
 from lapclip.errors import UserError, typed
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def start(
     config: Path | None, name: str | None, resume: str | None, flags: dict[str, Any], *, as_json: bool
 ) -> int:
     """Starts the training in a process of its own, once all is checked that can be checked at once."""
-    from lapclip.data.formats.detect import refuse_missing
     from lapclip.data.open import plain_name
     from lapclip.runs.background import as_arguments, log_of, start_training
     from lapclip.runs.run import new_run, open_run, refuse_name
@@ -93,7 +92,7 @@ def start(
         if name is not None:
             refuse_name(name)
         start_of(settings, flags)
-        refuse_missing(settings.data.source, settings.data.format)
+        refuse_missing_data(settings)
         run = new_run(name, prefix=f"{plain_name(settings.data.source)}-{settings.model.size}")
         whence = [f"--config={config}"] if config else []
         arguments = [*whence, *as_arguments(flags), f"--run={run.name}"]
@@ -117,14 +116,13 @@ def start(
 def begin(
     config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
 ) -> "tuple[Run, Config, Data, Cached | None]":
-    from lapclip.data.formats.detect import refuse_missing
     from lapclip.runs.run import refuse_name
 
     settings = load_config(config, flags)
     weights = start_of(settings, flags)
     if name is not None and reserved is None:
         refuse_name(name)
-    refuse_missing(settings.data.source, settings.data.format)
+    refuse_missing_data(settings)
     with working("setting up"):
         from lapclip.train.prepare import open_here, preparing
     if weights != "new":
@@ -183,7 +181,6 @@ def begin_pretrained(
 def go_on(
     name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
 ) -> "tuple[Run, Config, Data, Cached | None]":
-    from lapclip.data.formats.detect import refuse_missing
     from lapclip.runs.run import open_run
     from lapclip.runs.status import refuse_if_finished
 
@@ -193,10 +190,11 @@ def go_on(
         raise run.is_taken()  # before setting up, which takes a while
     settings = load_config(run.path / "config.toml", flags)
     refuse_if_finished(run, settings)
-    refuse_missing(settings.data.source, settings.data.format)
+    refuse_missing_data(settings)
     with working("setting up"):
         from lapclip.train.prepare import open_here, refuse_if_other, revising
-    where = {name: flags[name] for name in ("source", "images", "max_unreadable") if name in flags}
+    places = ("source", "images", "general", "max_unreadable")
+    where = {name: flags[name] for name in places if name in flags}
     config = run.load_config()
     if not run.may_open(config):
         where = {"images": None, **where}
@@ -207,10 +205,19 @@ def go_on(
     if config.train.tune == "heads":
         from lapclip.finetune.prepare import reopen_features
 
+        settings = with_values(settings, data.settings)
         return run, settings, data, follow(reopen_features(config, run, data), requests, "setting up")
     teacher = consult_teacher(config, requests)[1] if config.model.teacher else None
     settings = follow(revising(run, flags, data), requests, "setting up")
     return run, settings, data, teacher and teacher.of(run, data)
+
+
+def refuse_missing_data(settings: "Config") -> None:
+    from lapclip.data.formats.detect import refuse_missing
+
+    refuse_missing(settings.data.source, settings.data.format)
+    if settings.data.general:
+        refuse_missing(settings.data.general)
 
 
 # What a pretrained model determines, and what only if no smaller one is made of it.
@@ -218,14 +225,16 @@ FIXED = ("tokenizer", "max_vocab", "loss")
 SHAPED = ("size", *SHAPE)
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
 RESUMABLE = {
-    *BUDGETS, *PLAN, "source", "images", "max_unreadable",  # the same data, wherever it is now
+    *BUDGETS, *PLAN, "source", "images", "general", "max_unreadable",  # the same data, wherever it is now
     "max_memory", "workers", "save_every", "eval_every", "recompute", "pause_below",
 }  # fmt: skip
 
 
 def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
-    if "source" not in flags:
-        run.refuse_to_open(run.load_config(), f"lapclip train --resume {run.reference} SOURCE")
+    config = run.load_config()
+    if "source" not in flags or (config.data.general and "general" not in flags):
+        general = " --general SOURCE" if config.data.general else ""
+        run.refuse_to_open(config, f"lapclip train --resume {run.reference} SOURCE{general}")
     fixed = [SETTINGS[name].flag for name in flags if name not in RESUMABLE]
     if fixed:
         raise UserError(
@@ -248,6 +257,7 @@ def show_training(
     with working("starting"):
         from lapclip.machine.power import keep_awake
         from lapclip.runs.events import Continued, Paused
+        from lapclip.runs.history import summarize
         from lapclip.runs.status import read_end
         from lapclip.train.loop import train as events_of
         from lapclip.view.lines import Screen
@@ -271,11 +281,14 @@ def show_training(
     stopped = result.reason == "stopped"
     show_result(run, result, write_page(run), stopped=stopped)
     if as_json:
+        summary = summarize(run)
         print_json(
             {
                 "run": str(run.path),
                 "steps": result.step,
                 **{name: value for name, value in asdict(result).items() if name not in ("step", "time")},
+                "general": summary.general,
+                "interpolated": summary.interpolated,
                 "settled": {
                     name: {"value": value_of(run.load_config(), name), "reason": reason}
                     for name, reason in run.load_machine().get("reasons", {}).items()
@@ -329,22 +342,24 @@ def write_page(run: "Run") -> Path | None:
 def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: bool) -> None:
     from lapclip.runs.history import summarize
     from lapclip.units import duration, plural, size
-    from lapclip.view.lines import recall_table
+    from lapclip.view.lines import forgetting, recall_table
 
     what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
     say(
         f"{what}: {plural(result.step, 'step')}, {result.num_pairs_seen:,} pairs in {duration(result.seconds)}"
         f" of training ({result.pairs_per_second:,.0f} pairs/s), at most {size(result.peak_memory_bytes)} of memory"
     )
+    summary = summarize(run)
     if result.recall is not None:
         people.print(recall_table(result.recall), highlight=False)
-        if result.best_step != result.step:
+        if result.best_step != result.step and not summary.history.is_interpolated:
             say(f"the table is for step {result.best_step:,}, the best checkpoint, which `eval` loads")
+    for words in forgetting(summary):
+        say(words)
     if not stopped:
         say(f"images found for a few captions: {run.path}/learned.png")
     if page is not None:
         say(f"the report: {page}")
-    summary = summarize(run)
     if summary.over_fits:
         say(summary.over_fits)
     say("next:")

@@ -2,20 +2,21 @@
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lapclip.config import DataConfig
 from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.decode import RECORD, digest
-from lapclip.data.formats.detect import open_catalogue, parse_source
+from lapclip.data.formats.detect import names_of, open_catalogue, parse_source, real_names
 from lapclip.data.pack import Pack, describe_folder, folder_for, has_room, locked, pack, size_for
 from lapclip.data.pairs import TRAIN, VALIDATION, PairTable, write_pairs
-from lapclip.data.source import Mixed, Packed, Source, Streamed
+from lapclip.data.source import Mixed, Packed, Sample, Source, Streamed
 from lapclip.data.split import content_groups, split
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError, install_command, shortened, shortened_path, suggest
@@ -61,6 +62,13 @@ class Data:
     training: Source = field(repr=False)
     validation: Source = field(repr=False)
     images: str | None = None  # the folder that `--images` means
+    general: Sample | None = field(default=None, repr=False)  # of another source: what a model forgets
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """That open the same from any folder."""
+        general = self.general.origin if self.general else None
+        return {"source": self.source, "images": self.images, "general": general}
 
     @property
     def source(self) -> str:
@@ -100,6 +108,24 @@ def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None
     images = files[0].images if files else config.images
     fingerprints = [f"{p.files.table.fingerprint if p.files else p.name}@{p.weight}" for p in parts]
     return Data(tuple(parts), digest(*map(str.encode, fingerprints)).hex(), *mixed(parts), images)
+
+
+def open_unseen(
+    config: DataConfig, image_size: int, trained: Sequence[DataConfig]
+) -> Generator[Progress, None, tuple[Data, bool]]:
+    """A source to evaluate on, and whether some model was trained on a part of it: then only on its training side."""
+    if trained:
+        # Packing and the share decide the split, so they are those of training. A smaller validation share is a
+        # part of a larger one: the smallest was trained on by none.
+        paths = (os.path.abspath(os.path.expanduser(name)) for name, _ in parse_source(config.source))
+        names = {name for path in paths for name in names_of(path)}
+        share = min(
+            o.validation_share for o in [o for o in trained if real_names(o.source) & names] or trained
+        )
+        config = replace(config, pack=trained[0].pack, validation_share=share)
+    opened = yield from open_source(config, image_size)
+    known = {name for own in trained for name in real_names(own.source)}
+    return opened, any(names_of(part.name) & known for part in opened.parts)
 
 
 def mixed(parts: list[Part]) -> tuple[Source, Source]:

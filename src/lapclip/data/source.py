@@ -68,6 +68,38 @@ class Source(ABC):
 
 
 @dataclass(frozen=True, eq=False)
+class Sample(Source):
+    """Some pairs of another source."""
+
+    whole: Source
+    indices: np.ndarray  # there
+    origin: str  # the name that opens the whole source from any folder
+    fingerprint: str  # changes when images or captions do
+
+    @property
+    def num_pairs(self) -> int:  # type: ignore[override]
+        return len(self.indices)
+
+    def image(self, index: int, size: int) -> Image.Image:
+        return self.whole.image(int(self.indices[index]), size)
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        return self.whole.captions(int(self.indices[index]))
+
+    def name(self, index: int) -> str:
+        return self.whole.name(int(self.indices[index]))
+
+    def stored_size(self, image_size: int) -> int:
+        return self.whole.stored_size(image_size)
+
+    def pixels(self, indices: np.ndarray, size: int) -> np.ndarray:
+        return self.whole.pixels(self.indices[indices], size)
+
+    def groups(self, indices: np.ndarray) -> np.ndarray:
+        return self.whole.groups(self.indices[indices])
+
+
+@dataclass(frozen=True, eq=False)
 class TableSource(Source):
     """One side of a table: images with their captions, or with `each_caption`, captions with their image."""
 

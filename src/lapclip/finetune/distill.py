@@ -11,6 +11,7 @@ import torch
 from lapclip.config import Config, with_values
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data, open_source
+from lapclip.data.source import Source
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.embedder import Embedder, find_model
 from lapclip.errors import UserError
@@ -91,5 +92,5 @@ class TaughtData:
             for batch in own:
                 yield replace(batch, teacher=self.teacher.rows(batch))
 
-    def validation_pool(self, embedder: Embedder, num_images: int) -> Pool:
-        return embed_pool(embedder, self.data.validation, num_images)
+    def pool(self, embedder: Embedder, source: Source, num_images: int) -> Pool:
+        return embed_pool(embedder, source, num_images)

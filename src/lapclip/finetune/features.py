@@ -108,13 +108,22 @@ def as_tensor(rows: np.ndarray) -> torch.Tensor:
 
 def compute_features(
     embedder: Embedder, data: Data, config: DataConfig
-) -> Generator[Progress, None, tuple[Features, Features]]:
-    """Of the training side, with crops of each image, and the validation side; computed once, then read from disk."""
+) -> Generator[Progress, None, list[Features]]:
+    """Of the training side, with crops of each image, the validation side, and the general source, if there is one.
+
+    Computed once, then read from disk.
+    """
     looks = DataConfig(crop=config.crop, flip=config.flip)
     num_crops = NUM_CROPS if looks.crop != 1 or looks.flip else 0
+    sides: dict[str, Source] = {"training": data.training, "validation": data.validation}
+    if data.general:
+        sides[f"general-{data.general.fingerprint[:12]}"] = data.general
+    found = []
     with feature_folder(embedder, data) as folder:
-        training = yield from features_of(embedder, data.training, folder / "training", looks, num_crops)
-        return training, (yield from features_of(embedder, data.validation, folder / "validation"))
+        for name, source in sides.items():
+            crops = num_crops if source is data.training else 0
+            found.append((yield from features_of(embedder, source, folder / name, looks, crops)))
+    return found
 
 
 @contextmanager

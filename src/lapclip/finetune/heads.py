@@ -51,6 +51,8 @@ def with_heads(
     Without towers it embeds features only, and is small.
     """
     model = found.model
+    if found.is_aligned and model.size.head:
+        head = replace(head, hidden=model.size.head.hidden)
     towers = (model.image, model.text) if has_towers else (nn.Identity(), nn.Identity())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -81,8 +83,7 @@ def with_heads(
 def start_at(projection: Projection, old: nn.Module) -> None:
     """The same function as a trained projection, on standardised features."""
     if isinstance(old, Projection):
-        if old.up.weight.shape == projection.up.weight.shape:
-            projection.load_state_dict(old.state_dict())
+        projection.load_state_dict(old.state_dict())
         return
     width = len(projection.mean)
     weight: Tensor = old.weight if isinstance(old, nn.Linear) else torch.eye(width)

@@ -11,6 +11,7 @@ from lapclip.autotune.resolve import ASKED, Choice, Choices, DataSummary, asked_
 from lapclip.config import BUDGETS, SHAPE, Config, LossName, TrainConfig, value_of, with_values
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data
+from lapclip.data.source import Source
 from lapclip.embedder import Embedder, find_model
 from lapclip.errors import UserError
 from lapclip.evaluate.pool import Pool
@@ -24,7 +25,6 @@ from lapclip.model.clip import Size, shape_of
 from lapclip.model.lora import add_adapters
 from lapclip.model.towers import Vocabulary
 from lapclip.runs.run import Run
-from lapclip.step.optim import build_optimizer, freeze
 from lapclip.train.prepare import (
     SIDE_WORDS,
     draft_of,
@@ -43,17 +43,19 @@ CROP = 0.35  # minimum share of an image in a crop: stronger than from scratch, 
 
 @dataclass(frozen=True)
 class CachedFeatures:
-    """The features of both sides, as the training loop takes them."""
+    """The features of both sides and of the general source, as the training loop takes them."""
 
     training: Features
     validation: Features
+    general: Features | None = None
 
     def batches(self, *, batch_size: int, seed: int, first_step: int) -> Generator[Batch]:
         rows = self.training.rows
         return self.training.batches(rows, batch_size=batch_size, seed=seed, first_step=first_step)
 
-    def validation_pool(self, embedder: Embedder, num_images: int) -> Pool:
-        return self.validation.pool(embedder, self.validation.sample(num_images))
+    def pool(self, embedder: Embedder, source: Source, num_images: int) -> Pool:
+        own = next(one for one in (self.validation, self.general) if one and one.source is source)
+        return own.pool(embedder, own.sample(num_images))
 
 
 def find_pretrained(config: Config, *, is_inherited: bool) -> tuple[Config, Pretrained]:
@@ -107,10 +109,13 @@ def preparing_heads(
     choices = resolve_heads(config, judged, batch_size, loss, data) | looks
     config = with_values(config, {key: choice.value for key, choice in choices.items()})
     model = with_heads(found, best.head, cached.training, seed=config.train.seed)
-    config = with_values(with_shape(config, model.size), {"source": data.source, "images": data.images})
+    config = with_values(with_shape(config, model.size), data.settings)
     machine = asdict(read_machine()) | {"sweep": [asdict(candidate) for candidate in judged]}
     run = write_run(config, choices, data, found.tokenizer, name, machine, model.num_parameters, reserved)
-    checkpoint.save(run.checkpoints, model, build_optimizer(model, config.train), checkpoint.Progress())
+    if found.is_aligned:
+        checkpoint.save_start(run.checkpoints, model)
+    else:
+        checkpoint.save(run.checkpoints, model, None, checkpoint.Progress())
     return run, cached
 
 
@@ -141,9 +146,10 @@ def preparing_towers(
         torch.manual_seed(resolved.train.seed)
         if size.lora_rank:
             add_adapters(found.model, size.lora_rank)
-    freeze(found.model, resolved.train)
-    optimizer = build_optimizer(found.model, resolved.train)
-    checkpoint.save(run.checkpoints, found.model, optimizer, checkpoint.Progress())
+    if resolved.train.tune:
+        checkpoint.save_start(run.checkpoints, found.model)
+    else:  # a smaller model: what it starts from is of no use
+        checkpoint.save(run.checkpoints, found.model, None, checkpoint.Progress())
     return run, None
 
 

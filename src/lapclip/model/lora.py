@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 TARGETS = ("attention.qkv", "attention.out")
+ADAPTER_DOWN = ".parametrizations.weight.0.down"  # how its name ends in a model
 
 
 class LowRank(nn.Module):

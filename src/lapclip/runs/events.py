@@ -112,6 +112,22 @@ class Evaluated(Event):
     elapsed_seconds: Finite
     loss: Number | None = None  # over the validation set, in batches as in training
     snapshot: str | None = None  # file in the run folder: example searches at this step
+    general: dict[str, Any] | None = None  # recall over the general source, likewise
+
+
+@dataclass(frozen=True)
+class Interpolated(Event):
+    """Recall of the models between the pretrained one (alpha 0) and the trained one (1); the chosen one is the best."""
+
+    step: Count
+    alphas: list[Share]
+    recall: list[dict[str, Any]]  # of each, over the validation set
+    general: list[dict[str, Any]] | None  # of each, over the general source
+    chosen: Share
+
+    @property
+    def place(self) -> int:
+        return self.alphas.index(self.chosen)
 
 
 @dataclass(frozen=True)
@@ -175,10 +191,10 @@ class Failed(Event):
     hint: str
 
 
-KINDS: dict[str, type[Event]] = {
-    kind.__name__: kind
-    for kind in (Started, Step, Inspected, Evaluated, Warned, Paused, Continued, Saved, Finished, Failed)
-}
+EVENTS: tuple[type[Event], ...] = (
+    Started, Step, Inspected, Evaluated, Interpolated, Warned, Paused, Continued, Saved, Finished, Failed,
+)  # fmt: skip
+KINDS = {kind.__name__: kind for kind in EVENTS}
 
 # The keys of nested values that views rely on, with their bounds; there may be more.
 SHARE, AMOUNT, FINITE = (0, 1), (0, 2**63), (-HUGE, HUGE)
@@ -258,6 +274,12 @@ def checked(event: Event) -> Event:
                 raise ValueError
             is_own = event.snapshot and re.fullmatch(r"snapshots/[\w-]+\.json", event.snapshot)
             values["snapshot"] = event.snapshot if is_own else None
+            values["general"] = values["general"] if is_recall(values["general"]) else None
+        case Interpolated():
+            measured = values["recall"], values["recall"] if event.general is None else values["general"]
+            is_whole = all(len(each) == len(event.alphas) and all(map(is_recall, each)) for each in measured)
+            if not is_whole or event.chosen not in event.alphas:
+                raise ValueError
         case Finished():
             values["recall"] = values["recall"] if is_recall(values["recall"]) else None
     return replace(event, **values)

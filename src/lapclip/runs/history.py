@@ -25,6 +25,7 @@ from lapclip.runs.events import (
     Finished,
     Follower,
     Inspected,
+    Interpolated,
     Paused,
     Saved,
     Started,
@@ -114,6 +115,7 @@ class History:
     recent_inspections: deque[Inspected] = field(default_factory=lambda: deque(maxlen=NUM_RECENT_INSPECTIONS))
     warnings: list[Warned] = field(default_factory=list)
     best: Evaluated | None = None
+    interpolated: Interpolated | None = None  # at the end, while it is
     saved: Saved | None = None
     paused: Paused | None = None  # while it is
     finished: Finished | None = None  # while it is
@@ -143,6 +145,8 @@ class History:
                 self.evaluations.add(event)
                 if event.is_best:
                     self.best = event
+            case Interpolated():
+                self.interpolated = event
             case Warned():
                 self.warnings = [*self.warnings[-MAX_WARNINGS + 1 :], event]
             case Saved():
@@ -167,7 +171,7 @@ class History:
     def start(self, event: Started) -> None:
         self.started = event
         self.starts = [*self.starts[-MAX_MARKS:], event]
-        self.paused = self.finished = self.failed = self.last_power = None
+        self.paused = self.finished = self.failed = self.interpolated = self.last_power = None
         self.recent.clear()
         self.recent_inspections.clear()
         for seen in (self.steps, self.inspections, self.evaluations):
@@ -265,6 +269,20 @@ class History:
         if self.finished and self.finished.recall:
             return self.finished.best_step
         return best.step if (best := self.best or self.evaluated) else None
+
+    @property
+    def is_interpolated(self) -> bool:
+        """Whether the best model is between the pretrained one and a checkpoint."""
+        return self.interpolated is not None and self.interpolated.chosen < 1
+
+    @property
+    def general(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Recall over the general source before training, and of the best model so far."""
+        if self.interpolated and self.interpolated.general:
+            return self.interpolated.general[0], self.interpolated.general[self.interpolated.place]
+        first, now = next(iter(self.evaluations), None), self.best or self.evaluated
+        before, after = first and first.step == 0 and first.general, now and now.general
+        return (before, after) if before and after else None
 
     @property
     def over_fits(self) -> str:
@@ -510,6 +528,17 @@ class Summary:
         return reasons if isinstance(reasons, dict) else {}
 
     @property
+    def general(self) -> dict[str, Any] | None:
+        """What a pretrained model forgets: recall over the general source before training, and of the best model."""
+        before, now = self.history.general or (None, None)
+        return {"source": self.settings.get("general"), "before": before, "now": now} if before else None
+
+    @property
+    def interpolated(self) -> dict[str, Any] | None:
+        """The models between the pretrained and the trained one, for programs."""
+        return asdict(self.history.interpolated) if self.history.interpolated else None
+
+    @property
     def over_fits(self) -> str:
         """What was measured of a run that over-fits, and what helps; else nothing."""
         has_no_crops = self.settings.get("crop") == 1 and "crop" not in self.reasons
@@ -555,6 +584,8 @@ class Summary:
             "readings": readings,
             "recall": history.evaluated.recall if history.evaluated else None,
             "recall_step": history.evaluated.step if history.evaluated else None,
+            "general": self.general,
+            "interpolated": self.interpolated,
             "warnings": [asdict(warning) for warning in history.warnings],
         }
 

@@ -79,7 +79,8 @@ class Run:
 
     def may_open(self, config: Config) -> bool:
         """Whether its settings may name what is opened: drawn data, or a source that this user has trained on."""
-        parts, record = config.data.source.split(" + "), record_of(config)
+        named = filter(None, (config.data.source, config.data.general))
+        parts, record = " + ".join(named).split(" + "), record_of(config)
         if (config.data.images is None and all(map(DRAWN.fullmatch, parts))) or record.exists():
             return True
         found, is_here = (self.path / "config.toml").lstat(), self.path.resolve().parent == RUNS.resolve()
@@ -223,6 +224,7 @@ def record_of(config: Config) -> Path:
     """The file that exists if this user has trained on the same source, read in the same way."""
     data = config.data
     place = [data.source, data.images, data.format, data.image_column, data.caption_column]
+    place += [data.general] if data.general else []  # which earlier versions did not have
     return files.cache_folder() / "sources" / hashlib.sha256(json.dumps(place).encode()).hexdigest()[:16]
 
 
@@ -327,6 +329,15 @@ def open_run(name: str) -> Run:
         f"run `{run.name}` was never set up, and is empty",
         hint=f"start it again: the first line of `{run.path}/output.log` is its command",
     )
+
+
+def run_of(model: str) -> Run | None:
+    """The run that a model is, or a checkpoint is of; None for other models."""
+    with contextlib.suppress(UserError):
+        return open_run(model)
+    folder = Path(model).expanduser().absolute().parent
+    is_checkpoint = folder.name == "checkpoints" and (folder.parent / "config.toml").is_file()
+    return Run(folder.parent) if is_checkpoint else None
 
 
 def find_run(name: str) -> Run:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,9 +23,11 @@ from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable
 from lapclip.data.open import Data
 from lapclip.data.pack import folder_bytes
+from lapclip.data.source import Source
 from lapclip.diagnose.diagnosis import Diagnosis
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
+from lapclip.evaluate.interpolation import sweep
 from lapclip.evaluate.pool import Pool, embed_pool
 from lapclip.evaluate.retrieval import pool_loss, retrieval
 from lapclip.machine.device import device_named, release_memory, set_up_process
@@ -75,7 +78,7 @@ class Cached(Protocol):
     """Features of frozen towers, in place of images and captions."""
 
     def batches(self, *, batch_size: int, seed: int, first_step: int) -> Generator[Batch]: ...
-    def validation_pool(self, embedder: Embedder, num_images: int) -> Pool: ...
+    def pool(self, embedder: Embedder, source: Source, num_images: int) -> Pool: ...
 
 
 @dataclass
@@ -96,6 +99,7 @@ class Loop:
     clock: Clock = field(default_factory=Clock)
     faults: dict[str, None] = field(default_factory=dict)  # unreadable images, in order
     pool: Pool | None = None  # the validation set as embedded last
+    kept_recall: dict[str, Any] | None = None  # of the interpolated model, at the end
     last_battery_check: float = 0.0
     is_over: bool = False
 
@@ -215,6 +219,8 @@ class Loop:
             shutil.rmtree(run.path / "snapshots", ignore_errors=True)  # an index may now be another image
         data.release()
         release_memory()
+        if data.general is not None and now.step == 0:
+            yield from self.evaluate()
 
     def end(self) -> Iterator[Event]:
         """Evaluates, saves and draws; also for a run that was stopped on its last step."""
@@ -225,12 +231,17 @@ class Loop:
             yield self.save()
         peak = peak_memory_bytes()
         self.batches.close()
-        if now.best_step != now.step or self.pool is None:
+        start = checkpoint.pointed_at(run.checkpoints, "start")  # of a pretrained model
+        if start is not None or now.best_step != now.step or self.pool is None:
             self.update.optimizer.zero_grad()
             self.update.optimizer.state.clear()
             release_memory()  # reading a checkpoint would otherwise come on top of what training held
+        if start is not None:
+            yield from self.interpolate(start)
+        elif now.best_step != now.step or self.pool is None:
             reading.load_weights(checkpoint.best(run.checkpoints) or run.path, model)
-            self.pool = self.embed_validation()
+            self.pool = self.embed(self.data.validation, self.config.data.num_validation)
+        assert self.pool is not None
         if problem := draw_learned(run.path / "learned.png", self.data.validation, self.pool, now.step):
             yield from self.tell(problem)
         yield from self.finish("budget", peak)
@@ -257,7 +268,7 @@ class Loop:
                 pairs_per_second=now.num_pairs_seen / max(now.seconds, 1e-9),
                 peak_memory_bytes=peak,
                 num_parameters=self.update.model.num_parameters,
-                recall=now.best_recall,
+                recall=self.kept_recall or now.best_recall,
                 best_step=now.best_step,
                 checkpoint=str(best) if best else None,
             )
@@ -266,11 +277,12 @@ class Loop:
     def evaluate(self) -> Iterator[Event]:
         now, model, batch_size = self.now, self.update.model, self.config.train.batch_size or 1
         validation, started = self.data.validation, time.perf_counter()
-        pool = self.pool = self.embed_validation()
+        pool, recall, general = self.measure()
+        self.pool = pool
         self.faults |= dict.fromkeys(pool.faults)
-        recall = retrieval(pool, batch_size)
-        is_best = is_as_good(recall, now.highest)
-        now.highest = max(now.highest or 0.0, mean_recall(recall))
+        is_best = now.step > 0 and is_as_good(recall, now.highest)
+        if now.step > 0:  # before, it is the pretrained model's
+            now.highest = max(now.highest or 0.0, mean_recall(recall))
         now.last_eval_step, now.last_eval_seconds = now.step, now.seconds
         if is_best:
             now.best_step, now.best_recall = now.step, recall
@@ -286,13 +298,30 @@ class Loop:
                 message = f"could not write a snapshot: {problem}"
                 yield from self.tell(Warned(now.step, message, hint, "no-snapshot"))
         elapsed_seconds = time.perf_counter() - started
-        yield from self.tell(Evaluated(now.step, recall, is_best, elapsed_seconds, loss, snapshot))
+        yield from self.tell(Evaluated(now.step, recall, is_best, elapsed_seconds, loss, snapshot, general))
 
-    def embed_validation(self) -> Pool:
-        num_images = self.config.data.num_validation
+    def interpolate(self, start: Path) -> Iterator[Event]:
+        """Makes the best of the models between the start and the best checkpoint the one that is loaded."""
+        now, folder, model = self.now, self.run.checkpoints, self.update.model
+        trained = folder / checkpoint.name_of(now.best_step or now.step)
+        found, self.pool = yield from sweep(model, start, trained, self.measure, step=now.step)
+        checkpoint.keep_interpolated(folder, model, trained, found.chosen)
+        self.kept_recall = found.recall[found.place]
+        yield from self.tell(found)
+
+    def measure(self) -> tuple[Pool, dict[str, Any], dict[str, Any] | None]:
+        """The validation set as the model embeds it now, its recall, and that of the general source."""
+        batch_size, general = self.config.train.batch_size or 1, self.data.general
+        pool = self.embed(self.data.validation, self.config.data.num_validation)
+        recall = retrieval(pool, batch_size)
+        if general is None:
+            return pool, recall, None
+        return pool, recall, retrieval(self.embed(general, general.num_pairs), batch_size)
+
+    def embed(self, source: Source, num_images: int) -> Pool:
         if self.cached is not None:
-            return self.cached.validation_pool(self.embedder, num_images)
-        return embed_pool(self.embedder, self.data.validation, num_images)
+            return self.cached.pool(self.embedder, source, num_images)
+        return embed_pool(self.embedder, source, num_images)
 
     def save(self) -> Event:
         started = time.perf_counter()
@@ -365,7 +394,8 @@ def set_up(config: Config, run: Run, data: Data, cached: Cached | None) -> Loop:
     optimizer = build_optimizer(model, cfg)
     if newest:
         reading.load_weights(newest, model)
-        checkpoint.load_optimizer(newest, model, optimizer)
+        if now.step > 0:
+            checkpoint.load_optimizer(newest, model, optimizer)
     run.write_config(config)  # a resumed run may have been given more time
     diagnosis = Diagnosis(config, run.reference)
     for event in run.events() if newest else ():

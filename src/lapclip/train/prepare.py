@@ -25,25 +25,28 @@ from lapclip.autotune.resolve import (
     resolve_tokenizer,
 )
 from lapclip.autotune.work import Work
-from lapclip.config import BUDGETS, PLAN, Config, FormatName, load_config, value_of, with_values
+from lapclip.config import BUDGETS, PLAN, Config, DataConfig, FormatName, load_config, value_of, with_values
 from lapclip.data.advice import Advice, advise, facts_of_captions, share_outside_a_to_z
 from lapclip.data.batches import fetch
+from lapclip.data.decode import digest
 from lapclip.data.doctor import MAX_READ, Report, examine
-from lapclip.data.open import Data, Files, Part, open_source, plain_name
-from lapclip.data.source import Source
+from lapclip.data.open import Data, Files, Part, open_source, open_unseen, plain_name
+from lapclip.data.source import Sample, Source
+from lapclip.data.split import evaluation_set
 from lapclip.data.tokenizer import WORDS, Tokenizer, train_tokenizer, words_of
 from lapclip.errors import UserError, install_command, shortened, shortened_path, typed
 from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
-from lapclip.runs.run import Run, new_run
+from lapclip.runs.run import Run, new_run, run_of
 from lapclip.step.loss import NEEDS_BIAS
 from lapclip.units import Progress, age, finished, plural
 from lapclip.weights import checkpoint, reading
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
 MAX_PAIRS_WITH_WORDS = 1_000_000  # whose words are recorded, in a few seconds
+NUM_GENERAL = 512  # images at most; `num_validation` is lowered to what the training source has
 NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
 NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
@@ -51,11 +54,29 @@ SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|der
 
 def open_here(config: Config) -> Generator[Progress, None, Data]:
     """Opens the data of a run, and says how far packing is; too many broken images are an error."""
+    if config.data.general and not config.model.base:
+        what = "`--general` needs a pretrained model whose two towers were trained together"
+        raise UserError(what, hint="name one: `--from MODEL`")
     data = yield from open_source(config.data, shape_of(config.model).image_size)
     for part in data.parts:
         if part.files is not None:
             refuse_if_broken(part.files, config.data.max_unreadable)
+    if config.data.general:
+        data = replace(data, general=(yield from open_general(config, data)))
     return data
+
+
+def open_general(config: Config, data: Data) -> Generator[Progress, None, Sample]:
+    """As `lapclip eval` opens it: of what this run or the pretrained model is trained on only validation images."""
+    assert config.data.general and config.model.base
+    base = run_of(config.model.base)
+    trained = [replace(config.data, source=data.source), *([base.load_config().data] if base else [])]
+    asked = DataConfig(source=config.data.general, workers=config.data.workers)
+    opened, is_own = yield from open_unseen(asked, shape_of(config.model).image_size, trained)
+    source = evaluation_set(opened, validation_only=is_own).source
+    indices = source.sample(NUM_GENERAL)
+    fingerprint = digest(opened.fingerprint.encode(), bytes([is_own]), indices.tobytes()).hex()
+    return Sample(source, indices, opened.source, fingerprint)
 
 
 def refuse_if_broken(files: Files, tolerated: float) -> None:
@@ -162,7 +183,7 @@ def draft_of(
     captions = [caption for part in data.parts for caption in captions_of(part)]
     lengths = tokenizer.lengths(captions)
     summary = summarise(config, data, tokenizer, captions, lengths)
-    config = with_values(config, {"source": data.source, "images": data.images})
+    config = with_values(config, data.settings)
     config, choices = resolve_settings(config, summary, kind)
     assert config.train.batch_size and config.model.text_length
     random = np.random.default_rng(0)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from lapclip.errors import one_line, shortened
+from lapclip.errors import one_line, shortened, shortened_path
 from lapclip.runs.events import Evaluated
 from lapclip.runs.history import SMOOTHED, Summary
 from lapclip.runs.run import RUNS
@@ -31,6 +31,7 @@ def charts_of(summary: Summary) -> list[Chart]:
     history = summary.history
     steps, evaluations, last = list(history.steps), list(history.evaluations), float(history.num_steps)
     first = min(float(steps[0].step), last - 1) if steps else 0.0  # a single step needs an axis too
+    first = min([first, *(float(e.step) for e in evaluations)])  # a pretrained model is evaluated before
     span = (first, last or 1.0)
 
     def points(name: str) -> Points:
@@ -44,11 +45,17 @@ def charts_of(summary: Summary) -> list[Chart]:
         """A reference line."""
         return Line(label, [] if height is None else [(x, height) for x in span], number, "level")
 
-    recall: list[Line] = []
-    for place, k in enumerate((1, 10)):
-        found = known((e.step, e.recall["text_to_image"][f"recall@{k}"]) for e in evaluations)
-        chance = evaluations[-1].recall["text_to_image"][f"chance@{k}"] if evaluations else None
-        recall += [Line(f"recall@{k}", found, place, "dots"), level(f"chance, @{k}", chance, place)]
+    def recall(measured: Sequence[tuple[int, dict[str, Any]]]) -> list[Line]:
+        lines = []
+        for place, k in enumerate((1, 10)):
+            found = known((step, recall["text_to_image"][f"recall@{k}"]) for step, recall in measured)
+            chance = measured[-1][1]["text_to_image"][f"chance@{k}"] if measured else None
+            lines += [Line(f"recall@{k}", found, place, "dots"), level(f"chance, @{k}", chance, place)]
+        return lines
+
+    own = recall([(e.step, e.recall) for e in evaluations])
+    general = recall([(e.step, e.general) for e in evaluations if e.general])
+    source = shortened_path(one_line(summary.settings.get("general", "")), 40)
     loss = [
         *both("training", "loss"),
         Line("validation", known((e.step, e.loss) for e in evaluations), 1, "dots"),
@@ -60,7 +67,8 @@ def charts_of(summary: Summary) -> list[Chart]:
     charts = [
         Chart("Loss", "of the training batches, and over the validation set", loss),
         Chart("Accuracy", in_batch, accuracy, **SHARES),
-        Chart("Recall", RECALL, recall, **SHARES),
+        Chart("Recall", RECALL, own, **SHARES),
+        Chart(f"Recall on {source} (general)", "text → image: what the model forgets", general, **SHARES),
         Chart("Temperature", "a lower value contrasts pairs more", [Line("learned", thin(points("temperature")), 0)]),
         Chart("Learning rate", "", [Line("lr", thin(points("lr")), 0)], from_zero=True),
         Chart("Gradient norm", "before clipping", norm, is_log_y=all(s.grad_norm > 0 for s in steps)),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from lapclip.errors import one_line
 from lapclip.runs.events import Step
-from lapclip.runs.history import History, Summary
+from lapclip.runs.history import History, Summary, mean_recall
 from lapclip.runs.run import read_own
 from lapclip.units import count, is_number, number, percent
 from lapclip.view.charts import between
@@ -61,6 +61,27 @@ def read_queries(folder: Path, snapshot: str) -> list[Query]:
             rank = find(query, "rank")
             queries.append(Query(one_line(query["text"]), None if rank is None else int(rank), found))
     return queries
+
+
+def interpolation_section(history: History) -> Section:
+    title = "Between the pretrained and the trained model"
+    if (event := history.interpolated) is None:
+        return Section(title)
+    words = (
+        "Weighted means of the weights of both models (WiSE-FT). The one with the highest mean recall over the "
+        "validation set is kept, if it finds at least one image more than the trained model."
+    )
+    rows = []
+    for place, (alpha, recall) in enumerate(zip(event.alphas, event.recall, strict=True)):
+        found, other = recall["text_to_image"], event.general and event.general[place]["text_to_image"]
+        row = [f"{alpha:g}", mean_recall(recall), found["recall@1"], found["recall@10"]]
+        rows.append([*row, *([other["recall@10"]] if other else []), place == event.place])
+    general = ", general recall@10: share" * bool(event.general)
+    columns = (
+        f"share of the trained model, mean recall: share, recall@1: share, recall@10: share{general}, kept"
+    )
+    note = "mean recall: of both directions at 1, 5 and 10; recall: text → image"
+    return Section(title, [words], tables=[Table(title, columns_of(columns), rows, note)])
 
 
 @dataclass(frozen=True)

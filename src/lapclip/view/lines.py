@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lapclip.errors import one_line, printable
-from lapclip.runs.events import Continued, Evaluated, Event, Paused, Started, Step, Warned
-from lapclip.runs.history import History, Summary
+from lapclip.errors import code, one_line, printable, shortened_path
+from lapclip.runs.events import Continued, Evaluated, Event, Interpolated, Paused, Started, Step, Warned
+from lapclip.runs.history import History, Summary, mean_recall
 from lapclip.units import duration, percent, plural
 
 SECONDS_BETWEEN_LINES = 10  # on a pipe
@@ -35,7 +35,12 @@ def sentence(event: Event) -> str:
                 f"recall@{k} {percent(found[f'recall@{k}'])} (chance {percent(found[f'chance@{k}'])})"
                 for k in (1, 10)
             )
-            return f"step {event.step:,}: {', '.join(shares)}" + (", kept as `best`" if event.is_best else "")
+            said = f"step {event.step:,}: {', '.join(shares)}"
+            if event.general:
+                said += f", general recall@10 {percent(event.general['text_to_image']['recall@10'])}"
+            return said + ", kept as `best`" * event.is_best
+        case Interpolated():
+            return f"step {event.step:,}: {interpolated_words(event)}"
         case Warned():
             return f"step {event.step:,}: warning: {one_line(event.message)}; hint: {one_line(event.hint)}"
         case Paused():
@@ -43,6 +48,25 @@ def sentence(event: Event) -> str:
         case Continued():
             return f"step {event.step:,}: continuing after a pause of {duration(event.paused_seconds)}"
     return ""
+
+
+def interpolated_words(event: Interpolated) -> str:
+    """Which mean of the pretrained and the trained weights was best."""
+    means = [percent(mean_recall(recall)) for recall in event.recall]
+    each = ", ".join(f"{alpha:g}: {mean}" for alpha, mean in zip(event.alphas, means, strict=True))
+    return f"{event.chosen:g} of the trained weights kept as `best`; mean recall with {each}"
+
+
+def forgetting(summary: Summary) -> list[str]:
+    """What a fine-tuned model has forgotten, and what is kept of the pretrained one, a sentence each."""
+    said = []
+    if general := summary.general:
+        before, now = (percent(general[when]["text_to_image"]["recall@10"]) for when in ("before", "now"))
+        source = code(shortened_path(one_line(general["source"] or "general"), 24))
+        said.append(f"recall@10 on {source} (general): {before} before, {now} now")
+    if event := summary.history.interpolated:
+        said.append(interpolated_words(event))
+    return said
 
 
 def progress(history: History) -> str:

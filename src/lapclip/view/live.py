@@ -5,7 +5,7 @@ from typing import Any
 
 from lapclip.errors import one_line
 from lapclip.runs.events import Evaluated, Event, Inspected, Step
-from lapclip.runs.history import History, Summary
+from lapclip.runs.history import History, Summary, mean_recall
 from lapclip.units import NOT_MEASURED, duration, is_number, percent, plural, size
 from lapclip.view.lines import how_far, what_now
 
@@ -39,6 +39,8 @@ def row_of_evaluation(event: Evaluated) -> dict[str, Any]:
     row: dict[str, Any] = {"loss": short(event.loss), "snapshot": event.snapshot}
     for name, direction in (("there", "text_to_image"), ("back", "image_to_text")):
         row |= {f"{name}_{k}": short(event.recall[direction].get(f"recall@{k}")) for k in (1, 10)}
+    found = event.general["text_to_image"] if event.general else {}
+    row |= {f"general_{k}": short(found.get(f"recall@{k}")) for k in (1, 10)}
     negatives = event.recall.get("negatives") or {}
     return row | {name: short(negatives.get(name)) for name in ("easy", "medium", "hard")}
 
@@ -114,6 +116,12 @@ def figures_of(summary: Summary) -> list[dict[str, str]]:
             notes = [of_chance(references[f"recall_{k}"])]
             notes += [f"best {highest:.1%}"] if highest is not None and best is not validation else []
             found.append((f"recall@{k}", f"{now:.1%}", ", ".join(filter(None, notes))))
+    if history.general:
+        before, after = (recall["text_to_image"]["recall@10"] for recall in history.general)
+        found.append(("general recall@10", percent(after), f"{percent(before)} before"))
+    if event := history.interpolated:
+        means = [percent(mean_recall(event.recall[place])) for place in (event.place, -1)]
+        found.append(("share kept", f"{event.chosen:g}", f"mean recall {means[0]}, all {means[1]}"))
     found += [
         ("pairs/s", f"{speed:,.0f}", share),
         ("temperature", f"{history.step.temperature:.4f}", "learned"),

@@ -51,7 +51,10 @@ def scalars_of(event: Event) -> dict[str, float]:
         case Evaluated(recall=recall):
             negatives = recall.get("negatives") or {}
             groups = {
-                "recall": {f"{d}@{k}": recall[d][f"recall@{k}"] for d in DIRECTIONS for k in (1, 5, 10)},
+                name: {f"{d}@{k}": own[d][f"recall@{k}"] for d in DIRECTIONS for k in (1, 5, 10)}
+                for name, own in (("recall", recall), ("general", event.general))
+                if own
+            } | {
                 "negatives": {level: negatives.get(level) for level in ("easy", "medium", "hard")},
                 "validation": {"loss": event.loss},
             }

@@ -20,6 +20,7 @@ from lapclip.view import learning, resources
 from lapclip.view.charts import charts_of, name_of, overlaid, phases_in_words
 from lapclip.view.document import KINDS, Document, Section, Table, columns_of, shown
 from lapclip.view.html import write_html
+from lapclip.view.lines import forgetting
 
 MIN_EVALUATIONS = 4
 MAX_ADVICE = 3  # hints of warnings
@@ -54,6 +55,7 @@ def sections_of(summary: Summary) -> list[Section]:
         Section("Next steps", points=suggestions(summary)),
         learning.found_section(summary),
         Section("Curves", phases_in_words(summary), charts=charts_of(summary)),
+        learning.interpolation_section(history),
         learning.stretches_section(history, kind, stretches),
         learning.phases_section(history, kind),
         learning.gradients_section(history),
@@ -88,7 +90,9 @@ def tiles_of(summary: Summary) -> list[tuple[str, str, str]]:
 def sentences(summary: Summary) -> list[str]:
     """The summary, what matters most first."""
     history, bench = summary.history, summary.bench_speed
-    said = [what_and_how_long(summary), how_it_ended(summary), result(summary), last_quarter(summary)[1]]
+    said = [what_and_how_long(summary), how_it_ended(summary), result(summary)]
+    said += [f"{words[:1].upper()}{words[1:]}." for words in forgetting(summary)]
+    said.append(last_quarter(summary)[1])
     losses = [(e.loss, e.step) for e in history.evaluations if e.loss is not None]
     if len(losses) >= 3:
         (lowest, step), ended = min(losses), losses[-1][0]
@@ -155,7 +159,7 @@ def result(summary: Summary) -> str:
         return "It was never evaluated; `lapclip eval` evaluates a checkpoint." if history.num_steps else ""
     said = recall_words(recall, recall["num_images"])
     said += " This is not significantly above chance, in either direction." * is_chance(recall)
-    if history.best_step not in (None, history.num_steps) and tried > 1:
+    if history.best_step not in (None, history.num_steps) and tried > 1 and not history.is_interpolated:
         why = "the last one within a standard error of the highest mean recall"
         said += f" That is step {count(history.best_step)}, the best checkpoint: {why}."
     return said
@@ -289,6 +293,8 @@ def numbers_of(summary: Summary) -> dict[str, Any]:
         "validation_loss": history.evaluated.loss if history.evaluated else None,
         "recall": history.recall,
         "best_step": history.best_step,
+        "general": summary.general,
+        "interpolated": summary.interpolated,
         "data_share": history.data_share,
         "power_of": history.power_source,
         "recall@1_per_watt_hour": recall / (joules / 3600) if joules and recall is not None else None,

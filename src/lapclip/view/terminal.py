@@ -26,7 +26,7 @@ from lapclip.runs.history import Summary
 from lapclip.units import UNKNOWN, duration, percent, size
 from lapclip.view import live
 from lapclip.view.braille import Point, bounds, columns, curve
-from lapclip.view.lines import how_far, what_now
+from lapclip.view.lines import forgetting, how_far, what_now
 from lapclip.view.live import Bar
 
 SECONDS_BETWEEN_READS = 2.0
@@ -201,15 +201,17 @@ class View:
         return table
 
     def numbers(self) -> RenderableType:
-        """The other numbers of a step."""
+        """The other numbers of a step, and what is forgotten."""
+        said = map(line, forgetting(self.summary))
         if (step := self.history.step) is None:
-            return Text("")
+            return Group(*said)
         recently, share = self.history.recently, self.summary.bench_share
         of_bench = f", {share:.0%} of bench" if share is not None else ""
-        return line(
+        numbers = (
             f"tau {step.temperature:.4f}  lr {step.lr:.2e}  gradient norm {recently('grad_norm') or 0:.3g}"
             f"  pairs/s {recently('pairs_per_second') or 0:,.0f}{of_bench}"
         )
+        return Group(line(numbers), *said)
 
     def parts(self) -> RenderableType:
         """Where a step's time goes, a bar for each part."""

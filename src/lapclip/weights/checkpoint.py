@@ -23,7 +23,8 @@ from lapclip.runs.events import AboveZero, Count, Seconds, Share, is_recall
 MODEL = "model.safetensors"
 OPTIMIZER = "state/optimizer.safetensors"
 PROGRESS = "state/progress.json"
-NUM_KEPT = 2  # newest checkpoints, besides the best
+INTERPOLATED = "step-*-alpha-*"  # weights between the start and a checkpoint, without training state
+NUM_KEPT = 2  # newest checkpoints, besides the best and the start
 
 
 @dataclass
@@ -42,19 +43,37 @@ class Progress:
     last_overflow_step: Count = 0
 
 
-def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: Progress) -> Path:
-    """Writes a checkpoint and makes it the latest; removes older ones except the newest and the best."""
+def save(folder: Path, model: nn.Module, optimizer: Optimizer | None, progress: Progress) -> Path:
+    """Writes a checkpoint and makes it the latest; removes older ones except the newest, the best and the start.
+
+    Before the first step there is no optimizer state.
+    """
     target = folder / name_of(progress.step)
     with atomic_path(target, is_folder=True) as beside:  # the end of a run saves the same step again
         (beside / "state").mkdir()
         write_tensors(model.state_dict(), beside / MODEL)
-        write_tensors(optimizer_tensors(model, optimizer), beside / OPTIMIZER)
+        if optimizer is not None:
+            write_tensors(optimizer_tensors(model, optimizer), beside / OPTIMIZER)
         (beside / PROGRESS).write_text(json.dumps(asdict(progress)), "utf-8")
     write_atomically(folder / "latest", target.name)
     if progress.best_step is not None:
         write_atomically(folder / "best", name_of(progress.best_step))
     prune(folder)
     return target
+
+
+def save_start(folder: Path, model: nn.Module) -> None:
+    """Writes the pretrained weights that a run starts from, which `keep_interpolated` needs at its end."""
+    write_atomically(folder / "start", save(folder, model, None, Progress()).name)
+
+
+def keep_interpolated(folder: Path, model: nn.Module, trained: Path, alpha: float) -> None:
+    """Makes weights between the start and a checkpoint the best; the checkpoints stay as they are."""
+    target = folder / f"{trained.name}-alpha-{alpha:g}" if alpha < 1 else trained
+    if alpha < 1:
+        with atomic_path(target, is_folder=True) as beside:
+            write_tensors(model.state_dict(), beside / MODEL)
+    write_atomically(folder / "best", target.name)
 
 
 def name_of(step: int) -> str:
@@ -80,12 +99,12 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
 
 
 def prune(folder: Path) -> None:
-    """Removes all but the newest checkpoints and the best, and what a killed process left incomplete."""
+    """Removes all but the newest checkpoints, the best and the start, and what a killed process left incomplete."""
     checkpoints = all_checkpoints(folder)
-    kept = {*checkpoints[-NUM_KEPT:], pointed_at(folder, "best")}
+    kept = {*checkpoints[-NUM_KEPT:], pointed_at(folder, "best"), pointed_at(folder, "start")}
     for path in folder.glob(".*writing*"):
         remove(path)
-    for path in checkpoints:
+    for path in (*checkpoints, *folder.glob(INTERPOLATED)):
         if path not in kept:  # renamed first: what is called a checkpoint is always complete
             remove(path.rename(path.with_name(f".{path.name}.writing")))
 
@@ -100,7 +119,8 @@ def pointed_at(folder: Path, pointer: str) -> Path | None:
         path = folder / read_bounded(folder / pointer).decode("utf-8").strip()
     except (OSError, ValueError):
         return None
-    return path if path in all_checkpoints(folder) and path.is_dir() else None
+    is_known = path in all_checkpoints(folder) or path in folder.glob(INTERPOLATED)
+    return path if is_known and path.is_dir() else None
 
 
 def latest(folder: Path) -> Path | None:
@@ -165,8 +185,9 @@ def unreadable(checkpoint: Path, file: str, error: Exception) -> UserError:
 
 def check_space(folder: Path, num_parameters: int) -> None:
     """Refuses before training if the disk cannot hold the checkpoints of a run."""
-    # Weights and two moments, 4 bytes each; the last two, the best, and the one being written.
-    needed = 4 * 12 * num_parameters
+    # Weights and two moments, 4 bytes each; the last two, the best, and the one being written. From a pretrained
+    # model also the weights at the start, and interpolated ones.
+    needed = (4 * 12 + 2 * 4) * num_parameters
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(

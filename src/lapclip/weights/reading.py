@@ -22,6 +22,7 @@ from lapclip.data.tokenizer import MAX_BYTES, Tokenizer, load_tokenizer, openai_
 from lapclip.errors import UserError, shortened
 from lapclip.machine.hardware import memory_limit_bytes
 from lapclip.model.clip import CLIP, Size, count_parameters
+from lapclip.model.lora import ADAPTER_DOWN
 from lapclip.weights.checkpoint import PROGRESS, shape_difference
 from lapclip.weights.layouts import OURS, Layout
 
@@ -192,6 +193,19 @@ def check_stored(folder: Path, opened: Opened, size: Size, vocab_size: int, has_
 def load_weights(folder: Path, model: CLIP) -> None:
     with opened_weights(folder) as opened:
         read_weights(folder, opened, model)
+
+
+def load_between(start: Path, trained: Path, alpha: float, model: CLIP) -> None:
+    """Loads (1 - alpha) times the weights of one checkpoint plus alpha times those of another; exact for 0 and 1.
+
+    Adapters start with `up` at zero: interpolating `up` alone, their product with `down` is interpolated, and so are
+    the merged weights; interpolating both would square alpha.
+    """
+    load_weights(trained, model)
+    with opened_weights(start) as opened, torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if not name.endswith(ADAPTER_DOWN):
+                tensor.copy_(torch.lerp(opened.get(name).to(tensor), tensor, alpha))
 
 
 def read_weights(folder: Path, opened: Opened, model: CLIP, layout: Layout = OURS) -> None:

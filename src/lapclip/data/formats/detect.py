@@ -205,6 +205,11 @@ def find_tables(path: Path, names: set[str]) -> tuple[list[Path], list[Path]]:
     return [], sorted({*own_files(path, names, SUFFIXES), *filter(looks_like_table, texts)})
 
 
+def real_names(source: str) -> set[str]:
+    """What a source consists of, as real paths; `emoji` is `/emoji`, not a path in this folder."""
+    return {os.path.realpath(os.path.join(os.sep, name)) for name, _ in parse_source(source)}
+
+
 def names_of(source: str) -> set[str]:
     """The real path of a source; of a folder also those of its tables, of its table also that of the folder."""
     name = os.path.realpath(os.path.join(os.sep, source))
