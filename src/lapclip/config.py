@@ -68,7 +68,7 @@ class ModelConfig:
 
     size: SizeName = opt("tiny", "model size, by name")
     image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
-    patch_size: int | None = opt(None, "patch size in pixels per side", 1, 256)
+    patch_size: int | None = opt(None, "patch size in pixels per side", 1, 1024)
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
     recompute: bool = opt(False, "recompute activations: less memory, a third more time")
     base: str | None = opt(None, "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`")

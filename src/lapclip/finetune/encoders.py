@@ -137,7 +137,7 @@ def find_timm(name: str) -> Found:
     except ImportError:
         raise UserError("timm is not installed", hint="install it: `pip install timm`") from None
     try:
-        model = timm.create_model(name, pretrained=True, num_classes=0)
+        model: Any = timm.create_model(name, pretrained=True, num_classes=0)
         about = model.pretrained_cfg
         numbers: dict[str, Any] = {"name": name, "mean": list(about["mean"]), "std": list(about["std"])}
         image_size, own = about["input_size"][-1], TimmImage(**numbers)

@@ -28,7 +28,7 @@ from lapclip.weights.layouts import OURS, Layout
 WEIGHTS, TOKENIZER, VOCABULARY = "model.safetensors", "tokenizer.json", ("vocab.json", "merges.txt")
 # Beyond any CLIP: larger numbers are a mistake or an attack.
 MAX = {
-    "width": 8192, "hidden": 65536, "depth": 128, "heads": 256, "image_size": 1024, "patch_size": 256,
+    "width": 8192, "hidden": 65536, "depth": 128, "heads": 256, "image_size": 1024, "patch_size": 1024,
     "text_length": 8192, "embedding": 16384, "vocab_size": 2_000_000,
 }  # fmt: skip
 MAX_GROWTH = 1000  # of a text by normalization
