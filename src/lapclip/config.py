@@ -72,8 +72,12 @@ class ModelConfig:
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
     recompute: bool = opt(False, "recompute activations: less memory, a third more time")
     base: str | None = opt(None, "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`")
-    image_tower: str | None = opt(None, "pretrained image encoder, frozen: `efficientnet-lite0`, `timm:NAME`")
-    text_tower: str | None = opt(None, "pretrained text encoder, frozen: `minilm`, a folder of transformers")
+    image_tower: str | None = opt(
+        None, "pretrained image encoder, frozen: `efficientnet-lite0`, `timm:NAME`, an ONNX file"
+    )
+    text_tower: str | None = opt(
+        None, "pretrained text encoder, frozen: `minilm`, a folder of transformers, an ONNX file"
+    )
     shape: str | None = opt(None, "shape of the pretrained model, as JSON; written by training")
 
 

@@ -22,6 +22,7 @@ from lapclip.data.tokenizer import MAX_BYTES, Tokenizer, load_tokenizer, openai_
 from lapclip.errors import UserError, shortened
 from lapclip.machine.hardware import memory_limit_bytes
 from lapclip.model.clip import CLIP, Size, count_parameters
+from lapclip.weights import onnx
 from lapclip.weights.checkpoint import PROGRESS, shape_difference
 from lapclip.weights.layouts import OURS, Layout
 
@@ -196,6 +197,7 @@ def load_weights(folder: Path, model: CLIP) -> None:
 
 def read_weights(folder: Path, opened: Opened, model: CLIP, layout: Layout = OURS) -> None:
     """Reads weights into a model of the same shape, one tensor at a time; all of them are finite."""
+    onnx.open_towers(model)
     ours = model.state_dict()
     theirs = layout.sources(model.size)
     sources = {name: theirs[name] if layout.names else [name] for name in ours}
