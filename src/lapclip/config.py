@@ -71,7 +71,7 @@ class ModelConfig:
 
     size: SizeName = opt("tiny", "model size, by name")
     image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
-    patch_size: int | None = opt(None, "patch size in pixels per side", 1, 256)
+    patch_size: int | None = opt(None, "patch size in pixels per side", 1, 1024)
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
     embedding: int | None = opt(None, "numbers in an embedding", 2, 8192)
     recompute: bool = opt(False, "recompute activations: less memory, a third more time")
@@ -80,8 +80,12 @@ class ModelConfig:
         "pretrained model to start from: a run, a model folder, `hf-hub:OWNER/NAME`; with `--size`, a smaller model"
         " starts from a part of its weights",
     )
-    image_tower: str | None = opt(None, "pretrained image encoder, frozen: `efficientnet-lite0`, `timm:NAME`")
-    text_tower: str | None = opt(None, "pretrained text encoder, frozen: `minilm`, a folder of transformers")
+    image_tower: str | None = opt(
+        None, "pretrained image encoder, frozen: `efficientnet-lite0`, `timm:NAME`, an ONNX file"
+    )
+    text_tower: str | None = opt(
+        None, "pretrained text encoder, frozen: `minilm`, a folder of transformers, an ONNX file"
+    )
     teacher: str | None = opt(
         None,
         "trained model whose embeddings the new model learns to reproduce (distillation): named as for `--from`",

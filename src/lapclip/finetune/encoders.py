@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from lapclip.data.tokenizer import Tokenizer
-from lapclip.errors import UserError, shortened, suggest
+from lapclip.errors import UserError, code, shortened, suggest, suggest_path
 from lapclip.model.blocks import Shape
 from lapclip.model.clip import CLIP
-from lapclip.model.encoders import LAST_LAYERS, Encoder, TimmImage, TransformersText
+from lapclip.model.encoders import LAST_LAYERS, Encoder, Onnx, TimmImage, TransformersText
 from lapclip.model.towers import Size
-from lapclip.weights import reading
-from lapclip.weights.hugging_face import DESCRIPTION, framed
-from lapclip.weights.reading import WEIGHTS, Pretrained, read_json, refused
+from lapclip.weights import onnx, reading
+from lapclip.weights.hugging_face import DESCRIPTION, framed, their_transform
+from lapclip.weights.reading import MAX, TOKENIZER, WEIGHTS, Pretrained, read_json, refused
 
 EMBEDDING = 512  # numbers; what the heads project to
 MAX_TEXT_LENGTH = 128  # tokens; captions are shorter
 STAGES_READ = 2  # last stages of an EfficientNet: they hold more of the single things than its output
+USUAL_IMAGE_SIZE = 224  # for ONNX files that take images of any size
 STRIDES = (1, 2, 2, 2, 1, 2, 1)
 
 
@@ -61,12 +62,12 @@ PACKAGES = {
 
 @dataclass(frozen=True)
 class Found:
-    """An encoder with its weights; of an image encoder its input size, of a text encoder its tokenizer."""
+    """An encoder with its weights and, if it encodes texts, its tokenizer."""
 
     encoder: Encoder
     width: int
     weights: dict[str, Tensor]
-    image_size: int = 0
+    length: int  # of its input: pixels per side, or tokens
     tokenizer: Tokenizer | None = None
 
 
@@ -74,13 +75,12 @@ def compose(image_tower: str, text_tower: str) -> Pretrained:
     """A model of two frozen encoders; its heads are new."""
     image, text = find_image(image_tower), find_text(text_tower)
     assert text.tokenizer is not None
-    length = min(MAX_TEXT_LENGTH, text.encoder.numbers.get("text_length", MAX_TEXT_LENGTH))
     size = Size(
         Shape(image.width, 1, 1),
         Shape(text.width, 1, 1),
-        image_size=image.image_size,
-        patch_size=image.image_size,
-        text_length=length,
+        image_size=image.length,
+        patch_size=image.length,
+        text_length=min(MAX_TEXT_LENGTH, text.length),
         embedding=EMBEDDING,
         image_encoder=image.encoder,
         text_encoder=text.encoder,
@@ -90,19 +90,25 @@ def compose(image_tower: str, text_tower: str) -> Pretrained:
         model = CLIP(size, vocab_size=text.tokenizer.highest_id + 1)
     model.image.load_state_dict(image.weights)
     model.text.load_state_dict(text.weights)
+    onnx.open_towers(model)
     return Pretrained(
         f"{image_tower} and {text_tower}", model, text.tokenizer, weights=None, is_aligned=False
     )
 
 
 def find_image(name: str) -> Found:
+    if name.endswith(".onnx"):
+        folder = folder_of(Path(name), "preprocessor_config.json")
+        mean, std = their_transform(folder, None)[0].tolist()
+        return find_onnx(Path(name), USUAL_IMAGE_SIZE, mean=mean, std=std)
     if name.startswith("timm:"):
         return find_timm(name.removeprefix("timm:"))
     package = PACKAGES.get(name)
     if package is None or not package.stages:
         known = [known for known, one in PACKAGES.items() if one.stages]
         problem = f"`{shortened(name)}` is not an image tower{suggest(name, known)}"
-        raise UserError(problem, hint=f"choose {', '.join(f'`{k}`' for k in known)} or `timm:NAME`")
+        hint = f"choose {', '.join(f'`{k}`' for k in known)}, `timm:NAME` or an ONNX file"
+        raise UserError(problem, hint=hint)
     stored = reading.load_pickled(installed(name, package))
     weights, blocks = {}, []
 
@@ -140,7 +146,7 @@ def find_timm(name: str) -> Found:
     except ImportError:
         raise UserError("timm is not installed", hint="install it: `pip install timm`") from None
     try:
-        model = timm.create_model(name, pretrained=True, num_classes=0)
+        model: Any = timm.create_model(name, pretrained=True, num_classes=0)
         about = model.pretrained_cfg
         numbers: dict[str, Any] = {"name": name, "mean": list(about["mean"]), "std": list(about["std"])}
         image_size, own = about["input_size"][-1], TimmImage(**numbers)
@@ -152,15 +158,16 @@ def find_timm(name: str) -> Found:
 
 
 def find_text(name: str) -> Found:
-    """A sentence encoder: an installed package, or a folder as transformers and sentence-transformers save them."""
+    """A sentence encoder: an installed package, a folder as transformers writes it, or an ONNX file."""
+    if name.endswith(".onnx"):
+        return find_onnx_text(Path(name))
     package, folder = PACKAGES.get(name), Path(name)
     if package is not None and not package.stages:
         folder = installed(name, package).parent
     elif not (folder / DESCRIPTION).is_file():
         problem = f"`{shortened(name)}` is not a text tower{suggest(name, ['minilm'])}"
-        hint = (
-            "choose `minilm`, or name a folder with `config.json`, `model.safetensors` and `tokenizer.json`"
-        )
+        named = "a folder with `config.json`, `model.safetensors` and `tokenizer.json`"
+        hint = f"choose `minilm`, or name an ONNX file or {named}"
         raise UserError(problem, hint=hint)
     config = read_json(folder / DESCRIPTION)
     tokenizer = framed(folder, reading.read_tokenizer(folder))
@@ -171,7 +178,42 @@ def find_text(name: str) -> Found:
     else:
         encoder, weights = transformers_text(folder, config, weights)
     width = next((config[key] for key in ("hidden_size", "dim", "d_model") if key in config), 0)
-    return Found(encoder, (2 + LAST_LAYERS) * width, weights, tokenizer=tokenizer)
+    length = encoder.numbers.get("text_length", MAX_TEXT_LENGTH)
+    return Found(encoder, (2 + LAST_LAYERS) * width, weights, length, tokenizer)
+
+
+def find_onnx_text(file: Path) -> Found:
+    folder = folder_of(file, TOKENIZER)
+    if not (folder / TOKENIZER).is_file():
+        raise UserError(f"{code(file)} has no `{TOKENIZER}` beside it", hint="copy that of the encoder there")
+    about = folder / "tokenizer_config.json"
+    most = read_json(about).get("model_max_length") if about.is_file() else None
+    length = min(MAX_TEXT_LENGTH, most) if isinstance(most, int) else MAX_TEXT_LENGTH
+    return find_onnx(file, length, framed(folder, reading.read_tokenizer(folder)))
+
+
+def find_onnx(file: Path, usual: int, tokenizer: Tokenizer | None = None, **numbers: list[float]) -> Found:
+    """A file that works as an encoder, kept for the models that are made of it; `usual` is for inputs of any length."""
+    if not file.is_file():
+        raise UserError(f"there is no file {code(file)}{suggest_path(str(file))}", hint="name an ONNX file")
+    sha256 = onnx.digest(file)
+    encoder = Encoder("onnx", {"sha256": sha256, "name": file.name, **numbers})
+    tower = encoder.build()
+    assert isinstance(tower, Onnx)
+    vocab_size = tokenizer.highest_id + 1 if tokenizer else 0
+    with onnx.kept(file, sha256) as copy:  # where no external data are beside it
+        length = onnx.open_session(tower, copy) or usual
+        if length > MAX["image_size"]:
+            raise onnx.unusable(tower, f"its input has {length:,} pixels per side or tokens")
+        if (width := onnx.width_of(tower, length, vocab_size)) > MAX["width"]:
+            raise onnx.unusable(tower, f"it has {width:,} features")
+    return Found(encoder, width, {}, length, tokenizer)
+
+
+def folder_of(file: Path, name: str) -> Path:
+    """Where the file of this name is that belongs to an ONNX file: beside it, or one folder above."""
+    own = file.absolute().parent
+    return own.parent if not (own / name).is_file() and (own.parent / name).is_file() else own
 
 
 def bert(

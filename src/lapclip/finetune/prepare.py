@@ -13,7 +13,7 @@ from lapclip.data.batches import Batch
 from lapclip.data.open import Data
 from lapclip.data.source import Source
 from lapclip.embedder import Embedder, find_model
-from lapclip.errors import UserError
+from lapclip.errors import UserError, code
 from lapclip.evaluate.pool import Pool
 from lapclip.finetune import encoders
 from lapclip.finetune.features import Features, compute_features
@@ -22,6 +22,7 @@ from lapclip.finetune.inherit import inherit
 from lapclip.machine.device import DEFAULT_THREADS, processor, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.model.clip import Size, shape_of
+from lapclip.model.encoders import Onnx
 from lapclip.model.lora import add_adapters
 from lapclip.model.towers import Vocabulary
 from lapclip.runs.run import Run
@@ -58,7 +59,7 @@ class CachedFeatures:
         return own.pool(embedder, own.sample(num_images))
 
 
-def find_pretrained(config: Config, *, is_inherited: bool) -> tuple[Config, Pretrained]:
+def find_pretrained(config: Config, *, is_inherited: bool = False) -> tuple[Config, Pretrained]:
     """The model to start from, or a smaller one of the config's size made of it, and the config with its shape."""
     asked = config.model
     if asked.base and (asked.image_tower or asked.text_tower):
@@ -123,6 +124,10 @@ def preparing_towers(
     config: Config, found: Pretrained, name: str | None, data: Data, reserved: Run | None = None
 ) -> Generator[Progress | str, None, tuple[Run, None]]:
     """A run that trains the towers or parts of them on images and captions, from the pretrained weights."""
+    for tower in (found.model.image, found.model.text):
+        if isinstance(tower, Onnx):
+            problem = f"{code(tower.name)} is an ONNX file, which cannot be trained"
+            raise UserError(problem, hint="train heads on it: omit `--tune`")
     if not found.is_aligned:
         hint = f"train heads first, then `--from` that run with `--tune {config.train.tune}`"
         raise UserError("two towers that were never trained together need heads first", hint=hint)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -147,7 +148,7 @@ def read_out(layers: Sequence[Tensor], kept_BT: Tensor) -> Tensor:
 
     The last layer's mean alone is what sentence encoders give; the others hold more of the single words.
     """
-    used, kept = [layers[0], *layers[-LAST_LAYERS:]], kept_BT[..., None]
+    used, kept = [*layers[: len(layers) > 1], *layers[-LAST_LAYERS:]], kept_BT[..., None]
     means = [(layer * kept).sum(1) / kept.sum(1) for layer in used]
     return torch.cat([*means, layers[-1].masked_fill(~kept, -torch.inf).amax(1)], dim=1)
 
@@ -187,6 +188,47 @@ class TransformersText(nn.Module):
         return read_out(self.model(input_ids=tokens_BT, **masks).hidden_states, is_text_BT)
 
 
+class Onnx(nn.Module):
+    """An encoder in an ONNX file: of images if it has a mean and a spread of pixels from 0 to 255, else of texts."""
+
+    mean: Tensor
+    std: Tensor
+    session: Any = None  # an `onnxruntime.InferenceSession`: `weights/onnx.py` opens the file with this hash
+
+    def __init__(self, sha256: str, name: str, mean: Sequence[float] = (), std: Sequence[float] = ()):
+        super().__init__()
+        if not re.fullmatch("[0-9a-f]{64}", sha256):
+            raise ValueError("its file is not named by a hash")
+        self.sha256, self.name, self.is_image = sha256, shortened(name), len(mean) > 0
+        for part, values in (("mean", mean), ("std", std)):
+            self.register_buffer(part, torch.tensor(values).view(-1, 1, 1), persistent=False)
+
+    def forward(self, inputs: Tensor, ends_B: Tensor | None = None) -> Tensor:
+        """One vector as it is; of several, [B, T, D] or [B, D, h, w], the mean and maximum."""
+        given, kept_BT = {}, None
+        if not self.is_image and ends_B is not None:
+            if isinstance(length := self.session.get_inputs()[0].shape[1], int):  # it takes no other
+                inputs = F.pad(inputs, (0, length - inputs.shape[1]))
+            kept_BT = torch.arange(inputs.shape[1], device=inputs.device) <= ends_B[:, None]
+            given = {"attention_mask": kept_BT.long(), "token_type_ids": torch.zeros_like(inputs)}
+        x = self.run((inputs.float() - self.mean) / self.std if self.is_image else inputs, given)
+        if x.ndim == 2:
+            return x
+        x_BTD = x.flatten(2).mT if x.ndim == 4 else x
+        return read_out([x_BTD], torch.ones_like(x_BTD[..., 0]).bool() if kept_BT is None else kept_BT)
+
+    def run(self, inputs: Tensor, given: dict[str, Tensor]) -> Tensor:
+        """The first output; for one row after the other if the file takes only one."""
+        wanted, outputs = self.session.get_inputs(), []
+        rows = {one.name: given.get(one.name, inputs).cpu().numpy() for one in wanted}
+        at_once = 1 if wanted[0].shape[0] == 1 else len(inputs)
+        for start in range(0, len(inputs), at_once):
+            some = {name: array[start : start + at_once] for name, array in rows.items()}
+            outputs.append(self.session.run(None, some)[0])
+        return torch.from_numpy(np.concatenate(outputs)).float().to(inputs.device)
+
+
 ENCODERS: dict[str, Callable[..., nn.Module]] = {
-    "efficientnet-lite": EfficientNetLite, "bert": Bert, "timm": TimmImage, "transformers": TransformersText
+    "efficientnet-lite": EfficientNetLite, "bert": Bert, "timm": TimmImage, "transformers": TransformersText,
+    "onnx": Onnx,
 }  # fmt: skip

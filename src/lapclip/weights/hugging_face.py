@@ -158,17 +158,21 @@ def ended(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer(tokenizer.pipeline, start=None, end=frame[0], pad=pad, is_full=True)
 
 
-def their_transform(folder: Path, size: Size) -> tuple[np.ndarray, str]:
-    """How images are normalised, for pixels from 0 to 255: mean and standard deviation; and how they are resized."""
+def their_transform(folder: Path, size: Size | None) -> tuple[np.ndarray, str]:
+    """How images are normalised, for pixels from 0 to 255: mean and standard deviation; and how they are resized.
+
+    An encoder that is no CLIP has no `size`; its images are resized as lapclip's own.
+    """
     files = (folder / "preprocessor_config.json", folder / "processor_config.json")
     about: Any = next((read_json(file) for file in files if file.exists()), {})
     about = about.get("image_processor", about)
-    mean, std = ([0.5] * 3, [0.5] * 3) if size.siglip else (PIXEL_MEAN, PIXEL_STD)
+    mean, std = ([0.5] * 3, [0.5] * 3) if size and size.siglip else (PIXEL_MEAN, PIXEL_STD)
     try:
         factor = float(about.get("rescale_factor") or 1 / 255) if about.get("do_rescale", True) else 1.0
         used = about.get("image_mean") or mean, about.get("image_std") or std
         used = used if about.get("do_normalize", True) else ([0] * 3, [1] * 3)
-        return checked_pixels(folder, np.array(used, dtype=float) / factor), their_resize(folder, about, size)
+        pixels = checked_pixels(folder, np.array(used, dtype=float) / factor)
+        return pixels, their_resize(folder, about, size) if size else "packed"
     except (AttributeError, TypeError, ValueError, ArithmeticError):
         raise refused(folder, NOT_NORMALISED) from None
 

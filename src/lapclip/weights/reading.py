@@ -23,13 +23,14 @@ from lapclip.errors import UserError, shortened
 from lapclip.machine.hardware import memory_limit_bytes
 from lapclip.model.clip import CLIP, Size, count_parameters
 from lapclip.model.lora import ADAPTER_DOWN
+from lapclip.weights import onnx
 from lapclip.weights.checkpoint import PROGRESS, shape_difference
 from lapclip.weights.layouts import OURS, Layout
 
 WEIGHTS, TOKENIZER, VOCABULARY = "model.safetensors", "tokenizer.json", ("vocab.json", "merges.txt")
 # Beyond any CLIP: larger numbers are a mistake or an attack.
 MAX = {
-    "width": 8192, "hidden": 65536, "depth": 128, "heads": 256, "image_size": 1024, "patch_size": 256,
+    "width": 8192, "hidden": 65536, "depth": 128, "heads": 256, "image_size": 1024, "patch_size": 1024,
     "text_length": 8192, "embedding": 16384, "vocab_size": 2_000_000,
 }  # fmt: skip
 MAX_GROWTH = 1000  # of a text by normalization
@@ -210,6 +211,7 @@ def load_between(start: Path, trained: Path, alpha: float, model: CLIP) -> None:
 
 def read_weights(folder: Path, opened: Opened, model: CLIP, layout: Layout = OURS) -> None:
     """Reads weights into a model of the same shape, one tensor at a time; all of them are finite."""
+    onnx.open_towers(model)
     ours = model.state_dict()
     theirs = layout.sources(model.size)
     sources = {name: theirs[name] if layout.names else [name] for name in ours}
