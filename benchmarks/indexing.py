@@ -29,7 +29,7 @@ SIDES = (
     ((1024, 768), 600),
     ((4000, 3000), 60),
 )  # photos as they are, from the web, from a phone
-MODELS = {"tiny": (SIDES, 5), "nano": (SIDES, 5), "vit-b-32": ((((1024, 768), 300),), 3)}  # with rounds
+MODELS = {"tiny": (SIDES, 5), "nano": (SIDES, 5), "vit-b-32": ((((1024, 768), 200),), 2)}  # with rounds
 VOCAB_SIZE = 49_408  # of OpenAI's CLIP
 
 

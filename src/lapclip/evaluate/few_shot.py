@@ -14,7 +14,7 @@ from lapclip.units import Progress
 
 EXAMPLES = (1, 4, 16)  # labelled images per class
 NUM_DRAWS = 5  # of the examples
-MAX_WORK = 30_000_000  # multiplications to compare all examples with all labels; more would take many seconds
+MAX_WORK = 100_000_000  # multiplications of all examples by all labels: five fits of a second each
 
 
 def few_shot(
