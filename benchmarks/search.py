@@ -1,27 +1,32 @@
-"""Measures the time of a search, without start-up, and the speed of indexing.
+"""Measures the time of a search, without start-up, in this process and over HTTP, and the speed of indexing.
 
     python benchmarks/search.py                       # everything; the graph of a million rows takes most of the time
     python benchmarks/search.py --most 100000         # without the million rows
     python benchmarks/search.py --pictures FOLDER     # index these photos instead of generated images
+    python benchmarks/search.py --size vit-b-32       # a model of the shape of OpenAI's smallest CLIP only
 
 The targets are 50 ms for 100,000 images, including the text embedding, and indexing 1.3 times as fast as a plain loop.
-The time of a search does not depend on what the model has learned, so the embeddings are random.
+The time of a search does not depend on what the model has learned, so weights and embeddings are random.
 """
 
 import argparse
+import http.client
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
+from serving import server
 
 from lapclip.machine.hardware import limit_openmp_spinning
 from lapclip.search.nearest import build_graph, nearest, nearest_by_graph, open_graph
 
 limit_openmp_spinning()  # before torch is imported, as the command line does
+MODELS = ("nano", "tiny", "vit-b-32")
 SIZES = ((10_000, 128), (100_000, 128), (100_000, 512), (1_000_000, 128))
 TOP = 24
 NUM_TIMES, NUM_QUERIES = 100, 50
@@ -36,17 +41,18 @@ def main() -> None:
     parser.add_argument("--no-graph", action="store_true", help="without the approximate index")
     parser.add_argument("--pictures", type=Path, help="a folder of photos to index")
     parser.add_argument("--only", choices=["searching", "indexing"])
+    parser.add_argument("--size", choices=MODELS, help="only this model, and not the nearest rows alone")
     arguments = parser.parse_args()
     if arguments.only != "indexing":
-        whole_searches(min(100_000, arguments.most))
-        for count, width in SIZES:
+        whole_searches(min(100_000, arguments.most), [arguments.size] if arguments.size else MODELS)
+        for count, width in () if arguments.size else SIZES:
             if count <= arguments.most:
                 with tempfile.TemporaryDirectory() as folder:
                     contenders(count, width, Path(folder), not arguments.no_graph)
     if arguments.only != "searching":
         from indexing import compare_indexing
 
-        compare_indexing(arguments.pictures)
+        compare_indexing(arguments.pictures, arguments.size)
 
 
 def timed(search: Callable[[int], object], num_times: int = 200) -> str:
@@ -74,11 +80,11 @@ def random_rows(count: int, width: int, seed: int = 0) -> np.ndarray:
     return rows
 
 
-def whole_searches(count: int) -> None:
+def whole_searches(count: int, sizes: Sequence[str]) -> None:
     """From words to paths, as `lapclip search` and `lapclip serve` do it when they have started."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LAPCLIP_CACHE"] = folder
-        for size in ("nano", "tiny"):
+        for size in sizes:
             searcher = open_searcher(Path(folder), size, count)
             from lapclip.search.index import Filter
             from lapclip.search.searcher import parse_query
@@ -99,13 +105,22 @@ def whole_searches(count: int) -> None:
             print(f"{what}, text to 24 paths: {timed(search)}")
             print(f"{what}, under one folder of ten: {timed(folder_search)}")
             print(f"{what}, of which embedding the text: {timed(words)}", flush=True)
+            with server(size, batching=True) as (port, _):
+                connection = http.client.HTTPConnection("127.0.0.1", port)
+
+                def ask(number: int, connection=connection) -> None:
+                    connection.request("GET", f"/search?top=24&q={quote(WORDS[number % len(WORDS)])}")
+                    answer = connection.getresponse()
+                    assert answer.read() and answer.status == 200
+
+                print(f"{what}, one client of `lapclip serve`: {timed(ask)}", flush=True)
 
 
 def open_searcher(root: Path, size: str, count: int):
     """A searcher of an untrained model, over an index of random embeddings."""
     from indexing import untrained
 
-    from lapclip.search.index import Index, IndexInfo
+    from lapclip.search.index import MODEL, Index, IndexInfo
     from lapclip.search.searcher import Searcher
     from lapclip.search.writer import Writer
 
@@ -118,6 +133,7 @@ def open_searcher(root: Path, size: str, count: int):
         path.touch()
     index = root / "index" / embedder.fingerprint
     index.mkdir(parents=True)
+    embedder.save(index / MODEL)
     with Writer(index, embedder.width) as writer:
         contents = [number.to_bytes(16, "big") for number in range(count)]
         writer.add_images(contents, [(640, 480)] * count, random_rows(count, embedder.width))

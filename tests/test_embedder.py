@@ -167,6 +167,42 @@ def test_labels_that_cannot_be_are_refused(model, rows, labels, templates, said)
         model.classify(rows, labels, templates)
 
 
+def test_labelled_images_teach_what_the_labels_mean(model):
+    def image(red: bool, number: int) -> np.ndarray:
+        pixels = np.random.default_rng(number).integers(0, 160, (32, 32, 3), dtype=np.uint8)
+        pixels[..., 0 if red else 2] += 90
+        return pixels
+
+    is_red = np.arange(60) % 2 == 0
+    images = [image(red, number) for number, red in enumerate(is_red)]
+    for words in (("zyx", "abc"), ("abc", "zyx")):  # a name that says nothing can stand for either
+        names = [words[int(red)] for red in is_red]
+        learned = model.learn(images[:20], names[:20])
+        assert learned.labels == ("abc", "zyx")
+        chances = model.classify(images[20:], learned)
+        assert chances.shape == (40, 2) and chances.dtype == np.float32
+        np.testing.assert_allclose(chances.sum(axis=1), 1, rtol=1e-5)
+        assert (np.take(learned.labels, chances.argmax(axis=1)) == names[20:]).mean() > 0.9
+    embedded = model.images(images[:20])
+    for known in (embedded, torch.from_numpy(embedded)):
+        again = model.learn(known, np.array(names[:20]))
+        np.testing.assert_array_equal(again.rows, learned.rows)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["cat"], "3 images and 1 label"),
+        (["cat"] * 3, "1 class, but a classifier needs at least two"),
+        (["cat", 3, "dog"], "text 1 has type `int`"),
+    ],
+)
+def test_labels_that_teach_nothing_are_refused_before_anything_is_embedded(model, rows, labels, said):
+    for images in (["missing.jpg"] * 3, rows[:3]):
+        with pytest.raises(UserError, match=said):
+            model.learn(images, labels)
+
+
 @pytest.mark.parametrize(
     ("images", "said"),
     [

@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from lapclip.config import DeviceName
 from lapclip.data.decode import Decoded
@@ -29,6 +30,7 @@ from lapclip.machine.device import Device, device_named, no_memory_left, ran_out
 from lapclip.model.clip import CLIP, shape_of
 from lapclip.runs.run import RUNS, Run, is_run, open_run
 from lapclip.step.loss import NEEDS_BIAS
+from lapclip.units import plural
 from lapclip.weights import folder as own
 from lapclip.weights import hub, hugging_face, open_clip, reading
 from lapclip.weights.checkpoint import MODEL, best
@@ -44,6 +46,7 @@ Some = TypeVar("Some", np.ndarray, list[str])
 # Prompts for a label; the mean over several is more robust than any one.
 TEMPLATES = ("a photo of a {}", "a photo of the {}", "a picture of a {}", "a {}", "{}")
 MIN_FOR_BAR = 1000  # images or texts; more may take long enough for a progress bar
+PRIOR_VARIANCE = 3.0  # of the weights that `learn` fits, around those of the labels; 1 to 10 are equally good
 
 
 def accepts_pictures(method: Method) -> Method:
@@ -58,6 +61,14 @@ def accepts_pictures(method: Method) -> Method:
 
 class Truncated(UserWarning):
     """A text was longer than the model's context."""
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """What `Embedder.learn` returns: labels, and a row [E] for each that images are compared with."""
+
+    labels: tuple[str, ...]
+    rows: Rows
 
 
 class Embedder:
@@ -144,12 +155,14 @@ class Embedder:
     @accepts_pictures
     def similarity(self, images: Images, texts: Sequence[str] | Rows) -> np.ndarray:
         """Cosines [images, texts]; either may be rows that are embedded already."""
+        text_ME = texts if self.is_rows(texts) else self.texts(texts)
+        return self.image_rows(images) @ np.asarray(text_ME, dtype=np.float32).T
+
+    def image_rows(self, images: Images) -> Rows:
+        """Rows of images, or the rows themselves if they are embedded already."""
         if isinstance(images, Tensor) and images.ndim == 2 and images.is_floating_point():
             images = images.detach().float().cpu().numpy()
-        image_NE = images if self.is_rows(images) else self.images(images)
-        text_ME = texts if self.is_rows(texts) else self.texts(texts)
-        image_NE, text_ME = (np.asarray(rows, dtype=np.float32) for rows in (image_NE, text_ME))
-        return image_NE @ text_ME.T
+        return np.asarray(images if self.is_rows(images) else self.images(images), dtype=np.float32)
 
     def label_rows(self, labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Rows:
         """Unit rows [labels, E]: each label in every template, averaged."""
@@ -158,11 +171,31 @@ class Embedder:
 
     @accepts_pictures
     def classify(
-        self, images: Images, labels: Sequence[str], templates: Sequence[str] = TEMPLATES
+        self, images: Images, labels: Sequence[str] | Classifier, templates: Sequence[str] = TEMPLATES
     ) -> np.ndarray:
         """Probabilities [images, labels], each row summing to one: which of these labels fits an image best."""
-        label_LE = self.label_rows(labels, templates)
+        label_LE = labels.rows if isinstance(labels, Classifier) else self.label_rows(labels, templates)
         return self.probabilities(self.similarity(images, label_LE)).astype(np.float32)
+
+    def learn(
+        self, images: Images, labels: Sequence[str], templates: Sequence[str] = TEMPLATES
+    ) -> Classifier:
+        """A classifier for `classify` from labelled images, one label per image; the model itself does not change."""
+        labels = list_of_texts(labels)
+        num_images = len(images if getattr(images, "ndim", 0) == 2 else as_list(images))
+        if num_images != len(labels):
+            problem = f"there are {plural(num_images, 'image')} and {plural(len(labels), 'label')}"
+            raise UserError(problem, hint="pass one label per image")
+        classes = sorted(set(labels))
+        if len(classes) < 2:
+            found = f"there is {len(classes)} class, but a classifier needs at least two"
+            raise UserError(found, hint="pass images with different labels")
+        number_of = {label: number for number, label in enumerate(classes)}
+        true_N = np.array([number_of[label] for label in labels])
+        label_LE = self.label_rows(classes, templates)
+        return Classifier(
+            tuple(classes), fit_label_rows(self.image_rows(images), true_N, label_LE, self.scale)
+        )
 
     def probabilities(self, cosine_NL: np.ndarray) -> np.ndarray:
         """Softmax over labels of the scaled cosines of images and labels, in double precision."""
@@ -266,6 +299,31 @@ def mean_of_prompts(row_PE: Rows, num_labels: int) -> Rows:
     """Unit rows [labels, E] from the embeddings of `label_prompts`."""
     mean_LE = row_PE.reshape(num_labels, -1, row_PE.shape[1]).mean(axis=1)
     return mean_LE / np.linalg.norm(mean_LE, axis=1, keepdims=True).clip(1e-12)
+
+
+def fit_label_rows(image_NE: Rows, true_N: np.ndarray, label_LE: Rows, scale: float) -> Rows:
+    """Rows that classify the examples: those of the labels, moved by logistic regression.
+
+    The weights are `scale` times the rows. Their prior is a Gaussian around those of the labels times a factor, which
+    is learned too and comes out small where names mislead. So a few examples move the rows a little, and many decide.
+    """
+    image, label = (torch.from_numpy(rows).double() for rows in (image_NE, scale * label_LE))
+    zero_shot_NL, true = image @ label.T, torch.from_numpy(true_N)
+    moved_LE, trust = torch.zeros_like(label).requires_grad_(), label.new_ones(1).requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [moved_LE, trust], max_iter=100, tolerance_grad=1e-3, line_search_fn="strong_wolfe"
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        logit_NL = trust * zero_shot_NL + image @ moved_LE.T
+        prior = moved_LE.square().sum() / PRIOR_VARIANCE + (trust - 1).square().sum()
+        total = F.cross_entropy(logit_NL, true, reduction="sum") + prior / 2
+        total.backward()
+        return total
+
+    optimizer.step(loss)
+    return ((trust * label + moved_LE).detach() / scale).float().numpy()
 
 
 @contextmanager

@@ -82,9 +82,12 @@ def test_folders_of_classes_are_named_without_training(call):
     zero_shot = result["zero_shot"]
     assert zero_shot["num_classes"] == 3 and zero_shot["templates"] == ["one {}", "{} there"]
     assert sum(map(sum, zero_shot["confusion"]["counts"])) == 12
+    (few_shot,) = result["few_shot"]["results"]  # four would leave no image of a class to test on
+    assert few_shot["examples_per_class"] == 1 and few_shot["num_images"] == 9
     assert "`--template` has no effect" in call("eval", "mine", "--template", "{}").stderr
     shown = call("eval", "mine", "animals")
     assert "among 3 (chance 33.3%" in shown.stdout and "classified as" in shown.stdout
+    assert "% with 1 (" in shown.stdout and "Few-shot" in shown.stdout
     assert "\u202e" not in shown.stdout and "[bold]x" in shown.stdout
     own = Run(Path("runs/mine"))
     config = own.load_config()

@@ -64,6 +64,7 @@ class OfColours:
     """A model that knows the words for colours, and nothing else."""
 
     name, chunk, image_size, width = "colours", 4, 16, 3
+    scale = 20.0
     tokenizer = train_characters([])
 
     def images(self, pictures) -> np.ndarray:
@@ -153,6 +154,9 @@ def test_class_folders_have_shared_captions_and_zero_shot_accuracy(colour_folder
     assert zero_shot["confusion"]["labels"] == sorted(COLOURS)
     assert zero_shot["confusion"]["counts"] == (5 * np.eye(4, dtype=int)).tolist()
     assert zero_shot["templates"] == ["a {} image", "{}"]
+    assert [one["top1"] for one in shared["few_shot"]["results"]] == [1, 1], (
+        "with 1 and 4 of 5 images per class"
+    )
     assert shared["against"]["zero_shot"]["top1"] == {"difference": 0, "interval": [0, 0], "p_value": 1}
 
 

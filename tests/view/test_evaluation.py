@@ -46,6 +46,10 @@ def result() -> dict:
             "classes": classes, "confusion": {"labels": ["cat", "dog"], "counts": [[2, 6], [0, 4]]},
             "templates": ["a photo of a {}"],
         },
+        "few_shot": {"num_draws": 5, "results": [
+            {"examples_per_class": k, "num_images": 12 - k, "top1": top1, "range": [top1 - 0.05, top1 + 0.05], "zero_shot": 0.52}
+            for k, top1 in ((1, 0.61), (4, 0.73))
+        ]},
         "mistakes": [mistake | {"found": [{"picture": "9.jpg", "index": 9, "score": 0.4}]}],
         "unreadable": ["broken.jpg"],
         "against": {"model": "other", "text_to_image": paired, "image_to_text": worse, "zero_shot": {"top1": same}},
@@ -68,6 +72,7 @@ def test_the_page_says_every_number_that_was_measured(result, images):
         "12.3%", "45.0%", "chance 0.2%", "11.1% to 13.5%", "2 pools of 500 images", "Zero-shot", "50.0%", "30.0% to 70.0%",
         "95.0%", "60.0%", "a cat asleep", "at rank 41", "broken.jpg", "3.1 points more often", "p = 0.002",
         "2.0 points less often", "p < 0.001", "No significant difference", "a photo of a {}",
+        "61.0% with 1 (56.0% to 66.0%) and 73.0% with 4 (68.0% to 78.0%)", "5 draws", "same test images: 52.0% and 52.0%",
     ):  # fmt: skip
         assert expected in text, expected
 

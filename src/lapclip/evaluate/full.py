@@ -16,6 +16,7 @@ from lapclip.data.split import EvaluationSet
 from lapclip.embedder import TEMPLATES, Embedder
 from lapclip.errors import UserError, printable
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
+from lapclip.evaluate.few_shot import few_shot
 from lapclip.evaluate.pool import Links, Pool, embed_pools
 from lapclip.evaluate.retrieval import DIRECTIONS, KS, Ranks, Retrieved, batch_accuracy, retrieve
 from lapclip.evaluate.statistics import resampled_intervals, sign_flip_p_values
@@ -37,7 +38,7 @@ def evaluate(
     num_mistakes: int = 50,
     against: Embedder | None = None,
 ) -> Generator[Progress, None, dict[str, Any]]:
-    """Recall, zero-shot accuracy, difficulty and mistakes of a model, and how another model differs from it.
+    """Recall, classification, difficulty and mistakes of a model, and how another model differs from it.
 
     Without `num_images` all images are used. With `pool_size` they are divided into pools of exactly that size, and
     recall is averaged over them, so that results on different sources are comparable.
@@ -68,6 +69,9 @@ def evaluate(
     predictions = yield from classify(embedder, whole, measured, templates)
     if predictions:
         result["zero_shot"] = zero_shot(predictions, list(templates))
+        group_N = whole.groups[has_label(whole, measured)]
+        if learned := (yield from few_shot(predictions, group_N, embedder.scale)):
+            result["few_shot"] = learned
     result["mistakes"] = [mistake.record(source) for mistake in mistakes_of(retrieved, num_mistakes)]
     result["unreadable"] = [*measured.unreadable, *(source.name(index) for index in whole.unreadable)]
     if against is not None:
@@ -156,19 +160,21 @@ def classify(
     embedder: Embedder, pool: Pool, measured: EvaluationSet, templates: Sequence[str]
 ) -> Generator[Progress, None, Predictions | None]:
     """Predicted classes of the images that have one; None where there are fewer than two classes."""
-    classes = measured.classes
-    labels = [measured.labels[index] for index in pool.indices.tolist()]
-    has_label = np.array([label is not None for label in labels])
-    if len(classes) < 2 or not has_label.any():
+    classes, is_labelled = measured.classes, has_label(pool, measured)
+    if len(classes) < 2 or not is_labelled.any():
         return None
-    number_of = {label: number for number, label in enumerate(classes)}
-    true_N = np.array([number_of[label] for label in labels if label is not None])
+    number_of: dict[str | None, int] = {label: number for number, label in enumerate(classes)}
+    true_N = np.array([number_of[measured.labels[index]] for index in pool.indices[is_labelled].tolist()])
     chunk = max(1, embedder.chunk // len(templates))
     rows = []
     for start in range(0, len(classes), chunk):
         yield Progress("embedding labels", start, len(classes))
         rows.append(embedder.label_rows(classes[start : start + chunk], templates))
-    return predict(pool.image_NE[has_label], np.concatenate(rows), true_N, classes)
+    return predict(pool.image_NE[is_labelled], np.concatenate(rows), true_N, classes)
+
+
+def has_label(pool: Pool, measured: EvaluationSet) -> np.ndarray:
+    return np.array([measured.labels[index] is not None for index in pool.indices.tolist()])
 
 
 def compare(own: Retrieved, other: Retrieved) -> dict[str, dict[str, Any]]:

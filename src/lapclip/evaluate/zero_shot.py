@@ -20,6 +20,8 @@ class Predictions:
     """The classes that a model predicts."""
 
     classes: tuple[str, ...]
+    image_NE: np.ndarray
+    label_LE: np.ndarray
     true_N: np.ndarray  # number of the class
     rank_N: np.ndarray  # rank of the true class, 1 is the best
     predicted_N: np.ndarray  # the class that ranks first; among ties a wrong one
@@ -42,7 +44,7 @@ def predict(
         rank_N[block] = len(classes) - np.count_nonzero(cosine_NL < true_cosine_N[:, None], axis=1)
         cosine_NL[np.arange(len(true)), true] = -np.inf
         predicted_N[block] = np.where(rank_N[block] == 1, true, cosine_NL.argmax(axis=1))
-    return Predictions(classes, true_N, rank_N, predicted_N)
+    return Predictions(classes, image_NE, label_LE, true_N, rank_N, predicted_N)
 
 
 def zero_shot(predictions: Predictions, templates: list[str]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def recall_section(result: Mapping[str, Any]) -> Section:
 
 
 def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
-    """Naming images by their class, without having been taught the classes."""
+    """Naming images by their class, from the class names alone, and from a few labelled images of each."""
     zero_shot = result.get("zero_shot")
     if not zero_shot:
         return []
@@ -124,7 +124,20 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
         more = [f"{len(templates) - NUM_TEMPLATES} more templates"] * (len(templates) > NUM_TEMPLATES)
         quoted = [code(shortened(str(template), 60)) for template in templates[:NUM_TEMPLATES]]
         said.append(f"Prompts: {listed(quoted + more)}.")
-    return said
+    return said + (few_shot_words(result["few_shot"]) if result.get("few_shot") else [])
+
+
+def few_shot_words(few_shot: Mapping[str, Any]) -> list[str]:
+    results = few_shot["results"]
+    learned = [
+        f"{percent(one['top1'])} with {one['examples_per_class']} ({interval(one['range'])})"
+        for one in results
+    ]
+    return [
+        f"Few-shot, by labelled images per class: {listed(learned)}.",
+        f"These are means and ranges of {few_shot['num_draws']} draws; "
+        f"zero-shot on the same test images: {listed([percent(one['zero_shot']) for one in results])}.",
+    ]
 
 
 def class_tables(result: Mapping[str, Any]) -> list[Table]:
