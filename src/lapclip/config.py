@@ -88,7 +88,7 @@ class ModelConfig:
     )
     teacher: str | None = opt(
         None,
-        "trained model whose embeddings the new model learns to reproduce (distillation): named as for `--from`",
+        "trained model from whose embeddings the new model also learns (distillation), named as for `--from`",
     )
     shape: str | None = opt(None, "shape of a model with pretrained weights, as JSON; written by training")
 

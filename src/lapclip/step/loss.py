@@ -32,14 +32,6 @@ def sigmoid_loss(
     return loss_BB.masked_fill(off_diagonal(same_BB), 0.0).sum() / len(logits_BB)
 
 
-def distillation_loss(
-    image_BE: Tensor, text_BE: Tensor, teacher_image_BE: Tensor, teacher_text_BE: Tensor
-) -> Tensor:
-    """How far embeddings are from the teacher's: one minus the cosine, of images plus of captions."""
-    pairs = (image_BE, teacher_image_BE), (text_BE, teacher_text_BE)
-    return sum((1 - (own * teacher).sum(dim=1).mean() for own, teacher in pairs), torch.zeros(()))
-
-
 def off_diagonal(same_BB: Tensor) -> Tensor:
     return same_BB & ~torch.eye(len(same_BB), dtype=torch.bool, device=same_BB.device)
 

@@ -18,7 +18,7 @@ from lapclip.data.batches import Batch
 from lapclip.data.tokenizer import PAD
 from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.model.clip import CLIP
-from lapclip.step.loss import Loss, distillation_loss
+from lapclip.step.loss import Loss
 from lapclip.step.profile import NO_PROFILER, Profiler
 from lapclip.weights.checkpoint import Progress
 
@@ -115,10 +115,13 @@ def contrastive_step(
     else:
         with autocast():
             image_BE, text_BE = model(*inputs.chunk(0, batch_size))
-    loss = loss_fn(image_BE, text_BE, model.scale(), model.bias, inputs.same_BB)
-    taught = distillation_loss(image_BE, text_BE, *inputs.teacher) if inputs.teacher else 0.0
+    about = model.scale(), model.bias, inputs.same_BB
+    loss = total = loss_fn(image_BE, text_BE, *about)
+    if inputs.teacher is not None:  # each tower also learns to match the teacher's other one
+        teacher_image_BE, teacher_text_BE = inputs.teacher
+        total = loss + loss_fn(image_BE, teacher_text_BE, *about) + loss_fn(teacher_image_BE, text_BE, *about)
     profiler.lap("forward")
-    ((loss + taught) * loss_scale).backward()
+    (total * loss_scale).backward()
     profiler.lap("backward")
     for start in range(0, batch_size, chunk) if is_chunked else ():
         images, tokens_CT, ends_C, keep_CK = inputs.chunk(start, chunk)
