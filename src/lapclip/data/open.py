@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from lapclip.config import DataConfig
 from lapclip.data.catalogue import Catalogue, Options
@@ -16,7 +17,7 @@ from lapclip.data.formats.detect import open_catalogue, parse_source
 from lapclip.data.pack import Pack, describe_folder, folder_for, has_room, locked, pack, size_for
 from lapclip.data.pairs import TRAIN, VALIDATION, PairTable, write_pairs
 from lapclip.data.source import Mixed, Packed, Source, Streamed
-from lapclip.data.split import content_groups, split
+from lapclip.data.split import content_groups, split, told_apart
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError, install_command, shortened, shortened_path, suggest
 from lapclip.files import writing
@@ -129,7 +130,16 @@ def split_together(files: list[Files], share: float) -> None:
     records = np.concatenate([own.pack.records for own in files])
     groups = np.arange(len(records)) if files[0].is_streamed else content_groups(records)
     sides = split(records, groups, [own.catalogue.sides for own in files], share)
-    start = 0
+    ends = np.cumsum([len(own.pack.records) for own in files])
+
+    def look(number: int, _: int) -> Image.Image:
+        own = files[np.searchsorted(ends, number, side="right")].pack
+        num_bytes, row = 3 * own.size**2, int(records["row"][number])
+        pixels = np.memmap(own.path / "pixels", np.uint8, "r", row * num_bytes, (3, own.size, own.size))
+        return Image.fromarray(pixels.transpose(1, 2, 0))
+
+    # Images that are merely alike are on one side, but contrasted: a group is what a model sees as one image.
+    groups, start = told_apart(records, groups, look, one_blank=True), 0
     for own in files:
         here = slice(start, start := start + len(own.pack.records))
         own.groups, own.sides = groups[here], sides[here]
