@@ -83,7 +83,7 @@ def test_line_drawings_that_differ_are_no_copies_and_contrasted_but_stay_on_one_
         (folder / f"blank{number}.txt").write_text(f"nothing to see {number}")
     assert check(folder)["duplicate_images"] == [["star0.png", "star5.jpg"]]
     files = opened(folder, 64).parts[0].files
-    group_of = dict(zip(files.catalogue.names, files.groups.tolist(), strict=True))
+    group_of = dict(zip(files.catalogue.names, files.same.tolist(), strict=True))
     assert len({group_of[f"star{number}.png"] for number in range(4)}) == 4
     assert group_of["star0.png"] == group_of["star5.jpg"]
     assert group_of["blank0.png"] == group_of["blank1.png"], "a model sees no difference"

@@ -387,8 +387,7 @@ def find_duplicates(
     groups = follow(duplicates(index, min_score, wanted))[:top]
     record: dict[str, Any] = {"min_score": min_score, "milliseconds": (time.perf_counter() - started) * 1000}
     record |= {"groups": [[one.record() for one in group] for group in groups]}
-    record |= {"num_pictures": index.num_images, "model": index.model, "index": str(index.path)}
-    return record, groups
+    return record | {"num_pictures": index.num_images, "model": index.model, "index": str(index.path)}, groups
 
 
 def group_rows(group: "Sequence[Duplicate]") -> Iterator[tuple[str, ...]]:

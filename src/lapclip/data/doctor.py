@@ -106,7 +106,7 @@ def examine(
         text_length=text_length,
         caption_tokens=percentiles(lengths, PERCENTILES),
         caption_tokens_cut={
-            str(length): float((lengths > length).mean()) for length in sorted({MAX_TEXT_LENGTH, text_length})
+            str(n): float((lengths > n).mean()) for n in sorted({MAX_TEXT_LENGTH, text_length})
         },
         sizes=sizes_of(records, known, catalogue.names) if len(known) else None,
         num_small=int((np.minimum(records["width"], records["height"])[known] < image_size).sum()),
@@ -244,14 +244,14 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     yield "split", f"{report.num_train:,} training, {report.num_validation:,} validation ({whose}){unused}"
     if report.duplicate_images:
         copies = "1 copy" if report.num_duplicate_images == 1 else f"{report.num_duplicate_images:,} copies"
-        yield "duplicates", f"{copies}: {listed([*map(equal_names, report.duplicate_images)])}"
+        yield "duplicates", f"{copies}: {equal(report.duplicate_images)}"
     if report.duplicate_captions:
         caption, count = next(iter(report.duplicate_captions.items()))
         share = percent(report.share_shared_captions)
         yield "shared", f"{share} of the captions belong to several images, `{brief(caption)}` to {count:,}"
     if report.num_leaks:
         leaked = plural(report.num_leaks, "validation image")
-        yield "leaks", f"{leaked} also in training: {listed([*map(equal_names, report.leaks)])}"
+        yield "leaks", f"{leaked} also in training: {equal(report.leaks)}"
     if report.num_unreadable:
         whys = [f"`{shortened_path(name, 40)}` {why}" for name, why in report.unreadable_why.items()]
         yield "unreadable", f"{report.num_unreadable:,}: {listed(whys)}"
@@ -260,8 +260,8 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
         yield "noticed", shown + (f", and {found['count'] - 1:,} more" if found["count"] > 1 else "")
 
 
-def equal_names(names: list[str]) -> str:
-    return " = ".join(f"`{shortened_path(name, 40)}`" for name in names[:3])
+def equal(groups: list[list[str]]) -> str:
+    return listed([" = ".join(f"`{shortened_path(name, 40)}`" for name in names[:3]) for names in groups])
 
 
 def listed(items: list[str]) -> str:

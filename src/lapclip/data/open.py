@@ -37,7 +37,8 @@ class Files:
     images: str | None  # the folder that `--images` means
     is_streamed: bool = False
     pack: Pack = field(init=False)
-    groups: np.ndarray = field(init=False)  # of each image of the catalogue
+    groups: np.ndarray = field(init=False)  # of each image of the catalogue; alike, so on one side
+    same: np.ndarray = field(init=False)  # likewise; for a model the same image, so never contrasted
     sides: np.ndarray = field(init=False)
     table: PairTable = field(init=False)
 
@@ -134,15 +135,14 @@ def split_together(files: list[Files], share: float) -> None:
 
     def look(number: int, _: int) -> Image.Image:
         own = files[np.searchsorted(ends, number, side="right")].pack
-        num_bytes, row = 3 * own.size**2, int(records["row"][number])
-        pixels = np.memmap(own.path / "pixels", np.uint8, "r", row * num_bytes, (3, own.size, own.size))
+        shape = (int(records["row"][number]) + 1, 3, own.size, own.size)
+        pixels = np.memmap(own.path / "pixels", np.uint8, "r", shape=shape)[-1]
         return Image.fromarray(pixels.transpose(1, 2, 0))
 
-    # Images that are merely alike are on one side, but contrasted: a group is what a model sees as one image.
-    groups, start = told_apart(records, groups, look, one_blank=True), 0
+    same, start = told_apart(records, groups, look, one_blank=True), 0
     for own in files:
         here = slice(start, start := start + len(own.pack.records))
-        own.groups, own.sides = groups[here], sides[here]
+        own.groups, own.same, own.sides = groups[here], same[here], sides[here]
 
 
 def write_table(files: Files) -> PairTable:
@@ -153,15 +153,13 @@ def write_table(files: Files) -> PairTable:
         kinds, examples = catalogue.problems.kinds, catalogue.problems.names
         whys += [f"`{examples[what][0]}` {what}" for what, kind in kinds.items() if kind != "repaired"]
         found = "; ".join([f"has {plural(len(usable), 'usable image')}", *whys[:3]])
-        raise UserError(
-            f"`{catalogue.name}` {found}; at least {MIN_IMAGES} are needed",
-            hint=install_command("heic")
-            if 0 < packed.num_needing_extra == len(packed.unreadable)
-            else "add images with captions to it, or correct those that cannot be used",
-        )
+        needs_heic = 0 < packed.num_needing_extra == len(packed.unreadable)
+        hint = "add images with captions to it, or correct those that cannot be used"
+        what = f"`{catalogue.name}` {found}; at least {MIN_IMAGES} are needed"
+        raise UserError(what, hint=install_command("heic") if needs_heic else hint)
     with locked(packed.path), writing(packed.path):
         describe_folder(packed.path, files.name, packed.size)
-        return write_pairs(packed.path, catalogue, packed.records, usable, files.groups, files.sides)
+        return write_pairs(packed.path, catalogue, packed.records, usable, files.same, files.sides)
 
 
 def make_source(files: Files, side: int, config: DataConfig) -> Source:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -36,15 +36,10 @@ MAX_ANYWHERE = 20  # in the thumb; saved again at half the size and 5% brighter,
 # saving them again changes.
 MAX_PLAIN_DIFFERENCE, MAX_PLAIN_ANYWHERE = 1.5, 8
 PLAIN_STEP, PLAIN_SHARE = 3, 0.1  # plain: so small a step between so many of the neighbours in the thumb
-# Near-duplicates must agree in each tile of 8 x 8 pixels, with eight tiles on the shorter side, to within so much of
-# their own deviation in brightness: of 300 photos at half the size 299 do, and different line drawings do not.
-TILE, MAX_TILES, MAX_APART, MIN_DEVIATION, BLANK = 8, 128, 0.3, 8.0, 12
-MAX_FIRSTS = (
-    512  # different images of a group that the next is compared with, so that the time grows linearly
-)
-Look = Callable[
-    [int, int], Image.Image
-]  # an image by its number, with at least so many pixels on the longer side
+# Near-duplicates must agree in each tile of 8 x 8 pixels (4 x 4 of small images), eight on the shorter side, to within
+# so much of their deviation in brightness: of 300 photos at half the size 299 do, different line drawings do not.
+TILE, MAX_TILES, MAX_APART, MIN_DEVIATION, BLANK, MAX_FIRSTS = 8, 128, 0.3, 8.0, 12, 512
+Look = Callable[[int, int], Image.Image]  # an image by its number, with so many pixels on the longer side
 
 # Hashes that differ in at most 4 bits agree in at least two of six blocks: those are candidates.
 NUM_BLOCKS = 6
@@ -190,32 +185,39 @@ def told_apart(records: np.ndarray, groups: np.ndarray, look: Look, *, one_blank
     every, groups, fresh = contents(records), groups.copy(), int(groups.max(initial=0)) + 1
     for members in duplicates(records, groups):
         sides = [max(1, int(records[side][members[0]])) for side in ("width", "height")]
-        size = [TILE * min(MAX_TILES, round(8 * side / min(sides))) for side in sides]
+        tiles = [min(MAX_TILES, round(8 * side / min(sides))) for side in sides]
         known: dict[bytes, int] = {}  # by content, the first image that it agrees with
-        firsts: deque[tuple[int, np.ndarray, float]] = deque(maxlen=MAX_FIRSTS)
+        firsts: deque[tuple[Any, ...]] = deque(maxlen=MAX_FIRSTS)  # or the time is quadratic
         for number in members if (every[members] != every[members[0]]).any() else ():
             if (content := bytes(every[number])) not in known:
+                short = min(records["width"][number], records["height"][number])
+                size = [(TILE if short >= 8 * TILE else TILE // 2) * count for count in tiles]
                 image = Image.new("L", (TILE, TILE))
                 with suppress(OSError, ValueError, Unreadable):
                     image = look(number, 2 * max(size)).convert("L")
                 pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR), dtype=np.float32)
-                pixels, deviation = pixels - pixels.mean(), float(pixels.std())
-                # A nearly uniform image, such as white on transparency, has nothing to compare.
-                is_blank = not one_blank and np.ptp(pixels) <= BLANK
-                same = (one for one, other, its in firsts if agree(pixels, deviation, other, its))
-                known[content] = number if is_blank else next(same, number)
-                if known[content] == number and not is_blank:
+                # A nearly uniform image, such as white on transparency, has nothing to compare: it agrees with none.
+                deviation = np.inf if np.ptp(pixels) <= BLANK and not one_blank else float(pixels.std())
+                pixels = pixels - pixels.mean()
+                known[content] = next((n for n, *other in firsts if agree(pixels, deviation, *other)), number)
+                if known[content] == number:
                     firsts.append((number, pixels, deviation))
             groups[number] = fresh + known[content]
     return groups
 
 
 def agree(pixels: np.ndarray, deviation: float, other: np.ndarray, its_deviation: float) -> bool:
-    """Whether two images differ little in each tile; all pixels together differ by no less than their deviations."""
+    """Whether two images differ little in each tile; overall they differ by no less than their deviations."""
     limit = MAX_APART * max(MIN_DEVIATION, min(deviation, its_deviation))
-    if abs(deviation - its_deviation) > limit:
+    if not abs(deviation - its_deviation) <= limit:
         return False
-    squares = np.square(pixels - other).reshape(len(pixels) // TILE, TILE, -1, TILE)
+    if pixels.shape != other.shape:
+        size, images = min(pixels.shape, other.shape)[::-1], map(Image.fromarray, (pixels, other))
+        pixels, other = (np.asarray(image.resize(size, Image.Resampling.BILINEAR)) for image in images)
+    apart, tile = pixels - other, min(pixels.shape) // 8
+    if np.vdot(apart, apart) > apart.size * limit**2:  # on average over the tiles, which is quick
+        return False
+    squares = np.square(apart).reshape(len(apart) // tile, tile, -1, tile)
     return bool(squares.mean(axis=(1, 3)).max() <= limit**2)
 
 

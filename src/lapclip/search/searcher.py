@@ -237,8 +237,7 @@ def duplicates(
         for number, record in enumerate(read):
             records[number] = record
             yield Progress("comparing contents", number + 1, len(entries))
-    found, contents = [], split.contents(records)
-    coarse = split.content_groups(records)
+    found, contents, coarse = [], split.contents(records), split.content_groups(records)
     groups = split.told_apart(records, coarse, lambda n, size: read_whole(read_file(entries[n].path), size))
     for first, *others in split.duplicates(records, groups):
         places = np.array([first, *sorted(others, key=lambda number: entries[number].path)])
