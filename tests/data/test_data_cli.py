@@ -6,8 +6,9 @@ import signal
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import ROOT, command, environment, picture_folder, wait_for
+from conftest import ROOT, command, environment, opened, picture_folder, wait_for
 from PIL import Image, ImageDraw
 from test_decode import JPEG, png_of_size
 
@@ -54,6 +55,56 @@ def test_images_that_differ_in_detail_are_not_reported_as_copies(tmp_path, check
     page.save(folder / "b2.jpg", quality=70)
     (folder / "b2.txt").write_text(words)
     assert check(folder)["duplicate_images"] == [["b.png", "b2.jpg"]]
+
+
+def star(num_points: int, step: int) -> Image.Image:
+    """Thin grey lines, of which there is little to see at 8 x 8 pixels."""
+    turns = [2j * np.pi * step * point / num_points for point in range(num_points + 1)]
+    drawing = Image.new("RGBA", (100, 100))
+    corners = [(50 + 48 * np.exp(turn).imag, 50 - 48 * np.exp(turn).real) for turn in turns]
+    ImageDraw.Draw(drawing).line(corners, (150, 150, 150, 160))
+    return drawing
+
+
+def test_line_drawings_that_differ_are_no_copies_and_contrasted_but_stay_on_one_side(tmp_path, check):
+    folder = picture_folder(tmp_path / "photos", 8)
+    stars = [(31, 7), (35, 8), (37, 8), (40, 9)]
+    for number, points in enumerate(stars):
+        star(*points).save(folder / f"star{number}.png")
+        (folder / f"star{number}.txt").write_text(f"a star number {number}")
+    white = Image.new("RGB", (100, 100), "white")
+    white.paste(star(*stars[0]), mask=star(*stars[0]))
+    white.save(folder / "star5.jpg", quality=80)
+    (folder / "star5.txt").write_text("a star saved again")
+    blank = Image.new("RGBA", (100, 100))
+    for number in range(2):
+        blank.putpixel((number, 0), (0, 0, 0, 1))
+        blank.save(folder / f"blank{number}.png")
+        (folder / f"blank{number}.txt").write_text(f"nothing to see {number}")
+    assert check(folder)["duplicate_images"] == [["star0.png", "star5.jpg"]]
+    files = opened(folder, 64).parts[0].files
+    group_of = dict(zip(files.catalogue.names, files.same.tolist(), strict=True))
+    assert len({group_of[f"star{number}.png"] for number in range(4)}) == 4
+    assert group_of["star0.png"] == group_of["star5.jpg"]
+    assert group_of["blank0.png"] == group_of["blank1.png"], "a model sees no difference"
+    side_of = dict(zip(files.catalogue.names, files.sides.tolist(), strict=True))
+    assert len({side for name, side in side_of.items() if name.startswith("star")}) == 1
+
+
+def test_links_to_other_images_are_counted_as_links_and_not_as_copies(tmp_path, check, call):
+    folder = picture_folder(tmp_path / "photos", 9)
+    for number in range(2):
+        (folder / f"link{number}.jpg").symlink_to("03.jpg")
+        (folder / f"link{number}.txt").write_text(f"the same under another name {number}")
+    report = check(folder)
+    assert (report["num_images"], report["num_links"], report["num_duplicate_images"]) == (11, 2, 0)
+    assert report["duplicate_images"] == []
+    (folder / "copy.jpg").write_bytes((folder / "03.jpg").read_bytes())
+    (folder / "copy.txt").write_text("a copy")
+    assert check(folder)["duplicate_images"] == [["03.jpg", "copy.jpg"]]
+    assert (
+        "12, all readable; 2 of them are links to others" in call("data", "check", str(folder), *NANO).stdout
+    )
 
 
 def test_a_table_with_too_few_images_says_what_is_wrong_with_the_others(tmp_path, call):

@@ -5,8 +5,6 @@ import pytest
 
 from lapclip.search import nearest
 from lapclip.search.nearest import build_graph, nearest_by_graph, open_graph
-from lapclip.search.searcher import similar_rows
-from lapclip.units import finished
 
 
 def unit_rows(count: int, width: int = 32, seed: int = 0) -> np.ndarray:
@@ -135,22 +133,3 @@ def test_a_new_graph_replaces_the_old_one_and_a_stopped_one_leaves_nothing(tmp_p
         assert [*build_graph(tmp_path, vectors[:count], np.arange(count))][-1] == count
     (path,) = tmp_path.iterdir()
     assert "near-400-" in path.name and open_graph(tmp_path, vectors).num_rows == 400
-
-
-@pytest.mark.parametrize("block", [7, 64, 1000])
-def test_rows_like_another_are_found_whatever_the_blocks(block):
-    vectors, rows = unit_rows(300), np.arange(0, 300, 2)
-    cosines = vectors[rows] @ vectors[rows].T - 2 * np.eye(len(rows))
-    expected = rows[cosines.max(axis=1) >= 0.75]
-    assert finished(similar_rows(vectors, rows, 0.75, block=block)).tolist() == expected.tolist()
-    assert 3 < len(expected) < len(rows)
-    *_, last = similar_rows(vectors, rows, 0.75, block=block)
-    assert last.done == last.total
-
-
-def test_broken_rows_are_like_nothing():
-    vectors = unit_rows(50, width=131)
-    vectors[33], vectors[7] = vectors[2], vectors[2]
-    vectors[10] = vectors[11] = np.nan
-    assert finished(similar_rows(vectors, np.arange(50), 1.0)).tolist() == [2, 7, 33]
-    assert finished(similar_rows(vectors, np.empty(0, np.int64), 0.9)).tolist() == []

@@ -13,6 +13,7 @@ from test_update import make_run
 
 from lapclip.cli import run_command
 from lapclip.data import split
+from lapclip.data.decode import read_whole
 from lapclip.data.files import read_file
 from lapclip.errors import UserError
 from lapclip.search.index import Entry, Filter, find_index, parse_date
@@ -226,7 +227,7 @@ def test_duplicates_are_images_whose_contents_agree_and_not_those_merely_alike(s
         return [names(group) for group in finished(duplicates(searcher.index, min_score))]
 
     assert found(1.0) == [[COPIED, "copy.jpg"]]
-    every = finished(duplicates(searcher.index, -1.0))  # each image is a candidate
+    every = finished(duplicates(searcher.index))  # whatever the model makes of them
     assert [names(group) for group in every] == [[COPIED, "copy.jpg"], [CHANGED, "smaller.jpg"]]
     (_, copy), (first, smaller) = every
     assert copy.is_identical and copy.difference == 0 and not smaller.is_identical
@@ -256,7 +257,8 @@ def test_pages_with_other_text_are_no_near_duplicates_and_a_page_saved_again_is(
     ]
     records = np.array([read_record(entry) for entry in entries])
     assert len(set(split.content_groups(records).tolist())) == 1, "at 8 x 8 pixels they look alike"
-    groups = split.told_apart(records, np.zeros(4, int), lambda number: read_file(entries[number].path))
+    groups = split.content_groups(records)
+    groups = split.told_apart(records, groups, lambda n, size: read_whole(read_file(entries[n].path), size))
     assert split.duplicates(records, groups) == [[0, 2, 3]]
 
 
@@ -269,5 +271,5 @@ def test_drawings_that_are_blank_on_white_are_duplicates_only_as_equal_files(tmp
         entries.append(Entry(0, str(tmp_path / f"{number}.png"), 0, 100, 100, 0))
     records = np.array([read_record(entry) for entry in entries])
     groups = split.content_groups(records)
-    groups = split.told_apart(records, groups, lambda number: read_file(entries[number].path))
+    groups = split.told_apart(records, groups, lambda n, size: read_whole(read_file(entries[n].path), size))
     assert split.duplicates(records, groups) == [[0, 3]]

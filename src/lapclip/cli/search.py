@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from lapclip.search.searcher import Duplicate, Match, Results, Searcher, Term
 
 MAX_RESULTS = 10_000
-# A cosine that nearly all images reach that were only scaled or saved again (Flickr8k, `nano`); then contents decide.
-NEARLY_EQUAL = 0.998
 THUMBNAIL_SIZE = 320  # pixels of an image on a sheet or in a terminal
 COLUMNS = "score: number, image, size: number, "  # the last one says that there are copies
 
@@ -70,7 +68,7 @@ def search(
         min_size: only images with at least this many pixels on the longer side
         model: model whose index is searched: a run, by name or path
         top: maximum number of images, or of groups of duplicates
-        min_score: minimum score; with `--duplicates`, of the candidates (default 0.998)
+        min_score: minimum score; with `--duplicates`, between an image and the first of its group
         paths: print paths only, one per line
         null: print paths that end in NUL, for `xargs -0`
         sheet: write the results as a contact sheet (PNG)
@@ -93,8 +91,7 @@ def search(
         if query or like or unlike or sheet or copy_to or open:
             what = "`--duplicates` does not take a query, `--sheet`, `--copy-to` or `--open`"
             raise UserError(what, hint="omit these: all images are compared with each other")
-        score = NEARLY_EQUAL if min_score is None else min_score
-        record, groups = find_duplicates(model, score, wanted, top)
+        record, groups = find_duplicates(model, -1.0 if min_score is None else min_score, wanted, top)
         show(record, groups, [row for group in groups for row in group_rows(group)])
         num_near = sum(not all(one.is_identical for one in group) for group in groups)
         found = f"{len(groups) - num_near:,} of identical files, {num_near:,} with near-duplicates"
@@ -390,8 +387,7 @@ def find_duplicates(
     groups = follow(duplicates(index, min_score, wanted))[:top]
     record: dict[str, Any] = {"min_score": min_score, "milliseconds": (time.perf_counter() - started) * 1000}
     record |= {"groups": [[one.record() for one in group] for group in groups]}
-    record |= {"num_pictures": index.num_images, "model": index.model, "index": str(index.path)}
-    return record, groups
+    return record | {"num_pictures": index.num_images, "model": index.model, "index": str(index.path)}, groups
 
 
 def group_rows(group: "Sequence[Duplicate]") -> Iterator[tuple[str, ...]]:

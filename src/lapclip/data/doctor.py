@@ -13,7 +13,7 @@ import numpy as np
 
 from lapclip.data.advice import MAX_TEXT_LENGTH, Advice, DataFacts, advise, percentiles, share_outside_a_to_z
 from lapclip.data.catalogue import NUM_NAMED, Catalogue
-from lapclip.data.decode import FORMATS, TRAITS
+from lapclip.data.decode import FORMATS, TRAITS, read_whole
 from lapclip.data.open import Files
 from lapclip.data.pairs import VALIDATION
 from lapclip.data.split import duplicates, told_apart
@@ -39,6 +39,7 @@ class Report(DataFacts):
     captions_per_image: dict[str, float]
     unreadable: list[str]
     unreadable_why: dict[str, str]
+    num_links: int  # to other images of the source; they are no duplicates
     duplicate_images: list[list[str]]
     num_duplicate_captions: int  # equal but for case, beyond the first image of each
     duplicate_captions: dict[str, int]
@@ -63,13 +64,15 @@ def examine(
 ) -> Report:
     """Everything about a source; `lengths` are tokens of all captions in order, start and end included."""
     catalogue, records, unreadable = files.catalogue, files.pack.records, files.pack.unreadable
-    groups = told_apart(records, files.groups, catalogue.reader.read)
+    groups = told_apart(records, files.groups, lambda n, size: read_whole(catalogue.reader.read(n), size))
     is_readable = records["row"] >= 0
     readable = np.flatnonzero(is_readable)
+    file_of = {catalogue.reader.stamp(number) or str(number): number for number in readable[::-1].tolist()}
+    own = np.sort([*file_of.values()])  # without links to other images of the source
     num_each = np.array([len(own) for own in catalogue.captions], dtype=np.int64)
     lengths = lengths[np.repeat(is_readable, num_each)]
     captions = [caption for number in readable.tolist() for caption in catalogue.captions[number]]
-    num_each = num_each[readable]
+    num_each, mean = num_each[readable], round(float(num_each[readable].mean()), 2)
     known = readable[records["width"][readable] > 0]
 
     def names(numbers: Iterable[int]) -> list[str]:
@@ -88,16 +91,13 @@ def examine(
     report = Report(
         num_images=len(readable),
         num_captions=len(captions),
-        captions_per_image={
-            "min": int(num_each.min()),
-            "mean": round(float(num_each.mean()), 2),
-            "max": int(num_each.max()),
-        },
+        captions_per_image={"min": int(num_each.min()), "mean": mean, "max": int(num_each.max())},
         num_unreadable=len(catalogue.names) - len(readable),
         unreadable=names(unreadable),
         unreadable_why=dict(zip(names(unreadable), unreadable.values(), strict=False)),
-        num_duplicate_images=len(readable) - len(np.unique(groups[readable])),
-        duplicate_images=[names(same) for same in duplicates(records, groups)[:NUM_NAMED]],
+        num_links=len(readable) - len(own),
+        num_duplicate_images=len(own) - len(np.unique(groups[own])),
+        duplicate_images=[names(own[same]) for same in duplicates(records[own], groups[own])[:NUM_NAMED]],
         num_duplicate_captions=shared.total() - len(shared),
         duplicate_captions={shortened(words): n for words, n in shared.most_common(NUM_CAPTIONS_NAMED)},
         num_distinct_captions=len(counts),
@@ -106,7 +106,7 @@ def examine(
         text_length=text_length,
         caption_tokens=percentiles(lengths, PERCENTILES),
         caption_tokens_cut={
-            str(length): float((lengths > length).mean()) for length in sorted({MAX_TEXT_LENGTH, text_length})
+            str(n): float((lengths > n).mean()) for n in sorted({MAX_TEXT_LENGTH, text_length})
         },
         sizes=sizes_of(records, known, catalogue.names) if len(known) else None,
         num_small=int((np.minimum(records["width"], records["height"])[known] < image_size).sum()),
@@ -211,7 +211,8 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     """The report as rows of a table, a label and a sentence; what would say nothing is omitted."""
     num_all = report.num_images + report.num_unreadable
     readable = f" of {num_all:,} readable" if report.num_unreadable else ", all readable"
-    yield "images", f"{report.num_images:,}{readable}"
+    links = f"; {report.num_links:,} of them are links to others" if report.num_links else ""
+    yield "images", f"{report.num_images:,}{readable}{links}"
     least, mean, most = (report.captions_per_image[key] for key in ("min", "mean", "max"))
     each = f"{'one' if most == 1 else f'{most:,}'} per image"
     if least != most:
@@ -242,26 +243,25 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     unused = f"; {report.num_unused:,} for testing, not used" if report.num_unused else ""
     yield "split", f"{report.num_train:,} training, {report.num_validation:,} validation ({whose}){unused}"
     if report.duplicate_images:
-        same = [
-            " = ".join(f"`{shortened_path(name, 40)}`" for name in names[:3])
-            for names in report.duplicate_images
-        ]
         copies = "1 copy" if report.num_duplicate_images == 1 else f"{report.num_duplicate_images:,} copies"
-        yield "duplicates", f"{copies}: {listed(same)}"
+        yield "duplicates", f"{copies}: {equal(report.duplicate_images)}"
     if report.duplicate_captions:
         caption, count = next(iter(report.duplicate_captions.items()))
         share = percent(report.share_shared_captions)
         yield "shared", f"{share} of the captions belong to several images, `{brief(caption)}` to {count:,}"
     if report.num_leaks:
-        pairs = [" = ".join(f"`{shortened_path(name, 40)}`" for name in names) for names in report.leaks]
         leaked = plural(report.num_leaks, "validation image")
-        yield "leaks", f"{leaked} also in training: {listed(pairs)}"
+        yield "leaks", f"{leaked} also in training: {equal(report.leaks)}"
     if report.num_unreadable:
         whys = [f"`{shortened_path(name, 40)}` {why}" for name, why in report.unreadable_why.items()]
         yield "unreadable", f"{report.num_unreadable:,}: {listed(whys)}"
     for what, found in report.problems.items():
         shown = f"`{shortened_path(found['names'][0], 40)}` {what}" if found["names"] else what
         yield "noticed", shown + (f", and {found['count'] - 1:,} more" if found["count"] > 1 else "")
+
+
+def equal(groups: list[list[str]]) -> str:
+    return listed([" = ".join(f"`{shortened_path(name, 40)}`" for name in names[:3]) for names in groups])
 
 
 def listed(items: list[str]) -> str:

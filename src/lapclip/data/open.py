@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from lapclip.config import DataConfig
 from lapclip.data.catalogue import Catalogue, Options
@@ -17,7 +18,7 @@ from lapclip.data.formats.detect import names_of, open_catalogue, parse_source, 
 from lapclip.data.pack import Pack, describe_folder, folder_for, has_room, locked, pack, size_for
 from lapclip.data.pairs import TRAIN, VALIDATION, PairTable, write_pairs
 from lapclip.data.source import Mixed, Packed, Sample, Source, Streamed
-from lapclip.data.split import content_groups, split
+from lapclip.data.split import content_groups, split, told_apart
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError, install_command, shortened, shortened_path, suggest
 from lapclip.files import writing
@@ -37,7 +38,8 @@ class Files:
     images: str | None  # the folder that `--images` means
     is_streamed: bool = False
     pack: Pack = field(init=False)
-    groups: np.ndarray = field(init=False)  # of each image of the catalogue
+    groups: np.ndarray = field(init=False)  # of each image of the catalogue; alike, so on one side
+    same: np.ndarray = field(init=False)  # likewise; for a model the same image, so never contrasted
     sides: np.ndarray = field(init=False)
     table: PairTable = field(init=False)
 
@@ -155,10 +157,18 @@ def split_together(files: list[Files], share: float) -> None:
     records = np.concatenate([own.pack.records for own in files])
     groups = np.arange(len(records)) if files[0].is_streamed else content_groups(records)
     sides = split(records, groups, [own.catalogue.sides for own in files], share)
-    start = 0
+    ends = np.cumsum([len(own.pack.records) for own in files])
+
+    def look(number: int, _: int) -> Image.Image:
+        own = files[np.searchsorted(ends, number, side="right")].pack
+        shape = (int(records["row"][number]) + 1, 3, own.size, own.size)
+        pixels = np.memmap(own.path / "pixels", np.uint8, "r", shape=shape)[-1]
+        return Image.fromarray(pixels.transpose(1, 2, 0))
+
+    same, start = told_apart(records, groups, look, one_blank=True), 0
     for own in files:
         here = slice(start, start := start + len(own.pack.records))
-        own.groups, own.sides = groups[here], sides[here]
+        own.groups, own.same, own.sides = groups[here], same[here], sides[here]
 
 
 def write_table(files: Files) -> PairTable:
@@ -169,15 +179,13 @@ def write_table(files: Files) -> PairTable:
         kinds, examples = catalogue.problems.kinds, catalogue.problems.names
         whys += [f"`{examples[what][0]}` {what}" for what, kind in kinds.items() if kind != "repaired"]
         found = "; ".join([f"has {plural(len(usable), 'usable image')}", *whys[:3]])
-        raise UserError(
-            f"`{catalogue.name}` {found}; at least {MIN_IMAGES} are needed",
-            hint=install_command("heic")
-            if 0 < packed.num_needing_extra == len(packed.unreadable)
-            else "add images with captions to it, or correct those that cannot be used",
-        )
+        needs_heic = 0 < packed.num_needing_extra == len(packed.unreadable)
+        hint = "add images with captions to it, or correct those that cannot be used"
+        what = f"`{catalogue.name}` {found}; at least {MIN_IMAGES} are needed"
+        raise UserError(what, hint=install_command("heic") if needs_heic else hint)
     with locked(packed.path), writing(packed.path):
         describe_folder(packed.path, files.name, packed.size)
-        return write_pairs(packed.path, catalogue, packed.records, usable, files.groups, files.sides)
+        return write_pairs(packed.path, catalogue, packed.records, usable, files.same, files.sides)
 
 
 def make_source(files: Files, side: int, config: DataConfig) -> Source:

@@ -33,7 +33,7 @@ class PairTable:
         columns = {name: np.load(path / f"{name}.npy", mmap_mode="r") for name in COLUMNS}
         self.numbers = columns["numbers"]  # of each image in the catalogue
         self.rows = columns["rows"]  # of each image's pixels, -1 when it is not packed
-        self.groups = columns["groups"]  # equal for images that show the same
+        self.groups = columns["groups"]  # equal for images that a model sees as the same
         self.sides = columns["sides"]
         self.ranks = columns["ranks"]  # a random place that depends on the image alone
         self.first = columns["first"]  # where each image's captions start; one more at the end

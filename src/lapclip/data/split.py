@@ -4,18 +4,19 @@ Images show the same when their bytes are equal, or one was scaled, brightened o
 both sides, or validation would ask for what training has shown.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from lapclip.data.catalogue import Side
-from lapclip.data.decode import THUMB, Unreadable, read_whole
+from lapclip.data.decode import THUMB, Unreadable
 from lapclip.data.pairs import ALL, TRAIN, UNUSED, VALIDATION
 from lapclip.data.source import Mixed, Source, TableSource
 from lapclip.errors import UserError
@@ -35,9 +36,10 @@ MAX_ANYWHERE = 20  # in the thumb; saved again at half the size and 5% brighter,
 # saving them again changes.
 MAX_PLAIN_DIFFERENCE, MAX_PLAIN_ANYWHERE = 1.5, 8
 PLAIN_STEP, PLAIN_SHARE = 3, 0.1  # plain: so small a step between so many of the neighbours in the thumb
-# Pixels of the shorter side at which reported near-duplicates must agree, to within so much of 255. Photos saved again
-# as JPEG 50 stay within 33 (99 in 100). Pages, mostly plain, stay within 11, and a line of other text differs by 26.
-CLOSER, LONGEST, MAX_CLOSER, MAX_CLOSER_PLAIN, PLAIN = 32, 1024, 40, 12, 0.8
+# Near-duplicates must agree in each tile of 8 x 8 pixels (4 x 4 of small images), eight on the shorter side, to within
+# so much of their deviation in brightness: of 300 photos at half the size 299 do, different line drawings do not.
+TILE, MAX_TILES, MAX_APART, MIN_DEVIATION, BLANK, MAX_FIRSTS = 8, 128, 0.3, 8.0, 12, 512
+Look = Callable[[int, int], Image.Image]  # an image by its number, with so many pixels on the longer side
 
 # Hashes that differ in at most 4 bits agree in at least two of six blocks: those are candidates.
 NUM_BLOCKS = 6
@@ -178,29 +180,45 @@ def duplicates(records: np.ndarray, groups: np.ndarray) -> list[list[int]]:
     return sorted(found, key=lambda members: (-len(members), min(members)))
 
 
-def told_apart(records: np.ndarray, groups: np.ndarray, read: Callable[[int], bytes]) -> np.ndarray:
-    """The groups without images that differ in detail, as icons and pages of text do. Equal files are not read."""
+def told_apart(records: np.ndarray, groups: np.ndarray, look: Look, *, one_blank: bool = False) -> np.ndarray:
+    """The groups without images that differ in detail, as drawings and pages of text do. Equal files are not read."""
     every, groups, fresh = contents(records), groups.copy(), int(groups.max(initial=0)) + 1
     for members in duplicates(records, groups):
         sides = [max(1, int(records[side][members[0]])) for side in ("width", "height")]
-        size = [min(LONGEST, max(CLOSER, round(CLOSER * side / min(sides)))) for side in sides]
+        tiles = [min(MAX_TILES, round(8 * side / min(sides))) for side in sides]
         known: dict[bytes, int] = {}  # by content, the first image that it agrees with
-        firsts: dict[int, np.ndarray] = {}
+        firsts: deque[tuple[Any, ...]] = deque(maxlen=MAX_FIRSTS)  # or the time is quadratic
         for number in members if (every[members] != every[members[0]]).any() else ():
             if (content := bytes(every[number])) not in known:
-                image = Image.new("RGB", (CLOSER, CLOSER))
+                short = min(records["width"][number], records["height"][number])
+                size = [(TILE if short >= 8 * TILE else TILE // 2) * count for count in tiles]
+                image = Image.new("L", (TILE, TILE))
                 with suppress(OSError, ValueError, Unreadable):
-                    image = read_whole(read(number), 2 * max(size))
-                pixels = np.asarray(image.resize(size, Image.Resampling.BOX), dtype=np.int16)
-                most = MAX_CLOSER_PLAIN if plain_share(pixels[None], axis=2) > PLAIN else MAX_CLOSER
-                same = (one for one, other in firsts.items() if np.abs(pixels - other).max() <= most)
-                # A nearly uniform image, such as white on transparency, has nothing to compare.
-                is_blank = np.ptp(pixels, axis=(0, 1)).max() <= MAX_CLOSER_PLAIN
-                known[content] = number if is_blank else next(same, number)
-                if not is_blank:
-                    firsts.setdefault(known[content], pixels)
+                    image = look(number, 2 * max(size)).convert("L")
+                pixels = np.asarray(image.resize(size, Image.Resampling.BILINEAR), dtype=np.float32)
+                # A nearly uniform image, such as white on transparency, has nothing to compare: it agrees with none.
+                deviation = np.inf if np.ptp(pixels) <= BLANK and not one_blank else float(pixels.std())
+                pixels = pixels - pixels.mean()
+                known[content] = next((n for n, *other in firsts if agree(pixels, deviation, *other)), number)
+                if known[content] == number:
+                    firsts.append((number, pixels, deviation))
             groups[number] = fresh + known[content]
     return groups
+
+
+def agree(pixels: np.ndarray, deviation: float, other: np.ndarray, its_deviation: float) -> bool:
+    """Whether two images differ little in each tile; overall they differ by no less than their deviations."""
+    limit = MAX_APART * max(MIN_DEVIATION, min(deviation, its_deviation))
+    if not abs(deviation - its_deviation) <= limit:
+        return False
+    if pixels.shape != other.shape:
+        size, images = min(pixels.shape, other.shape)[::-1], map(Image.fromarray, (pixels, other))
+        pixels, other = (np.asarray(image.resize(size, Image.Resampling.BILINEAR)) for image in images)
+    apart, tile = pixels - other, min(pixels.shape) // 8
+    if np.vdot(apart, apart) > apart.size * limit**2:  # on average over the tiles, which is quick
+        return False
+    squares = np.square(apart).reshape(len(apart) // tile, tile, -1, tile)
+    return bool(squares.mean(axis=(1, 3)).max() <= limit**2)
 
 
 def split(

@@ -175,11 +175,10 @@ class Index:
         """Whether any image of the index is under a folder."""
         return self.count(Filter(folder)) > 0
 
-    def live_rows(self, wanted: Filter = EVERY, *, is_copied: bool = False) -> np.ndarray:
-        """The rows that some wanted file has, or that several have; ascending, unique."""
+    def live_rows(self, wanted: Filter = EVERY) -> np.ndarray:
+        """The rows that some wanted file has; ascending, unique."""
         condition, values = wanted.condition()
-        several = "GROUP BY row HAVING count(*) > 1" if is_copied else ""
-        text = self.rows(f"{JOINED} ({ROWS} {condition} {several})", *values)[0][0]
+        text = self.rows(f"{JOINED} ({ROWS} {condition})", *values)[0][0]
         rows = np.unique(np.fromstring(text or "", dtype=np.int64, sep=","))
         if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self.vectors):
             raise damaged(self.path, "it refers to embeddings that do not exist")

@@ -1,6 +1,6 @@
 """The one place where a query becomes results: words and images in, matching images of an index out.
 
-Shapes: T terms of a query, N rows, E numbers in an embedding, B rows of a block.
+Shapes: T terms of a query, N rows, E numbers in an embedding.
 """
 
 import os
@@ -9,12 +9,11 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lapclip.data.decode import RECORD, Unreadable, decode
+from lapclip.data.decode import RECORD, Unreadable, decode, read_whole
 from lapclip.data.files import read_file
 from lapclip.data.workers import in_order
 from lapclip.errors import UserError, shortened, typed
@@ -32,7 +31,6 @@ SIGN = re.compile(r"(?:^|(?<=\s))([+-])(?=\s|$)")
 MAX_EXACT = 1_000_000  # rows that are all compared; more only where `usearch` is not installed
 MAX_LOOKED_UP = 10_000  # rows whose files are looked up before a search returns fewer results
 NUM_FILTERS_CACHED = 16
-BLOCK = 2048  # rows of each side compared at a time for duplicates: 16 MB of cosines
 COMPARED_SIZE = 64  # pixels each side of an image whose content is compared
 
 
@@ -228,24 +226,19 @@ def refuse_unknown(index: Index, folder: str) -> None:
 
 
 def duplicates(
-    index: Index, min_score: float, wanted: Filter = EVERY
+    index: Index, min_score: float = -1, wanted: Filter = EVERY
 ) -> Generator[Progress, None, list[list[Duplicate]]]:
-    """Groups of identical or nearly identical images: the one with most pixels, then the others by path.
-
-    Candidates have similar embeddings; the content rule of `data check` confirms them. No model is needed.
-    """
+    """Groups of the same images by the rule of `data check`, which reads every file: the largest, then by path."""
     from lapclip.data import split
 
-    similar = yield from similar_rows(index.vectors, index.live_rows(wanted), min_score)
-    rows_N = np.union1d(similar, index.live_rows(wanted, is_copied=True))
-    entries = [entry for row in rows_N.tolist() for entry in index.entries_at(row, wanted)]
+    entries = [entry for row in index.live_rows(wanted).tolist() for entry in index.entries_at(row, wanted)]
     records = np.zeros(len(entries), RECORD)
     with closing(in_order(read_record, entries)) as read:
         for number, record in enumerate(read):
             records[number] = record
             yield Progress("comparing contents", number + 1, len(entries))
-    found, contents = [], split.contents(records)
-    groups = split.told_apart(records, split.content_groups(records), lambda n: read_file(entries[n].path))
+    found, contents, coarse = [], split.contents(records), split.content_groups(records)
+    groups = split.told_apart(records, coarse, lambda n, size: read_whole(read_file(entries[n].path), size))
     for first, *others in split.duplicates(records, groups):
         places = np.array([first, *sorted(others, key=lambda number: entries[number].path)])
         group = [entries[number] for number in places]
@@ -253,8 +246,9 @@ def duplicates(
         vectors = index.vectors[[entry.row for entry in group]].astype(np.float64)
         scores, difference = np.nan_to_num(vectors @ vectors[0]), total / (255 * split.NUM_VALUES)
         rows = zip(group, scores, contents[places] == contents[first], difference, strict=True)
-        found.append([Duplicate(one, float(s), (), bool(same), float(d)) for one, s, same, d in rows])
-    return sorted(found, key=lambda group: group[0].entry.path)
+        members = [Duplicate(one, float(s), (), bool(same), float(d)) for one, s, same, d in rows]
+        found.append([one for one in members if one.score >= min_score - NOISE])
+    return sorted((group for group in found if group[1:]), key=lambda group: group[0].entry.path)
 
 
 def read_record(entry: Entry) -> np.ndarray:
@@ -264,21 +258,3 @@ def read_record(entry: Entry) -> np.ndarray:
     with suppress(OSError, ValueError, Unreadable):
         record = decode(read_file(entry.path), COMPARED_SIZE).record
     return record
-
-
-def similar_rows(
-    vectors_RE: np.ndarray, rows_N: np.ndarray, min_score: float, block: int = BLOCK
-) -> Generator[Progress, None, np.ndarray]:
-    """The rows that have a cosine of at least `min_score` with another."""
-    matrix_RE, is_similar_N = np.asarray(vectors_RE), np.zeros(len(rows_N), dtype=bool)
-    pairs = list(combinations_with_replacement(range(0, len(rows_N), block), 2))
-    for done, (start, other) in enumerate(pairs, 1):
-        one_BE, other_BE = (matrix_RE[rows_N[at : at + block]] for at in (start, other))
-        with np.errstate(invalid="ignore", over="ignore"):
-            is_similar_BB = one_BE @ other_BE.T >= min_score - NOISE
-        if other == start:
-            np.fill_diagonal(is_similar_BB, False)
-        is_similar_N[start : start + block] |= is_similar_BB.any(axis=1)
-        is_similar_N[other : other + block] |= is_similar_BB.any(axis=0)
-        yield Progress("comparing images", done, len(pairs))
-    return rows_N[is_similar_N]
