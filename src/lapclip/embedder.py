@@ -182,7 +182,8 @@ class Embedder:
     ) -> Classifier:
         """A classifier for `classify` from labelled images, one label per image; the model itself does not change."""
         labels = list_of_texts(labels)
-        num_images = len(images if getattr(images, "ndim", 0) == 2 else as_list(images))
+        several: Any = images if getattr(images, "ndim", 0) == 2 else as_list(images)
+        num_images = len(several)
         if num_images != len(labels):
             problem = f"there are {plural(num_images, 'image')} and {plural(len(labels), 'label')}"
             raise UserError(problem, hint="pass one label per image")

@@ -132,7 +132,7 @@ def begin(
         settings, teacher = consult_teacher(settings, requests)
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
     run = follow(preparing(settings, name, data, reserved), requests, "setting up")
-    return run, run.load_config(), data, teacher and teacher.of(run, data)
+    return run, run.load_config(), data, teacher.of(run, data) if teacher else None
 
 
 def consult_teacher(settings: "Config", requests: list[int]) -> "tuple[Config, Teacher]":
@@ -209,7 +209,7 @@ def go_on(
         return run, settings, data, follow(reopen_features(config, run, data), requests, "setting up")
     teacher = consult_teacher(config, requests)[1] if config.model.teacher else None
     settings = follow(revising(run, flags, data), requests, "setting up")
-    return run, settings, data, teacher and teacher.of(run, data)
+    return run, settings, data, teacher.of(run, data) if teacher else None
 
 
 def refuse_missing_data(settings: "Config") -> None:

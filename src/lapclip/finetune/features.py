@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,7 +161,8 @@ def features_of(
     captions = [caption for some in captions_N for caption in some]
     number_of = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
     folder.mkdir(exist_ok=True)
-    looks, faults, views = looks or DataConfig(), {}, []
+    looks, views = looks or DataConfig(), []
+    faults: dict[int, str] = {}
     for view in range(1 + num_crops):
         name = f"crop-{looks.crop}-{looks.flip}-{view}" if view else "whole"
         store = open_store(folder / name, (num_images, size.image.width))
@@ -194,7 +196,8 @@ class Store:
 
 
 def open_store(file: Path, shape: tuple[int, int]) -> Store:
-    about, done = file.with_name(f"{file.name}.json"), {"rows": 0, "faults": {}}
+    about = file.with_name(f"{file.name}.json")
+    done: dict[str, Any] = {"rows": 0, "faults": {}}
     if about.exists():
         done = read_json(about)
     else:

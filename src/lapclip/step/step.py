@@ -58,6 +58,10 @@ def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: 
     length = tokens_BT.shape[1]
     fixed_length = None if tokens_BT.is_floating_point() else fixed_length  # features have no length
     padding = padded_length(length, fixed_length) - length if fixed_length else 0
+    teacher = None
+    if batch.teacher is not None:
+        image_BE, text_BE = (device.move(torch.from_numpy(rows)) for rows in batch.teacher)
+        teacher = image_BE, text_BE
     return Inputs(
         images=device.move(torch.from_numpy(batch.images)),
         tokens_BT=device.move(F.pad(tokens_BT, (0, padding), value=PAD) if padding else tokens_BT),
@@ -65,7 +69,7 @@ def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: 
         same_BB=device.move(same_BB),
         keep_BK=None if keep_BK is None else device.move(keep_BK),
         chance=same_BB.float().mean().item(),
-        teacher=batch.teacher and tuple(device.move(torch.from_numpy(rows)) for rows in batch.teacher),
+        teacher=teacher,
     )
 
 
