@@ -140,7 +140,10 @@ def follow_in_process(name: str, run: Run, *, interrupt_after="", **more: str) -
                 assert said, "it ended before"
             time.sleep(1)  # more than enough for the few events there are
             os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()  # or leaving `with` would wait for it
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
