@@ -236,6 +236,12 @@ def value_of(config: Config, name: str) -> Any:
     return getattr(getattr(config, SETTINGS[name].section), name)
 
 
+def model_name(settings: Mapping[str, Any]) -> str:
+    """What a run trains, by its settings of the model: a pretrained model, two towers, or a size."""
+    towers = [str(tower) for name in ("image_tower", "text_tower") if (tower := settings.get(name))]
+    return str(settings.get("base") or " and ".join(towers) or settings.get("size") or "")
+
+
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """The config with some settings replaced."""
     for section in fields(Config):
