@@ -71,10 +71,8 @@ def embed_pools(
             its_rows.append(embedder.images([image[view] for image in images]))
     if not kept:
         first = f", the first one {faults[0]}" if faults else ""
-        raise UserError(
-            f"none of {len(faults)} validation images can be read{first}",
-            hint="check that the source still exists",
-        )
+        hint = "check that the source still exists"
+        raise UserError(f"none of {len(faults)} validation images can be read{first}", hint=hint)
     indices = np.array(kept)
     captions_N = [source.captions(index) for index in kept]
     captions = [caption for some in captions_N for caption in some]
