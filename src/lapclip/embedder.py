@@ -196,10 +196,8 @@ class Embedder:
         if not isinstance(given, np.ndarray) or given.ndim != 2 or given.dtype.kind != "f":
             return False
         if given.shape[1] != self.width:
-            raise UserError(
-                f"these rows have {given.shape[1]} values each, but those of this model have {self.width}",
-                hint="embed all inputs with this model",
-            )
+            what = f"these rows have {given.shape[1]} values each, but those of this model have {self.width}"
+            raise UserError(what, hint="embed all inputs with this model")
         return True
 
     def in_chunks(
@@ -296,7 +294,7 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
         what = f"`{shortened(str(path))}`: {(error.strerror or str(error)).lower()}"
         raise UserError(f"cannot open {what}", hint="name a readable folder") from None
     model = place.place(found.model).eval()
-    about = {"name": found.name, "weights": found.weights, "templates": found.templates}
+    about: dict[str, Any] = {"name": found.name, "weights": found.weights, "templates": found.templates}
     return Embedder(model, found.tokenizer, place, **about)
 
 
@@ -339,7 +337,7 @@ def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
     model = reading.read_model(checkpoint, size, tokenizer.vocab_size, config.train.loss in NEEDS_BIAS)
     if size.lora_rank:
         model.merge_adapters()
-    templates = ("{}",) if config.data.format == "classes" else None  # captions that are names of folders are bare
+    templates = ("{}",) if config.data.format == "classes" else None  # as the captions, which are bare names
     weights = None if size.lora_rank else checkpoint / MODEL
     return Pretrained(name, model, tokenizer, weights, templates=templates)
 

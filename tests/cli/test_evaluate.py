@@ -16,7 +16,7 @@ from conftest import SMALL, picture_folder, wait_for
 from PIL import Image
 
 from lapclip.config import load_config
-from lapclip.embedder import TEMPLATES
+from lapclip.embedder import TEMPLATES, load
 from lapclip.runs.run import Run
 
 HOSTILE = "cat\u202e[bold]x"
@@ -92,6 +92,9 @@ def test_folders_of_classes_are_named_without_training(call):
     own.write_config(replace(config, data=replace(config.data, format="classes")))
     result = json.loads(call("eval", "mine", "animals", "--json").stdout)
     assert result["zero_shot"]["templates"] == ["{}"], "as the captions that it was trained on"
+    kept = load(load("mine").save("kept"))
+    labels, expected = ["cat", "dog"], load("mine").texts(["cat", "dog"])
+    np.testing.assert_allclose(kept.label_rows(labels), expected, atol=1e-6, err_msg="also once it is saved")
     compared = json.loads(call("eval", "mine", "animals", "--against", "other", "--json").stdout)
     other = json.loads(call("eval", "other", "animals", "--json").stdout)["zero_shot"]
     assert other["templates"] == list(TEMPLATES), "each model is prompted as alone"
@@ -151,7 +154,7 @@ def trained_on(run: str, source: str, share: float = 0.05, is_recorded: bool = T
     """Makes a run believe that it was trained on something else."""
     settings = Path("runs", run, "config.toml")
     changed = settings.read_text().replace(f'"{SMALL["source"]}"', f'"{source}"')
-    changed = changed.replace("validation_share = 0.05", f"validation_share = {share}")
+    changed = changed.replace("[data]", f"[data]\nvalidation_share = {share}")
     settings.unlink()
     settings.write_text(changed)
     if is_recorded:
@@ -222,8 +225,6 @@ def test_a_comparison_gives_each_model_the_figures_it_has_alone_whatever_their_i
 
 
 def test_a_model_of_its_own_agrees_with_its_run_and_needs_a_source(call):
-    from lapclip.embedder import load
-
     checkpoint = next(Path("runs/mine/checkpoints").glob("step-*"))
     load("mine").save(Path("model"))
     refused = call("eval", "model")

@@ -177,8 +177,8 @@ def open_measured(
     if runs:
         # Packing and the share decide the split, so they are those of training. A smaller validation share is a
         # part of a larger one: the smallest was trained on by none.
-        share = min(own.data.validation_share for own in runs)
-        data = replace(data, pack=runs[0].data.pack, validation_share=share)
+        shares = [share for own in runs if (share := own.data.validation_share) is not None]
+        data = replace(data, pack=runs[0].data.pack, validation_share=min(shares, default=None))
     opened = follow(open_source(replace(data, **flags), image_sizes[0]), requests, OPENING, is_kept=True)
     is_own = source is None or any(names_of(p.name) & names_in(own) for p in opened.parts for own in runs)
     if is_own and source is not None:
@@ -223,6 +223,8 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
         tell(screen, *zero_shot_words(result))
         (table,) = class_tables(result)
         screen.print(on_screen(replace(table, rows=table.rows[:NUM_CLASSES])))
+        if (left := len(result["zero_shot"]["classes"]) - NUM_CLASSES) > 0:
+            tell(screen, f"the {NUM_CLASSES} with the lowest accuracy; `--html` shows {left:,} more")
     if result.get("against"):
         screen.print()
         compared = comparison_section(result)

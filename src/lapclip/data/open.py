@@ -2,14 +2,15 @@
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from lapclip.config import DataConfig
+from lapclip.config import SETTINGS, DataConfig
+from lapclip.data.advice import Advice, advise_share
 from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.decode import RECORD, digest
 from lapclip.data.formats.detect import open_catalogue, parse_source
@@ -38,6 +39,7 @@ class Files:
     pack: Pack = field(init=False)
     groups: np.ndarray = field(init=False)  # of each image of the catalogue
     sides: np.ndarray = field(init=False)
+    share: Advice = field(init=False)  # of validation images
     table: PairTable = field(init=False)
 
 
@@ -61,6 +63,7 @@ class Data:
     training: Source = field(repr=False)
     validation: Source = field(repr=False)
     images: str | None = None  # the folder that `--images` means
+    found: Mapping[str, Advice] = field(default_factory=dict)  # settings that follow from the source
 
     @property
     def source(self) -> str:
@@ -99,7 +102,12 @@ def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None
             parts.append(Part(own.name, weight, training, validation, own))
     images = files[0].images if files else config.images
     fingerprints = [f"{p.files.table.fingerprint if p.files else p.name}@{p.weight}" for p in parts]
-    return Data(tuple(parts), digest(*map(str.encode, fingerprints)).hex(), *mixed(parts), images)
+    fingerprint = digest(*map(str.encode, fingerprints)).hex()
+    follows = {"validation_share": files[0].share} if files else {}
+    if len(parts) == len(files) == 1 and not SETTINGS["format"].problem(format := files[0].catalogue.format):
+        columns = [f"{what} column `{name}`" for what, name in files[0].catalogue.columns.items()]
+        follows["format"] = Advice("format", format, ", ".join(["detected", *columns]))
+    return Data(tuple(parts), fingerprint, *mixed(parts), images, follows)
 
 
 def mixed(parts: list[Part]) -> tuple[Source, Source]:
@@ -122,17 +130,18 @@ def find_files(config: DataConfig, name: str) -> Files:
     return Files(identity, catalogue, images)
 
 
-def split_together(files: list[Files], share: float) -> None:
+def split_together(files: list[Files], share: float | None) -> None:
     """Decides the sides of all parts together, so that an image that two of them hold is on one side."""
     if not files:
         return
     records = np.concatenate([own.pack.records for own in files])
     groups = np.arange(len(records)) if files[0].is_streamed else content_groups(records)
-    sides = split(records, groups, [own.catalogue.sides for own in files], share)
+    advice = advise_share(len(np.unique(groups)))
+    sides = split(records, groups, [own.catalogue.sides for own in files], share or advice.value)
     start = 0
     for own in files:
         here = slice(start, start := start + len(own.pack.records))
-        own.groups, own.sides = groups[here], sides[here]
+        own.groups, own.sides, own.share = groups[here], sides[here], advice
 
 
 def write_table(files: Files) -> PairTable:

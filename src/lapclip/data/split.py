@@ -260,10 +260,7 @@ class EvaluationSet:
 
 
 def evaluation_set(data: "Data", *, validation_only: bool, image_size: int | None = None) -> EvaluationSet:
-    """The validation images of what a model was trained on; of another source all, or its own test side.
-
-    With `image_size` they are not from the pack, but decoded as in a pack for that size.
-    """
+    """The validation images of what a model was trained on; of another source all, or its own test side."""
     sources: list[Source] = []
     labels: list[str | None] = []
     unreadable: list[str] = []
@@ -276,9 +273,9 @@ def evaluation_set(data: "Data", *, validation_only: bool, image_size: int | Non
             source, own_sides = replace(source, side=side), own_sides | ({name} - {""})
         if not source.num_pairs:
             continue
-        if files and isinstance(source, TableSource) and image_size:
-            decoded = {"reader": files.catalogue.reader, "mean_bytes": 1.0}
-            source = Streamed(source.table, size_for(image_size), source.side, **decoded)
+        if files and isinstance(source, TableSource) and image_size:  # as in a pack for that size
+            shown = source.table, size_for(image_size), source.side
+            source = Streamed(*shown, reader=files.catalogue.reader, mean_bytes=1.0)
         sources.append(source)
         if files and isinstance(source, TableSource):
             catalogue = files.catalogue

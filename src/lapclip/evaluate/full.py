@@ -87,10 +87,8 @@ def divide(num_images: int, pool_size: int | None) -> list[np.ndarray]:
     if pool_size is None:
         return [np.arange(num_images)]
     if pool_size > num_images:
-        raise UserError(
-            f"the pool size is {pool_size:,}, but there are {num_images:,} images",
-            hint=f"use at most {num_images:,}",
-        )
+        hint = f"use at most {num_images:,}"
+        raise UserError(f"the pool size is {pool_size:,}, but there are {num_images:,} images", hint=hint)
     order = np.random.default_rng(0).permutation(num_images)
     num_pools = num_images // pool_size
     return list(np.sort(order[: num_pools * pool_size].reshape(num_pools, pool_size), axis=1))

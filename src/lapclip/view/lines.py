@@ -35,7 +35,7 @@ def sentence(event: Event) -> str:
                 f"recall@{k} {percent(found[f'recall@{k}'])} (chance {percent(found[f'chance@{k}'])})"
                 for k in (1, 10)
             )
-            return f"step {event.step:,}: {', '.join(shares)}" + (", kept as `best`" if event.is_best else "")
+            return f"step {event.step:,}: {', '.join(shares)}" + ", `best` by mean recall" * event.is_best
         case Warned():
             return f"step {event.step:,}: warning: {one_line(event.message)}; hint: {one_line(event.hint)}"
         case Paused():

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lapclip.data.decode import RESIZES
-from lapclip.data.tokenizer import WORDS, Tokenizer
+from lapclip.data.tokenizer import WORDS
 from lapclip.errors import UserError, shortened
 from lapclip.files import atomic_path, writing
 from lapclip.model.blocks import ACTIVATIONS
@@ -50,12 +50,9 @@ def load_model_folder(folder: Path) -> Pretrained:
     except msgspec.ValidationError as error:
         raise refused(folder, f"its `{DESCRIPTION}` is not valid: {shortened(str(error))}") from None
     reading.check_numbers(folder, about.size, about.vocab_size)
-    if about.size.activation not in ACTIVATIONS:
-        raise refused(folder, f"its activation is `{shortened(about.size.activation)}`, which is not known")
-    if about.size.resize not in RESIZES:
-        raise refused(
-            folder, f"its images are resized by `{shortened(about.size.resize)}`, which is not known"
-        )
+    for what, known in (("activation", ACTIVATIONS), ("resize", RESIZES)):
+        if (value := getattr(about.size, what)) not in known:
+            raise refused(folder, f"its `{what}` is `{shortened(value)}`, which is not known")
     tokenizer = reading.read_tokenizer(folder)
     own = tokenizer.with_ids(**vars(about.tokens), is_full=about.size.siglip)
     reading.check_ids(folder, own, [*own.before, own.end, own.pad], about.vocab_size)
