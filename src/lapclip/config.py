@@ -50,7 +50,7 @@ class DataConfig:
     image_column: str | None = opt(None, "table column with the images")
     caption_column: str | None = opt(None, "table column with the captions")
     captions: Literal["one", "all"] = opt("one", "captions of an image used per epoch: one, in turn, or all")
-    validation_share: float = opt(0.05, "share of validation images, if the dataset has no split", 0.001, 0.5)
+    validation_share: float | None = opt(None, "share of validation images, if there is no split", 0.001, 0.5)
     max_unreadable: float = opt(0.1, "maximum share of unreadable images", 0.0, 1.0)
     pack: bool | None = opt(None, "store decoded images on disk; otherwise they are decoded in each epoch")
     crop: float | None = opt(None, "minimum share of an image in a random crop; 1 disables it", 0.05, 1.0)
@@ -250,6 +250,14 @@ SETTINGS = {setting.name: setting for setting in settings()}
 
 def value_of(config: Config, name: str) -> Any:
     return getattr(getattr(config, SETTINGS[name].section), name)
+
+
+def model_name(settings: Mapping[str, Any]) -> str:
+    """What a run trains, by its settings of the model: a pretrained model, two towers, or a size."""
+    if settings.get("base") and not settings.get("tune"):  # a smaller model made of it
+        return f"{settings['size']} from {settings['base']}"
+    towers = [str(tower) for name in ("image_tower", "text_tower") if (tower := settings.get(name))]
+    return str(settings.get("base") or " and ".join(towers) or settings.get("size") or "")
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:

@@ -83,9 +83,11 @@ class Embedder:
         *,
         name: str = "model",
         weights: Path | None = None,  # a file that holds exactly the model's weights
+        templates: Sequence[str] | None = None,
     ):
         self.model, self.tokenizer, self.device, self.chunk = model, tokenizer, device, chunk
         self.name, self.weights = name, weights
+        self.templates = tuple(templates or TEMPLATES)  # prompts for a label, unless others are passed
         self.has_warned = False  # that a text was too long
         self.lock: AbstractContextManager[Any] = threading.Lock() if device.is_accelerator else nullcontext()
 
@@ -164,21 +166,21 @@ class Embedder:
             images = images.detach().float().cpu().numpy()
         return np.asarray(images if self.is_rows(images) else self.images(images), dtype=np.float32)
 
-    def label_rows(self, labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> Rows:
+    def label_rows(self, labels: Sequence[str], templates: Sequence[str] | None = None) -> Rows:
         """Unit rows [labels, E]: each label in every template, averaged."""
-        prompts = label_prompts(labels, templates)
+        prompts = label_prompts(labels, self.templates if templates is None else templates)
         return mean_of_prompts(self.texts(prompts, progress=False), len(as_list(labels)))
 
     @accepts_pictures
     def classify(
-        self, images: Images, labels: Sequence[str] | Classifier, templates: Sequence[str] = TEMPLATES
+        self, images: Images, labels: Sequence[str] | Classifier, templates: Sequence[str] | None = None
     ) -> np.ndarray:
         """Probabilities [images, labels], each row summing to one: which of these labels fits an image best."""
         label_LE = labels.rows if isinstance(labels, Classifier) else self.label_rows(labels, templates)
         return self.probabilities(self.similarity(images, label_LE)).astype(np.float32)
 
     def learn(
-        self, images: Images, labels: Sequence[str], templates: Sequence[str] = TEMPLATES
+        self, images: Images, labels: Sequence[str], templates: Sequence[str] | None = None
     ) -> Classifier:
         """A classifier for `classify` from labelled images, one label per image; the model itself does not change."""
         labels = list_of_texts(labels)
@@ -219,8 +221,8 @@ class Embedder:
 
     def save(self, folder: str | Path) -> Path:
         """Writes a model folder that `load` reads, whole or not at all; the weights are hard-linked if possible."""
-        parts = (self.name, self.model, self.tokenizer, self.fingerprint, self.weights)
-        own.write_model_folder(Path(folder), *parts)
+        whole = Pretrained(self.name, self.model, self.tokenizer, self.weights, templates=self.templates)
+        own.write_model_folder(Path(folder), whole, self.fingerprint)
         return Path(folder)
 
     def is_rows(self, given: object) -> bool:
@@ -228,10 +230,8 @@ class Embedder:
         if not isinstance(given, np.ndarray) or given.ndim != 2 or given.dtype.kind != "f":
             return False
         if given.shape[1] != self.width:
-            raise UserError(
-                f"these rows have {given.shape[1]} values each, but those of this model have {self.width}",
-                hint="embed all inputs with this model",
-            )
+            what = f"these rows have {given.shape[1]} values each, but those of this model have {self.width}"
+            raise UserError(what, hint="embed all inputs with this model")
         return True
 
     def in_chunks(
@@ -284,7 +284,7 @@ class Embedder:
         return self.model.embed_texts(*(self.device.move(torch.from_numpy(a)) for a in (tokens, ends)))
 
 
-def label_prompts(labels: Sequence[str], templates: Sequence[str] = TEMPLATES) -> list[str]:
+def label_prompts(labels: Sequence[str], templates: Sequence[str]) -> list[str]:
     """Every label in every template: the templates of the first label first."""
     labels, templates = list_of_texts(labels), list_of_texts(templates)
     without = [template for template in templates if "{}" not in template]
@@ -353,7 +353,8 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
         what = f"`{shortened(str(path))}`: {(error.strerror or str(error)).lower()}"
         raise UserError(f"cannot open {what}", hint="name a readable folder") from None
     model = place.place(found.model).eval()
-    return Embedder(model, found.tokenizer, place, name=found.name, weights=found.weights)
+    about: dict[str, Any] = {"name": found.name, "weights": found.weights, "templates": found.templates}
+    return Embedder(model, found.tokenizer, place, **about)
 
 
 def find_model(path: Path) -> Pretrained:
@@ -395,7 +396,9 @@ def load_checkpoint(run: Run, checkpoint: Path | None, name: str) -> Pretrained:
     model = reading.read_model(checkpoint, size, tokenizer.vocab_size, config.train.loss in NEEDS_BIAS)
     if size.lora_rank:
         model.merge_adapters()
-    return Pretrained(name, model, tokenizer, weights=None if size.lora_rank else checkpoint / MODEL)
+    templates = ("{}",) if config.data.format == "classes" else None  # as the captions, which are bare names
+    weights = None if size.lora_rank else checkpoint / MODEL
+    return Pretrained(name, model, tokenizer, weights, templates=templates)
 
 
 def nothing_there(path: Path) -> UserError:

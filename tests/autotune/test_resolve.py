@@ -43,8 +43,17 @@ def test_nothing_but_the_other_budgets_is_left_open(size):
     assert config.data.tokenizer == ("characters" if size == "small" else "bpe")
 
 
-PRETRAINED = ("base", "image_tower", "text_tower", "shape", "tune")  # None: from scratch
-HOW_TO_READ = ("format", "images", "image_column", "caption_column")  # None: look at the source
+PRETRAINED = (
+    "base",
+    "image_tower",
+    "text_tower",
+    "teacher",
+    "general",
+    "shape",
+    "tune",
+)  # None: from scratch
+# None: look at the source, of which there is none to read where lapclip draws.
+HOW_TO_READ = ("format", "images", "image_column", "caption_column", "validation_share")
 
 
 def test_what_was_asked_for_stays():

@@ -16,6 +16,7 @@ from conftest import SMALL, picture_folder, wait_for
 from PIL import Image
 
 from lapclip.config import load_config
+from lapclip.embedder import TEMPLATES, load
 from lapclip.runs.run import Run
 
 HOSTILE = "cat\u202e[bold]x"
@@ -94,6 +95,14 @@ def test_folders_of_classes_are_named_without_training(call):
     own.write_config(replace(config, data=replace(config.data, format="classes")))
     result = json.loads(call("eval", "mine", "animals", "--json").stdout)
     assert result["zero_shot"]["templates"] == ["{}"], "as the captions that it was trained on"
+    kept = load(load("mine").save("kept"))
+    labels, expected = ["cat", "dog"], load("mine").texts(["cat", "dog"])
+    np.testing.assert_allclose(kept.label_rows(labels), expected, atol=1e-6, err_msg="also once it is saved")
+    compared = json.loads(call("eval", "mine", "animals", "--against", "other", "--json").stdout)
+    other = json.loads(call("eval", "other", "animals", "--json").stdout)["zero_shot"]
+    assert other["templates"] == list(TEMPLATES), "each model is prompted as alone"
+    difference = compared["zero_shot"]["top1"] - other["top1"]
+    assert compared["against"]["zero_shot"]["top1"]["difference"] == pytest.approx(difference)
     Path("animals/cat/0.png").unlink()
     Path("animals/cat/0.png").write_bytes(b"no picture")
     pools = json.loads(call("eval", "mine", "animals", "--pool-size", "5", "--published", "--json").stdout)
@@ -148,7 +157,7 @@ def trained_on(run: str, source: str, share: float = 0.05, is_recorded: bool = T
     """Makes a run believe that it was trained on something else."""
     settings = Path("runs", run, "config.toml")
     changed = settings.read_text().replace(f'"{SMALL["source"]}"', f'"{source}"')
-    changed = changed.replace("validation_share = 0.05", f"validation_share = {share}")
+    changed = changed.replace("[data]", f"[data]\nvalidation_share = {share}")
     settings.unlink()
     settings.write_text(changed)
     if is_recorded:
@@ -201,9 +210,24 @@ def test_what_either_model_was_trained_on_is_never_measured(call):
         assert json.loads(call("eval", *arguments, "--json").stdout)["num_images"] == own["num_images"]
 
 
-def test_a_model_of_its_own_agrees_with_its_run_and_needs_a_source(call):
-    from lapclip.embedder import load
+def test_a_comparison_gives_each_model_the_figures_it_has_alone_whatever_their_image_sizes(call):
+    from lapclip.train.loop import train
+    from lapclip.train.prepare import prepare
 
+    run = prepare(load_config(flags=SMALL | {"image_size": 48}), "large")
+    list(train(run.load_config(), run))
+    alone = {name: json.loads(call("eval", name, "photos", "--json").stdout) for name in ("mine", "large")}
+    for one, other in (("mine", "large"), ("large", "mine")):
+        compared = json.loads(call("eval", one, "photos", "--against", other, "--json").stdout)
+        for way in ("text_to_image", "image_to_text"):
+            for key, test in compared["against"][way].items():
+                difference = alone[one][way][key] - alone[other][way][key]
+                assert test["difference"] == pytest.approx(difference, abs=1e-12)
+        del compared["against"]
+        assert compared == alone[one], "to the last digit"
+
+
+def test_a_model_of_its_own_agrees_with_its_run_and_needs_a_source(call):
     checkpoint = next(Path("runs/mine/checkpoints").glob("step-*"))
     load("mine").save(Path("model"))
     refused = call("eval", "model")

@@ -12,6 +12,7 @@ from conftest import ROOT, command, environment, opened, picture_folder, wait_fo
 from PIL import Image, ImageDraw
 from test_decode import JPEG, png_of_size
 
+from lapclip.data.advice import advise_share
 from lapclip.data.decode import TRAITS
 
 NANO = ("--size", "nano")
@@ -147,6 +148,48 @@ def test_the_text_length_that_is_advised_and_used_truncates_one_caption_in_a_hun
     assert 40 < advised < 77 and f"`--text-length {advised}`" in " ".join(report["advice"])
     done = call("train", str(folder), *NANO, "--steps", "1", "--image-size", "16", "--json")
     assert json.loads(done.stdout)["settled"]["text_length"]["value"] == advised
+
+
+def test_file_names_are_advised_where_most_images_share_their_caption(tmp_path, check):
+    animals = ("alligator", "bear", "camel", "dolphin", "eagle", "fox", "giraffe", "hen")
+    for label, first in (("animals", 0), ("others", 8)):
+        for file in picture_folder(tmp_path / "photos" / label, 8, first=first).glob("*.txt"):
+            file.unlink()
+    kinds = check(tmp_path / "photos")["advice_kinds"]
+    assert "names" in kinds and "shared" not in kinds, "numbers say nothing"
+    for number, animal in enumerate(animals):
+        (tmp_path / f"photos/animals/{number:02}.jpg").rename(tmp_path / f"photos/animals/{animal}.jpg")
+        (tmp_path / f"photos/others/{number + 8:02}.jpg").rename(
+            tmp_path / f"photos/others/{animal}_{animal}.jpg"
+        )
+    report = check(tmp_path / "photos")
+    advice = dict(zip(report["advice_kinds"], report["advice"], strict=True))["shared"]
+    assert "`alligator`, `bear`" in advice and "`--format names`" in advice
+
+
+def test_check_names_the_columns_of_a_table(tmp_path, call, check):
+    picture_folder(tmp_path, 6)
+    rows = [f"{number:02}.jpg,unit {number},a unit of kind {number} that stands" for number in range(6)]
+    table = tmp_path / "units.csv"
+    table.write_text("\n".join(["picture,name,description", *rows]))
+    assert check(table)["columns"] == {"image": "picture", "caption": "description"}
+    shown = call("data", "check", str(table), *NANO).stdout
+    assert "image column `picture`, caption column `description`" in shown
+
+
+def test_few_images_have_a_larger_share_for_validation_unless_one_is_asked_for(tmp_path, call, check):
+    folder = picture_folder(tmp_path / "photos", 100)
+    report = check(folder)
+    assert 10 <= report["num_validation"] <= 35 and "`--validation-share 0.2`" in " ".join(report["advice"])
+    run = [*NANO, "--image-size", "16", "--steps", "1", "--json", "--run"]
+    settled = json.loads(call("train", str(folder), *run, "few").stdout)["settled"]
+    assert settled["validation_share"]["value"] == 0.2 and "5%" in settled["validation_share"]["reason"]
+    picture_folder(folder, 20, first=100)
+    own = json.loads(call("eval", "few", "--json").stdout)
+    assert own["num_images"] >= report["num_validation"], "the share of the run, of all that is there now"
+    asked = call("train", str(folder), "--validation-share", "0.05", *run, "asked")
+    assert "asked for" in json.loads(asked.stdout)["settled"]["validation_share"]["reason"]
+    assert advise_share(1000).value == advise_share(10**6).value == 0.05 and advise_share(400).value == 0.13
 
 
 def test_check_and_train_say_that_captions_are_the_names_of_folders(tmp_path, call, check):

@@ -13,6 +13,7 @@ from lapclip.data.open import open_source
 from lapclip.data.source import Source
 from lapclip.data.split import EvaluationSet, evaluation_set
 from lapclip.data.tokenizer import train_characters
+from lapclip.embedder import TEMPLATES
 from lapclip.errors import UserError
 from lapclip.evaluate.full import divide, evaluate, worst_mistakes
 from lapclip.evaluate.pool import Links, Pool, embed_pool
@@ -41,7 +42,7 @@ class Numbered(Source):
 class Known:
     """A model whose embeddings are known: it reads the numbers, and errs by some noise."""
 
-    chunk, image_size, width = 16, 8, 12
+    chunk, image_size, width, templates = 16, 8, 12, TEMPLATES
     tokenizer = train_characters([])
 
     def __init__(self, noise: float, seed: int = 0):
@@ -63,7 +64,7 @@ class Known:
 class OfColours:
     """A model that knows the words for colours, and nothing else."""
 
-    name, chunk, image_size, width = "colours", 4, 16, 3
+    name, chunk, image_size, width, templates = "colours", 4, 16, 3, TEMPLATES
     scale = 20.0
     tokenizer = train_characters([])
 

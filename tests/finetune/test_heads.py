@@ -74,6 +74,16 @@ def test_heads_learn_and_the_towers_stay_as_they_are(base, call, monkeypatch):
     assert call("search", "red cat").returncode == 0
 
 
+def test_a_run_on_a_folder_of_classes_is_prompted_as_it_was_trained(base, call, monkeypatch):
+    monkeypatch.setattr(heads, "SWEEP_STEPS", 2)
+    for label, first in (("cats", 0), ("dogs", 20)):
+        for file in picture_folder(Path("animals", label), 20, first=first).glob("*.txt"):
+            file.unlink()
+    ran = call("train", "animals", "--from", "base", "--run", "mine", "--steps", "2")
+    assert ran.returncode == 0 and lapclip.load("mine").templates == ("{}",), ran.stderr
+    assert "A `base` model" in call("report", "mine", "--markdown").stdout
+
+
 @pytest.mark.parametrize("tune", ["lora", "last-k", "text", "full"])
 def test_parts_of_the_towers_are_trained_and_the_rest_stays(base, call, tune):
     picture_folder(Path("photos"), 40)

@@ -73,7 +73,7 @@ def write_model(folder: Path, size: str | None = None) -> None:
     tokenizer.words = frozenset(["a", "red", "green", "blue", "old", "new", "cat", "dog", "tree"])
     settings = load_config(flags=SMALL if size is None else {"size": size})
     model = build_model(settings.model, vocab_size=tokenizer.vocab_size, has_bias=False)
-    Embedder(model, tokenizer, processor(), name="mine").save(folder)
+    Embedder(model, tokenizer, processor(), name="mine", templates=["{}", "one {}"]).save(folder)
 
 
 def index(model: Path, *folders: Path) -> None:

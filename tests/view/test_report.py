@@ -295,6 +295,19 @@ def test_what_follows_from_the_size_is_not_said_to_be_set():
 
 
 @pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"size": "tiny"}, "tiny"),
+        ({"size": "tiny", "base": "tinyclip-8m"}, "tinyclip-8m"),
+        ({"image_tower": "efficientnet-lite0", "text_tower": "minilm"}, "efficientnet-lite0 and minilm"),
+    ],
+)
+def test_a_pretrained_model_is_called_by_its_name_or_its_towers(settings, name):
+    document = document_of([summarize(told([started(), step(1)], **settings))])
+    assert document.sections[0].words[0].startswith(f"A `{name}` model") and name in document.about
+
+
+@pytest.mark.parametrize(
     "end, said, next_step",
     [
         ([finished(60, "stopped")], "It was stopped at 60% of its budget", "--resume told"),

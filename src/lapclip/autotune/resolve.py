@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from lapclip.autotune.plans import Budget, Candidate, Measured, asked_parts, choose, reasons_for
 from lapclip.autotune.work import Work
-from lapclip.config import BUDGETS, PLAN, SETTINGS, SHAPE, Config, FormatName, Plan, value_of, with_values
+from lapclip.config import BUDGETS, PLAN, SETTINGS, SHAPE, Config, Plan, value_of, with_values
 from lapclip.data.advice import Advice, DataFacts, advise_tokenizer
 from lapclip.errors import UserError
 from lapclip.machine.device import DEFAULT_THREADS, Device, device_named, present_devices
@@ -43,7 +43,7 @@ class DataSummary:
     is_streamed: bool = False  # decoded in every epoch, for lack of a pack
     is_remote: bool = False
     fetch_seconds: float = 0.0  # to draw or decode one pair, on one core
-    format: FormatName | None = None  # detected, of a single source
+    found: Mapping[str, Advice] = field(default_factory=dict)  # by opening the source
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,6 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
         "eval_every": resolve_eval_every(config, data.num_train, batch_size.value),
         **resolve_looks(data),
     }
-    if data.format is not None:
-        proposed["format"] = Choice(data.format, "detected")
     choices |= {name: asked_or(config, name, choice) for name, choice in proposed.items()}
     choices |= {n: Choice(v, ASKED, "asked") for n in SHAPE if (v := value_of(config, n)) is not None}
     if config.model.text_length is None and (choice := advised(data, "text_length")):
@@ -245,7 +243,7 @@ def resolve_workers(data: DataSummary, machine: Machine, batch_size: int, step_s
 
 
 def resolve_looks(data: DataSummary) -> Choices:
-    """How images are stored and augmented; what is drawn again each time needs none of it."""
+    """How images are read, stored and augmented; what is drawn again each time needs none of it."""
     says_sides, no = data.says_sides > 0.02, "not " if data.is_streamed else ""
     sides = f"{data.says_sides:.0%} of the captions mention left or right"
     return {
@@ -253,6 +251,7 @@ def resolve_looks(data: DataSummary) -> Choices:
         "crop": Choice(1.0 if data.is_drawn else 0.6, "crops vary images that are used many times"),
         "flip": Choice(not says_sides, sides if says_sides else "few captions mention left or right"),
         "colour": Choice(0.0, "captions may mention colours"),
+        **{name: Choice(advice.value, advice.why) for name, advice in data.found.items()},
     }
 
 

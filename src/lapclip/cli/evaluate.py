@@ -82,18 +82,16 @@ def evaluate(
     page = None if html is None else output_file(pages[0], ".html", ".htm", hint=hint)
     sheet = None if sheet is None else output_file(sheet, ".png")
     with working("starting"):
-        from lapclip.embedder import TEMPLATES, label_prompts, load
+        from lapclip.embedder import label_prompts, load
         from lapclip.evaluate.full import divide
         from lapclip.evaluate.full import evaluate as evaluate_model
 
-        # Captions that are names of folders are bare, and so are the prompts.
-        templates = template or (("{}",) if config and config.data.format == "classes" else TEMPLATES)
-        label_prompts(["label"], templates)  # refuses wrong templates first
+        label_prompts(["label"], template or ["{}"])  # refuses wrong templates first
         embedder = load(run)
         other = None if against is None else load(against)
     with stop_requests("stopping; images that are already packed are kept") as requests:
-        size = max(embedder.image_size, other.image_size if other else 0)
-        measured, about = open_measured(config, other_config, source, flags, size, requests)
+        sizes = [model.image_size for model in (embedder, other) if model]
+        measured, about = open_measured(config, other_config, source, flags, sizes, requests)
         if num_validation is None and source is None and pool_size is None and config is not None:
             num_validation = config.data.num_validation
         available = measured.source.num_different
@@ -106,7 +104,7 @@ def evaluate(
             num_images=num_validation,
             pool_size=pool_size,
             published=published,
-            templates=templates,
+            templates=template or None,
             num_mistakes=kept,
             against=other,
         )
@@ -157,7 +155,7 @@ def open_measured(
     other: Config | None,
     source: str | None,
     flags: dict[str, Any],
-    image_size: int,
+    image_sizes: Sequence[int],  # of the models
     requests: Sequence[int],
 ) -> "tuple[EvaluationSet, dict[str, Any]]":
     """What to measure on, and its name; of a source that a model was trained on only the validation set."""
@@ -172,7 +170,7 @@ def open_measured(
         trained = [own for own in trained if real_names(own.source) & names]
     else:
         data = load_config(flags={"source": source}).data
-    work = open_unseen(replace(data, **flags), image_size, trained)
+    work = open_unseen(replace(data, **flags), image_sizes[0], trained)
     opened, is_own = follow(work, requests, OPENING, is_kept=True)
     is_own = is_own or source is None
     if is_own and source is not None:
@@ -180,6 +178,9 @@ def open_measured(
     elif config is None:
         say("the model does not record what it was trained on: its training images may be among these")
     measured = evaluation_set(opened, validation_only=is_own)
+    if len({*image_sizes}) > 1:
+        for_other = evaluation_set(opened, validation_only=is_own, image_size=image_sizes[1]).source
+        measured = replace(measured, for_other=for_other)
     if measured.own_sides:
         say(f"the source has a {' and a '.join(measured.own_sides)} split: only that is used")
     name = opened.source if source is None else source
@@ -207,6 +208,8 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
         tell(screen, *zero_shot_words(result))
         (table,) = class_tables(result)
         screen.print(on_screen(replace(table, rows=table.rows[:NUM_CLASSES])))
+        if (left := len(result["zero_shot"]["classes"]) - NUM_CLASSES) > 0:
+            tell(screen, f"the {NUM_CLASSES} with the lowest accuracy; `--html` shows {left:,} more")
     if result.get("against"):
         screen.print()
         compared = comparison_section(result)

@@ -117,10 +117,8 @@ def choose_model(model: str | None) -> ChosenModel:
         if any(run.checkpoints.glob("step-*")):
             path = os.path.realpath(run.path)
             return ChosenModel(path, path, run.name, "the newest run")
-    raise UserError(
-        f"there is no model to index with: `{RUNS.absolute()}` holds no run with a checkpoint",
-        hint=f"train one: `{own_name()} train`",
-    )
+    what = f"there is no model to index with: `{RUNS.absolute()}` holds no run with a checkpoint"
+    raise UserError(what, hint=f"train one: `{own_name()} train`")
 
 
 def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:

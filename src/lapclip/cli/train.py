@@ -19,7 +19,7 @@ from lapclip.cli.screen import (
     stop_requests,
     working,
 )
-from lapclip.config import BUDGETS, PLAN, SETTINGS, SHAPE, load_config, value_of, with_values
+from lapclip.config import BUDGETS, PLAN, SETTINGS, SHAPE, load_config, model_name, value_of, with_values
 from lapclip.errors import UserError, typed
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def show_resolved(config: "Config", run: "Run", *, is_short: bool = False) -> No
     if is_short:
         budget = next(name for name in BUDGETS if value_of(config, name) is not None)
         amount = value_of(config, budget)
-        model = f"{model_name(config)}, {amount:g} {budget[:-1] if amount == 1 else budget}"
+        model = f"{model_name(vars(config.model) | vars(config.train))}, {amount:g} {budget[:-1] if amount == 1 else budget}"
         batch, plan = str(config.train.batch_size), plan_of(config).in_words()
         rows = [("model", model, budget), ("batch", batch, "batch_size"), ("plan", plan, "device")]
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
@@ -319,13 +319,6 @@ def show_resolved(config: "Config", run: "Run", *, is_short: bool = False) -> No
     people.print(table, highlight=False, markup=False)
     if is_short:
         say(f"all {len(reasons)} automatic choices: `--verbose`, or {run.path}/machine.json")
-
-
-def model_name(config: "Config") -> str:
-    model = config.model
-    if model.base and not config.train.tune:
-        return f"{model.size} from {model.base}"
-    return model.base or (f"{model.image_tower} and {model.text_tower}" if model.image_tower else model.size)
 
 
 def write_page(run: "Run") -> Path | None:

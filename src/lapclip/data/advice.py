@@ -18,6 +18,7 @@ MAX_SHARED = 0.2  # of the captions
 MAX_DUPLICATES = 0.05  # of the images
 MAX_UNREADABLE = 0.01
 MAX_CUT = 0.05  # of the captions
+SHARE, MAX_SHARE, ENOUGH = 0.05, 0.2, 50  # of the images; more of few, until so many are for validation
 MAX_CLASS_RATIO = 10  # images in the largest class for each in the smallest
 
 
@@ -52,7 +53,7 @@ class Advice:
     setting: str | None
     value: Any
     why: str
-    kind: Literal["", "names", "column", "table", "prefix", "languages", "cropped"] = ""
+    kind: Literal["", "names", "column", "shared", "table", "prefix", "languages", "cropped"] = ""
 
     @property
     def sentence(self) -> str:
@@ -142,6 +143,12 @@ def advise_loss(facts: DataFacts) -> Advice | None:
         return None
     shared = f"{percent(facts.share_shared_captions)} of the captions belong to several images"
     return Advice("loss", "softmax", f"{shared}; the model learns only differences that captions describe")
+
+
+def advise_share(num_images: int) -> Advice:
+    """The share of validation images, which must be known before the other facts."""
+    share = min(MAX_SHARE, max(SHARE, -(-100 * ENOUGH // num_images) / 100))
+    return Advice("validation_share", share, f"5%, or of few images up to 20%, to measure on {ENOUGH}")
 
 
 def warnings(facts: DataFacts) -> Iterator[str]:

@@ -87,6 +87,7 @@ class Catalogue:
     sides: list[Side | None]  # as the dataset defines them, else None
     labels: list[str | None]  # the class, where there are classes
     problems: Problems
+    columns: dict[str, str] = field(default_factory=dict)  # of a table: the `image` and the `caption` column
     guessed_column: str | None = None  # of a table's captions, though its name does not say so
     tables: tuple[str, ...] = ()  # of a folder with several: the one that is used, then the others
 
@@ -102,6 +103,7 @@ class Gathering:
         self.labels: list[str | None] = []
         self.missing: dict[str, Problem] = {}
         self.problems = Problems()
+        self.columns: dict[str, str] = {}
 
     def add(
         self, name: str, captions: Iterable[str], *,
@@ -158,11 +160,10 @@ class Gathering:
             self.labels = [self.labels[number] for number in kept]
             reader = Subset(reader, kept)
         if not names:
-            raise UserError(
-                f"`{name}` holds no images with captions{self.most_common_problem()}",
-                hint="`lapclip data check --help` lists the formats; `--format` selects one",
-            )
-        return Catalogue(name, format, reader, names, self.captions, self.sides, self.labels, self.problems)
+            hint = "`lapclip data check --help` lists the formats; `--format` selects one"
+            raise UserError(f"`{name}` holds no images with captions{self.most_common_problem()}", hint=hint)
+        lists = names, self.captions, self.sides, self.labels
+        return Catalogue(name, format, reader, *lists, self.problems, self.columns)
 
     def drop_single_labels(self) -> None:
         """A column of classes has few values; one with a value for nearly each image holds no classes."""

@@ -14,6 +14,7 @@ import numpy as np
 from lapclip.data.advice import MAX_TEXT_LENGTH, Advice, DataFacts, advise, percentiles, share_outside_a_to_z
 from lapclip.data.catalogue import NUM_NAMED, Catalogue
 from lapclip.data.decode import FORMATS, TRAITS, read_whole
+from lapclip.data.formats.names import are_captions, caption_in_name
 from lapclip.data.open import Files
 from lapclip.data.pairs import VALIDATION
 from lapclip.data.split import duplicates, told_apart
@@ -47,6 +48,7 @@ class Report(DataFacts):
     num_small: int  # smaller than images are trained on
     traits: dict[str, int]
     formats: dict[str, int]
+    columns: dict[str, str]  # of a table
     languages: dict[str, float] = field(default_factory=dict)  # no longer guessed; the key stays for programs
     num_unused: int  # the dataset's own test images
     own_split: bool
@@ -110,6 +112,7 @@ def examine(
         },
         sizes=sizes_of(records, known, catalogue.names) if len(known) else None,
         num_small=int((np.minimum(records["width"], records["height"])[known] < image_size).sum()),
+        columns=catalogue.columns,
         traits={name: int((traits >> bit & 1).sum()) for bit, name in enumerate(TRAITS)},
         formats={FORMATS[number]: count for number, count in formats.most_common()},
         scripts=dict(Counter(map(script_of, captions)).most_common()),
@@ -141,6 +144,12 @@ def remarks(catalogue: Catalogue, records: np.ndarray) -> Iterator[Advice]:
     if owners := {"classes": "folders", "names": "files"}.get(catalogue.format):
         few = listed([f"`{brief(caption)}`" for caption in captions])
         yield Advice(None, None, f"the captions are the names of the {owners}: {few}", "names")
+    names = catalogue.names[:: -(-len(catalogue.names) // NUM_COMPARED)]
+    is_shared = catalogue.format in ("txt", "metadata", "classes") and 2 * len(captions) < sum(map(len, some))
+    if is_shared and are_captions(names, min_words=1):
+        few = listed([f"`{brief(name)}`" for name in map(caption_in_name, names) if name])
+        what = f"most images share their caption, but not their file name: {few}; try `--format names`"
+        yield Advice(None, None, what, "shared")
     if column := catalogue.guessed_column:
         what = f"the captions are in the column `{brief(column)}`: {listed([f'`{brief(c)}`' for c in captions[:3]])}"
         yield Advice(None, None, f"{what}; `--caption-column` chooses another", "column")
@@ -218,6 +227,8 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     if least != most:
         each = f"{least:,} to {most:,} per image, {mean:.1f} on average"
     yield "captions", f"{report.num_captions:,}, {each}"
+    if report.columns:
+        yield "columns", listed([f"{what} column `{brief(name)}`" for what, name in report.columns.items()])
     if report.classes:
         (rarest, few), (commonest, many) = report.classes["smallest"], report.classes["largest"]
         ends = f"from {few:,} (`{brief(rarest)}`) to {many:,} images (`{brief(commonest)}`)"

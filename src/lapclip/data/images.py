@@ -73,10 +73,8 @@ def square_of(image: Any, size: int, resize: str, called: str) -> np.ndarray:
             image = channels_last(image)
         image = array_image(image, called) if isinstance(image, np.ndarray) else image
         if not isinstance(image, Image.Image):
-            raise UserError(
-                f"{called} has type `{type(image).__name__}`, which is not an image",
-                hint="pass a path, a PIL image, an array [height, width, 3] or a tensor [3, height, width]",
-            )
+            hint = "pass a path, a PIL image, an array [height, width, 3] or a tensor [3, height, width]"
+            raise UserError(f"{called} has type `{type(image).__name__}`, which is not an image", hint=hint)
         if 0 in image.size:
             raise Unreadable("has no pixels")
         stored = upright(square_by(resize, image, first_size(size, resize)), image)
@@ -114,10 +112,8 @@ def array_image(array: np.ndarray, called: str) -> Image.Image:
     if is_image and np.issubdtype(array.dtype, np.floating):
         lowest, highest = float(array.min()), float(array.max())
         if not (lowest >= -TOLERANCE and highest <= 1 + TOLERANCE):  # so for NaN too
-            raise UserError(
-                f"{called} has values from {lowest:.4g} to {highest:.4g}, but floats must be from 0 to 1",
-                hint="scale it: `array / 255`, or undo its normalisation",
-            )
+            what = f"{called} has values from {lowest:.4g} to {highest:.4g}, but floats must be from 0 to 1"
+            raise UserError(what, hint="scale it: `array / 255`, or undo its normalisation")
         array = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
     if not is_image or array.dtype != np.uint8:
         raise UserError(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lapclip.config import DataConfig
+from lapclip.config import SETTINGS, DataConfig
+from lapclip.data.advice import Advice, advise_share
 from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.decode import RECORD, digest
 from lapclip.data.formats.detect import names_of, open_catalogue, parse_source, real_names
@@ -41,6 +42,7 @@ class Files:
     groups: np.ndarray = field(init=False)  # of each image of the catalogue; alike, so on one side
     same: np.ndarray = field(init=False)  # likewise; for a model the same image, so never contrasted
     sides: np.ndarray = field(init=False)
+    share: Advice = field(init=False)  # of validation images
     table: PairTable = field(init=False)
 
 
@@ -64,6 +66,7 @@ class Data:
     training: Source = field(repr=False)
     validation: Source = field(repr=False)
     images: str | None = None  # the folder that `--images` means
+    found: Mapping[str, Advice] = field(default_factory=dict)  # settings that follow from the source
     general: Sample | None = field(default=None, repr=False)  # of another source: what a model forgets
 
     @property
@@ -109,7 +112,12 @@ def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None
             parts.append(Part(own.name, weight, training, validation, own))
     images = files[0].images if files else config.images
     fingerprints = [f"{p.files.table.fingerprint if p.files else p.name}@{p.weight}" for p in parts]
-    return Data(tuple(parts), digest(*map(str.encode, fingerprints)).hex(), *mixed(parts), images)
+    fingerprint = digest(*map(str.encode, fingerprints)).hex()
+    follows = {"validation_share": files[0].share} if files else {}
+    if len(parts) == len(files) == 1 and not SETTINGS["format"].problem(format := files[0].catalogue.format):
+        columns = [f"{what} column `{name}`" for what, name in files[0].catalogue.columns.items()]
+        follows["format"] = Advice("format", format, ", ".join(["detected", *columns]))
+    return Data(tuple(parts), fingerprint, *mixed(parts), images, follows)
 
 
 def open_unseen(
@@ -121,10 +129,9 @@ def open_unseen(
         # part of a larger one: the smallest was trained on by none.
         paths = (os.path.abspath(os.path.expanduser(name)) for name, _ in parse_source(config.source))
         names = {name for path in paths for name in names_of(path)}
-        share = min(
-            o.validation_share for o in [o for o in trained if real_names(o.source) & names] or trained
-        )
-        config = replace(config, pack=trained[0].pack, validation_share=share)
+        own = [one for one in trained if real_names(one.source) & names] or trained
+        shares = [share for one in own if (share := one.validation_share) is not None]
+        config = replace(config, pack=trained[0].pack, validation_share=min(shares, default=None))
     opened = yield from open_source(config, image_size)
     known = {name for own in trained for name in real_names(own.source)}
     return opened, any(names_of(part.name) & known for part in opened.parts)
@@ -150,13 +157,14 @@ def find_files(config: DataConfig, name: str) -> Files:
     return Files(identity, catalogue, images)
 
 
-def split_together(files: list[Files], share: float) -> None:
+def split_together(files: list[Files], share: float | None) -> None:
     """Decides the sides of all parts together, so that an image that two of them hold is on one side."""
     if not files:
         return
     records = np.concatenate([own.pack.records for own in files])
     groups = np.arange(len(records)) if files[0].is_streamed else content_groups(records)
-    sides = split(records, groups, [own.catalogue.sides for own in files], share)
+    advice = advise_share(len(np.unique(groups)))
+    sides = split(records, groups, [own.catalogue.sides for own in files], share or advice.value)
     ends = np.cumsum([len(own.pack.records) for own in files])
 
     def look(number: int, _: int) -> Image.Image:
@@ -168,7 +176,7 @@ def split_together(files: list[Files], share: float) -> None:
     same, start = told_apart(records, groups, look, one_blank=True), 0
     for own in files:
         here = slice(start, start := start + len(own.pack.records))
-        own.groups, own.same, own.sides = groups[here], same[here], sides[here]
+        own.groups, own.same, own.sides, own.share = groups[here], same[here], sides[here], advice
 
 
 def write_table(files: Files) -> PairTable:

@@ -17,8 +17,9 @@ from PIL import Image
 
 from lapclip.data.catalogue import Side
 from lapclip.data.decode import THUMB, Unreadable
+from lapclip.data.pack import size_for
 from lapclip.data.pairs import ALL, TRAIN, UNUSED, VALIDATION
-from lapclip.data.source import Mixed, Source, TableSource
+from lapclip.data.source import Mixed, Source, Streamed, TableSource
 from lapclip.errors import UserError
 
 if TYPE_CHECKING:
@@ -273,9 +274,10 @@ class EvaluationSet:
     classes: tuple[str, ...]  # of the whole source, also those of which no image is in it
     unreadable: tuple[str, ...]  # names
     own_sides: tuple[str, ...]  # `test` or `validation`, where a source itself defines what to evaluate on
+    for_other: Source | None = None  # the same for a model of another image size
 
 
-def evaluation_set(data: "Data", *, validation_only: bool) -> EvaluationSet:
+def evaluation_set(data: "Data", *, validation_only: bool, image_size: int | None = None) -> EvaluationSet:
     """The validation images of what a model was trained on; of another source all, or its own test side."""
     sources: list[Source] = []
     labels: list[str | None] = []
@@ -289,6 +291,9 @@ def evaluation_set(data: "Data", *, validation_only: bool) -> EvaluationSet:
             source, own_sides = replace(source, side=side), own_sides | ({name} - {""})
         if not source.num_pairs:
             continue
+        if files and isinstance(source, TableSource) and image_size:  # as in a pack for that size
+            shown = source.table, size_for(image_size), source.side
+            source = Streamed(*shown, reader=files.catalogue.reader, mean_bytes=1.0)
         sources.append(source)
         if files and isinstance(source, TableSource):
             catalogue = files.catalogue

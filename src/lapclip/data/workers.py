@@ -59,10 +59,8 @@ def worker_pool(held: Any, workers: int) -> Iterator[ProcessPoolExecutor]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield pool
     except (BrokenProcessPool, BrokenPipeError):  # the second when it dies while work is handed to it
-        raise UserError(
-            "a worker process that prepares batches died",
-            hint="in your own script, train under `if __name__ == '__main__':`; otherwise try `--workers 0`",
-        ) from None
+        hint = "in your own script, train under `if __name__ == '__main__':`; otherwise try `--workers 0`"
+        raise UserError("a worker process that prepares batches died", hint=hint) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

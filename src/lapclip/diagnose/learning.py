@@ -331,7 +331,7 @@ def small_pool(event: Evaluated, config: Config, started: Started | None) -> War
     what = f"recall is measured over {num_images} images only"
     of_ten = f": the 95% interval of recall@10, text → image, is {low:.0%} to {high:.0%}"
     message = what + of_ten * (num_images > 10)  # else it is always 100%
-    share, limit = config.data.validation_share, started.validation_limit if started else None
+    share, limit = config.data.validation_share or 0.0, started.validation_limit if started else None
     num_all = num_images + (started.num_train if started else 0)
     larger = min(MAX_VALIDATION, max(2 * share, math.ceil(100 * 2 * SMALL_POOL / num_all) / 100))
     hint = "use a source with more validation images"

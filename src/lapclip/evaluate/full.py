@@ -13,7 +13,7 @@ import numpy as np
 
 from lapclip.data.source import Source
 from lapclip.data.split import EvaluationSet
-from lapclip.embedder import TEMPLATES, Embedder
+from lapclip.embedder import Embedder
 from lapclip.errors import UserError, printable
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
 from lapclip.evaluate.few_shot import few_shot
@@ -34,7 +34,7 @@ def evaluate(
     num_images: int | None = None,
     pool_size: int | None = None,
     published: bool = False,
-    templates: Sequence[str] = TEMPLATES,
+    templates: Sequence[str] | None = None,
     num_mistakes: int = 50,
     against: Embedder | None = None,
 ) -> Generator[Progress, None, dict[str, Any]]:
@@ -44,9 +44,9 @@ def evaluate(
     recall is averaged over them, so that results on different sources are comparable.
     """
     source = measured.source
-    embedders = [embedder] if against is None else [embedder, against]
-    pools = yield from embed_pools(embedders, source, num_images or source.num_different)
-    for model, pool in zip(embedders, pools, strict=True):
+    shown = [(embedder, source)] + ([(against, measured.for_other or source)] if against else [])
+    pools = yield from embed_pools(shown, num_images or source.num_different)
+    for (model, _), pool in zip(shown, pools, strict=True):
         if not (np.isfinite(pool.image_NE).any() and np.isfinite(pool.text_ME).any()):
             raise UserError(  # its recall would be no measurement
                 f"the weights of `{printable(model.name)}` are damaged: its embeddings are not finite",
@@ -66,9 +66,10 @@ def evaluate(
         "in_batch": batch_accuracy(used, batch_size),
         "negatives": accuracy_by_difficulty(used),
     }
-    predictions = yield from classify(embedder, whole, measured, templates)
+    prompts = templates or embedder.templates
+    predictions = yield from classify(embedder, whole, measured, prompts)
     if predictions:
-        result["zero_shot"] = zero_shot(predictions, list(templates))
+        result["zero_shot"] = zero_shot(predictions, list(prompts))
         group_N = whole.groups[has_label(whole, measured)]
         if learned := (yield from few_shot(predictions, group_N, embedder.scale)):
             result["few_shot"] = learned
@@ -77,7 +78,7 @@ def evaluate(
     if against is not None:
         other = yield from retrieve(pools[1], folds, published)
         result["against"] = {"model": against.name, **compare(retrieved, other)}
-        others = yield from classify(against, pools[1], measured, templates)
+        others = yield from classify(against, pools[1], measured, templates or against.templates)
         if predictions and others:
             own_N1, other_N1 = (p.is_correct().astype(float)[:, None] for p in (predictions, others))
             (top1,) = differences(own_N1, other_N1, np.ones_like(own_N1))
@@ -90,10 +91,8 @@ def divide(num_images: int, pool_size: int | None) -> list[np.ndarray]:
     if pool_size is None:
         return [np.arange(num_images)]
     if pool_size > num_images:
-        raise UserError(
-            f"the pool size is {pool_size:,}, but there are {num_images:,} images",
-            hint=f"use at most {num_images:,}",
-        )
+        hint = f"use at most {num_images:,}"
+        raise UserError(f"the pool size is {pool_size:,}, but there are {num_images:,} images", hint=hint)
     order = np.random.default_rng(0).permutation(num_images)
     num_pools = num_images // pool_size
     return list(np.sort(order[: num_pools * pool_size].reshape(num_pools, pool_size), axis=1))

@@ -46,42 +46,40 @@ class Pool:
 
 def embed_pool(embedder: Embedder, source: Source, num_images: int) -> Pool:
     """A sample of a source's images with all their captions; the images are never all in memory."""
-    return finished(embed_pools([embedder], source, num_images))[0]
+    return finished(embed_pools([(embedder, source)], num_images))[0]
 
 
 def embed_pools(
-    embedders: Sequence[Embedder], source: Source, num_images: int
+    shown: Sequence[tuple[Embedder, Source]], num_images: int
 ) -> Generator[Progress, None, list[Pool]]:
-    """The same pool embedded by each of several models."""
-    sample, chunk = source.sample(num_images), min(embedder.chunk for embedder in embedders)
-    sizes = {embedder.image_size for embedder in embedders}
-    rows: list[list[np.ndarray]] = [[] for _ in embedders]
+    """The same pool embedded by each of several models, which have the same images from sources of their own."""
+    source, chunk = shown[0][1], min(embedder.chunk for embedder, _ in shown)
+    sample, rows = source.sample(num_images), [list[np.ndarray]() for _ in shown]
+    views = [(own, embedder.image_size) for embedder, own in shown]
     kept, unreadable, faults = [], [], []
     for start in range(0, len(sample), chunk):
         yield Progress("embedding images", start, len(sample))
         images = []
         for index in sample[start : start + chunk].tolist():
             try:
-                images.append({size: source.image(index, size) for size in sizes})
+                images.append({view: view[0].image(index, view[1]) for view in {*views}})
                 kept.append(index)
             except Unreadable as problem:  # only of a streamed source
                 unreadable.append(index)
                 faults.append(f"`{shortened_path(source.name(index))}` {shortened(str(problem))}")
-        for its_rows, embedder in zip(rows, embedders, strict=True):
-            its_rows.append(embedder.images([image[embedder.image_size] for image in images]))
+        for its_rows, (embedder, _), view in zip(rows, shown, views, strict=True):
+            its_rows.append(embedder.images([image[view] for image in images]))
     if not kept:
         first = f", the first one {faults[0]}" if faults else ""
-        raise UserError(
-            f"none of {len(faults)} validation images can be read{first}",
-            hint="check that the source still exists",
-        )
+        hint = "check that the source still exists"
+        raise UserError(f"none of {len(faults)} validation images can be read{first}", hint=hint)
     indices = np.array(kept)
     captions_N = [source.captions(index) for index in kept]
     captions = [caption for some in captions_N for caption in some]
     image_of_caption = np.repeat(np.arange(len(indices)), [len(some) for some in captions_N])
     groups = source.groups(indices)
     pools = []
-    for its_rows, embedder in zip(rows, embedders, strict=True):
+    for its_rows, (embedder, _) in zip(rows, shown, strict=True):
         text_ME = yield from embed_captions(embedder, captions)
         image_NE, skipped = np.concatenate(its_rows), (tuple(faults), tuple(unreadable))
         pools.append(Pool(image_NE, text_ME, image_of_caption, captions, indices, groups, *skipped))

@@ -115,9 +115,8 @@ def with_highest_end(tokenizer: Tokenizer, tensors: dict[str, Tensor]) -> Tokeni
     moved = {end: highest, highest: end}
     about = json.loads(tokenizer.to_json())
     if not isinstance(vocab := about["model"]["vocab"], dict):
-        raise UserError(
-            "this tokenizer has no place for another end token", hint="use `--to hf` with a CLIP model"
-        )
+        hint = "use `--to hf` with a CLIP model"
+        raise UserError("this tokenizer has no place for another end token", hint=hint)
     about["model"]["vocab"] = {token: moved.get(id, id) for token, id in vocab.items()}
     added = [one | {"id": moved.get(one["id"], one["id"])} for one in about["added_tokens"]]
     about["added_tokens"] = sorted(added, key=lambda one: one["id"])

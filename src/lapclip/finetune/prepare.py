@@ -94,10 +94,10 @@ def preparing_heads(
     threads = config.device.threads or DEFAULT_THREADS
     set_up_process(threads, keep_memory=True)
     captions = sample_captions(data.training, NUM_CAPTIONS_READ)
-    says_sides = sum(bool(SIDE_WORDS.search(caption)) for caption in captions) / max(1, len(captions))
-    is_streamed = any(part.files is not None and part.files.is_streamed for part in data.parts)
+    sides = sum(bool(SIDE_WORDS.search(caption)) for caption in captions) / max(1, len(captions))
+    streamed = any(part.files is not None and part.files.is_streamed for part in data.parts)
     counts = data.training.num_pairs, data.validation.num_pairs
-    summary = DataSummary(*counts, is_drawn=False, says_sides=says_sides, is_streamed=is_streamed)
+    summary = DataSummary(*counts, is_drawn=False, says_sides=sides, is_streamed=streamed, found=data.found)
     looks = resolve_looks(summary) | {"crop": Choice(CROP, "crops vary images that are used many times")}
     looks = {key: asked_or(config, key, choice) for key, choice in looks.items()}
     config = with_values(config, {key: choice.value for key, choice in looks.items()})

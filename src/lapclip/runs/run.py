@@ -90,10 +90,8 @@ class Run:
 
     def refuse_to_open(self, config: Config, command: str) -> None:
         if not self.may_open(config):
-            source = shortened(config.data.source)
-            what = (
-                f"run `{self.name}` names `{source}` as its source, and you have no record of training on it"
-            )
+            what = f"run `{self.name}` names the source `{shortened(config.data.source)}`"
+            what += ", and you have no record of training on it"
             raise UserError(what, hint=f"name a source: `{command}`")
 
     def load_machine(self) -> dict[str, Any]:
@@ -169,9 +167,8 @@ class Run:
         path = self.path / "lock"
         for own in (self.checkpoints, self.path / "snapshots"):
             if own.is_symlink():  # which a stranger may have set to the folder of another run
-                raise UserError(
-                    f"`{own}` is a link", hint="replace it by the folder, or link the whole run instead"
-                )
+                hint = "replace it by the folder, or link the whole run instead"
+                raise UserError(f"`{own}` is a link", hint=hint)
         try:
             self.handle = files.take_lock(path) if handle is None else files.adopt_lock(handle, path)
             files.write_lock_owner(self.handle, os.getpid())
@@ -245,7 +242,7 @@ def refuse_name(name: str) -> None:
     is_word = name.strip(".") and name.isprintable() and not re.search(r"[\s/\\]", name)
     if not is_word or name.startswith("-") or len(name.encode()) > MAX_NAME_BYTES:
         raise UserError(
-            f"`{name[:MAX_NAME_BYTES]}` cannot be the name of a run: it is too long, or contains invalid characters",
+            f"`{name[:MAX_NAME_BYTES]}` cannot be the name of a run: too long, or with spaces, slashes or the like",
             hint="use a name without spaces and slashes: `--run cats`; it becomes `runs/cats`",
         )
     if (RUNS / name).exists() and not is_leftover(RUNS / name):
@@ -253,10 +250,8 @@ def refuse_name(name: str) -> None:
 
 
 def name_taken(name: str) -> UserError:
-    return UserError(
-        f"run `{name}` already exists",
-        hint=f"continue it with `--resume {name}`, or choose another name with `--run`",
-    )
+    hint = f"continue it with `--resume {name}`, or choose another name with `--run`"
+    return UserError(f"run `{name}` already exists", hint=hint)
 
 
 def is_run(path: Path) -> bool:
@@ -306,10 +301,8 @@ def new_run(name: str | None, *, prefix: str) -> Run:
             return Run(path)
         except FileExistsError:
             if not RUNS.is_dir():
-                raise UserError(
-                    f"`{RUNS.absolute()}` is a file, not a folder for runs",
-                    hint="move it, or train in another folder",
-                ) from None
+                hint = "move it, or train in another folder"
+                raise UserError(f"`{RUNS.absolute()}` is a file, not a folder for runs", hint=hint) from None
             if name is not None:
                 raise name_taken(name) from None
         except OSError as error:
@@ -322,13 +315,10 @@ def open_run(name: str) -> Run:
     if (run.path / "config.toml").is_file():
         return run
     if run.owner() is not None:
-        raise UserError(
-            f"run `{run.name}` is still being set up", hint=f"wait: `lapclip watch {run.reference}`"
-        )
-    raise UserError(
-        f"run `{run.name}` was never set up, and is empty",
-        hint=f"start it again: the first line of `{run.path}/output.log` is its command",
-    )
+        hint = f"wait: `lapclip watch {run.reference}`"
+        raise UserError(f"run `{run.name}` is still being set up", hint=hint)
+    hint = f"start it again: the first line of `{run.path}/output.log` is its command"
+    raise UserError(f"run `{run.name}` was never set up, and is empty", hint=hint)
 
 
 def run_of(model: str) -> Run | None:

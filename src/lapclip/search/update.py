@@ -252,10 +252,8 @@ def check_disk(writer: Writer, num_images: int) -> int:
     needed = num_images * (writer.row_bytes + 500)  # 500: about what the database needs
     free = shutil.disk_usage(writer.path).free
     if needed + SPARE_BYTES > free:
-        raise UserError(
-            f"the index needs {needed / 1e9:.2f} GB in `{writer.path}`, which has {free / 1e9:.2f} GB left",
-            hint="free some disk space, or set LAPCLIP_CACHE to a folder on a larger disk",
-        )
+        what = f"the index needs {needed / 1e9:.2f} GB in `{writer.path}`, which has {free / 1e9:.2f} GB left"
+        raise UserError(what, hint="free some disk space, or set LAPCLIP_CACHE to a folder on a larger disk")
     return needed
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from lapclip.data.decode import Unreadable
-from lapclip.embedder import TEMPLATES, Embedder, label_prompts, mean_of_prompts
+from lapclip.embedder import Embedder, label_prompts, mean_of_prompts
 from lapclip.errors import UserError, typed
 from lapclip.search.index import Index, list_indexes
 from lapclip.search.searcher import NotIndexed, Searcher, Term, parse_query
@@ -133,7 +133,7 @@ class Service:
         self, row_E: np.ndarray, labels: Sequence[str], templates: Sequence[str]
     ) -> list[tuple[str, float]]:
         """The probability of each different label, best first."""
-        labels, templates = list(dict.fromkeys(labels)), templates or TEMPLATES
+        labels, templates = list(dict.fromkeys(labels)), templates or self.embedder.templates
         num_prompts, num_letters = len(labels) * len(templates), sum(map(len, labels))
         if num_prompts > MAX_PROMPTS:
             message = f"{len(labels):,} labels x {len(templates)} templates; the maximum is {MAX_PROMPTS:,}"

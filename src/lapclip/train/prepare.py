@@ -3,7 +3,6 @@
 import re
 import shutil
 import time
-import typing
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -25,8 +24,8 @@ from lapclip.autotune.resolve import (
     resolve_tokenizer,
 )
 from lapclip.autotune.work import Work
-from lapclip.config import BUDGETS, PLAN, Config, DataConfig, FormatName, load_config, value_of, with_values
-from lapclip.data.advice import Advice, advise, facts_of_captions, share_outside_a_to_z
+from lapclip.config import BUDGETS, PLAN, Config, DataConfig, load_config, value_of, with_values
+from lapclip.data.advice import SHARE, Advice, advise, facts_of_captions, share_outside_a_to_z
 from lapclip.data.batches import fetch
 from lapclip.data.decode import digest
 from lapclip.data.doctor import MAX_READ, Report, examine
@@ -70,7 +69,9 @@ def open_general(config: Config, data: Data) -> Generator[Progress, None, Sample
     """As `lapclip eval` opens it: of what this run or the pretrained model is trained on only validation images."""
     assert config.data.general and config.model.base
     base = run_of(config.model.base)
-    trained = [replace(config.data, source=data.source), *([base.load_config().data] if base else [])]
+    share = config.data.validation_share or (data.found["validation_share"].value if data.found else None)
+    own = replace(config.data, source=data.source, validation_share=share)
+    trained = [own, *([base.load_config().data] if base else [])]
     asked = DataConfig(source=config.data.general, workers=config.data.workers)
     opened, is_own = yield from open_unseen(asked, shape_of(config.model).image_size, trained)
     source = evaluation_set(opened, validation_only=is_own).source
@@ -215,7 +216,6 @@ def summarise(
     """The facts that choices depend on, from a sample of the captions and their lengths in tokens."""
     is_drawn = all(part.files is None for part in data.parts)
     is_remote, size = any("://" in part.name for part in data.parts), shape_of(config.model)
-    files, known = data.parts[0].files, {name: name for name in typing.get_args(FormatName)}
     facts = facts_of_captions(
         captions,
         lengths,
@@ -235,7 +235,7 @@ def summarise(
         is_streamed=any(part.files is not None and part.files.is_streamed for part in data.parts),
         is_remote=is_remote,
         fetch_seconds=0.0 if is_remote else seconds_to_fetch(data.training, size.image_size),
-        format=known.get(files.catalogue.format) if files is not None and len(data.parts) == 1 else None,
+        found=data.found,
     )
 
 
@@ -295,7 +295,10 @@ def check_up(config: Config, part: Part) -> Report:
     lengths = tokenizer.lengths([caption for own in files.catalogue.captions for caption in own])
     size = shape_of(config.model)
     report = examine(files, lengths, text_length=size.text_length, tokenizer=kind, image_size=size.image_size)
-    advice = [own for own in report.advice if not own.setting or value_of(config, own.setting) is None]
+    share = [files.share] * (files.share.value > SHARE and not report.own_split)
+    advice = [
+        own for own in report.advice + share if not own.setting or value_of(config, own.setting) is None
+    ]
     if num := files.pack.num_needing_extra:
         why = f"{num:,} of the unreadable images are HEIC: `{install_command('heic')}`, then try again"
         advice.append(Advice(None, None, why))

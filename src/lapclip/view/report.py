@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lapclip.config import model_name
 from lapclip.errors import code, one_line, shortened
 from lapclip.runs.history import NUM_RECENT, RISING_LOSS, Summary, have_same_validation, is_chance, summarize
 from lapclip.runs.run import Run
@@ -41,7 +42,7 @@ def document_of(summaries: Sequence[Summary]) -> Document:
         return Document(title, "lapclip report", "", compared(summaries), footer=FOOTER)
     (summary,) = summaries
     settings = summary.settings
-    facts = [settings.get("size"), settings.get("source"), summary.machine.get("chip"), summary.state]
+    facts = [model_name(settings), settings.get("source"), summary.machine.get("chip"), summary.state]
     about = " · ".join(shortened(one_line(fact), 80) for fact in facts if fact)
     name = one_line(summary.run.name)
     return Document(name, "lapclip report", about, sections_of(summary), tiles_of(summary), FOOTER)
@@ -119,7 +120,7 @@ def sentences(summary: Summary) -> list[str]:
 
 def what_and_how_long(summary: Summary) -> str:
     settings, history, started = summary.settings, summary.history, summary.history.started
-    model = f"A {code(settings['size'])} model" if settings.get("size") else "A model"
+    model = f"A {code(name)} model" if (name := model_name(settings)) else "A model"
     on = f" on {code(settings['source'])}" if settings.get("source") else ""
     if started is None:
         return f"{model}{on} was prepared, but no training was recorded."

@@ -152,10 +152,8 @@ def copy_tensors(checkpoint: Path, name_of_file: str, into: dict[str, Tensor]) -
         with safe_open(file, framework="pt") as stored:
             shapes = {name: tuple(stored.get_slice(name).get_shape()) for name in stored.keys()}  # noqa: SIM118  # no dict
             if difference := shape_difference(shapes, {name: tuple(one.shape) for name, one in into.items()}):
-                raise UserError(
-                    f"`{file}` holds a model of another shape: {difference}",
-                    hint="use the `config.toml` and `tokenizer.json` it was trained with",
-                )
+                hint = "use the `config.toml` and `tokenizer.json` it was trained with"
+                raise UserError(f"`{file}` holds a model of another shape: {difference}", hint=hint)
             with torch.no_grad():
                 for name, tensor in into.items():
                     tensor.copy_(stored.get_tensor(name))
@@ -177,10 +175,8 @@ def shape_difference(stored: dict[str, tuple[int, ...]], expected: dict[str, tup
 
 
 def unreadable(checkpoint: Path, file: str, error: Exception) -> UserError:
-    return UserError(
-        f"cannot read `{checkpoint / file}`: {error}",
-        hint=f"remove `{checkpoint}` to use the checkpoint before it",
-    )
+    hint = f"remove `{checkpoint}` to use the checkpoint before it"
+    return UserError(f"cannot read `{checkpoint / file}`: {error}", hint=hint)
 
 
 def check_space(folder: Path, num_parameters: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lapclip.data.decode import RESIZES
-from lapclip.data.tokenizer import WORDS, Tokenizer
+from lapclip.data.tokenizer import WORDS
 from lapclip.errors import UserError, shortened
 from lapclip.files import atomic_path, writing
 from lapclip.model.blocks import ACTIVATIONS
@@ -40,6 +40,7 @@ class Description:
     vocab_size: int
     has_bias: bool
     tokens: Tokens
+    templates: tuple[str, ...] | None = None
 
 
 def load_model_folder(folder: Path) -> Pretrained:
@@ -49,22 +50,17 @@ def load_model_folder(folder: Path) -> Pretrained:
     except msgspec.ValidationError as error:
         raise refused(folder, f"its `{DESCRIPTION}` is not valid: {shortened(str(error))}") from None
     reading.check_numbers(folder, about.size, about.vocab_size)
-    if about.size.activation not in ACTIVATIONS:
-        raise refused(folder, f"its activation is `{shortened(about.size.activation)}`, which is not known")
-    if about.size.resize not in RESIZES:
-        raise refused(
-            folder, f"its images are resized by `{shortened(about.size.resize)}`, which is not known"
-        )
+    for what, known in (("activation", ACTIVATIONS), ("resize", RESIZES)):
+        if (value := getattr(about.size, what)) not in known:
+            raise refused(folder, f"its `{what}` is `{shortened(value)}`, which is not known")
     tokenizer = reading.read_tokenizer(folder)
     own = tokenizer.with_ids(**vars(about.tokens), is_full=about.size.siglip)
     reading.check_ids(folder, own, [*own.before, own.end, own.pad], about.vocab_size)
     model = reading.read_model(folder, about.size, about.vocab_size, about.has_bias)
-    return Pretrained(shortened(about.name), model, own, weights=folder / WEIGHTS)
+    return Pretrained(shortened(about.name), model, own, folder / WEIGHTS, templates=about.templates)
 
 
-def write_model_folder(
-    folder: Path, name: str, model: CLIP, tokenizer: Tokenizer, fingerprint: str, weights: Path | None
-) -> None:
+def write_model_folder(folder: Path, whole: Pretrained, fingerprint: str) -> None:
     """Whole or not at all; the same model is left as it is, and anything else is never overwritten."""
     if not folder.name or "\0" in folder.name:
         raise UserError(f"`{folder}` is not a valid name for a folder", hint="choose another name")
@@ -77,11 +73,12 @@ def write_model_folder(
         raise UserError(f"`{folder}` already holds another model", hint=hint)
     if is_used:
         return
-    tokens = Tokens(tokenizer.start, tokenizer.end, tokenizer.pad)
-    vocab_size, has_bias = model.vocab_size, model.bias is not None
-    about = Description(name, fingerprint, model.size, vocab_size, has_bias, tokens)
+    model, tokenizer = whole.model, whole.tokenizer
+    tokens, has_bias = Tokens(tokenizer.start, tokenizer.end, tokenizer.pad), model.bias is not None
+    shape = fingerprint, model.size, model.vocab_size, has_bias, tokens
+    about = Description(whole.name, *shape, whole.templates)
     with atomic_path(folder, is_folder=True) as beside:
-        write_weights(beside / WEIGHTS, model, weights)
+        write_weights(beside / WEIGHTS, model, whole.weights)
         (beside / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
         if tokenizer.words is not None:
             (beside / WORDS).write_text("\n".join(sorted(tokenizer.words)), "utf-8")

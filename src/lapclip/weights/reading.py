@@ -65,6 +65,7 @@ class Pretrained:
     tokenizer: Tokenizer
     weights: Path | None  # a file that holds the same weights under the same names
     is_aligned: bool = True  # whether its projections are trained
+    templates: tuple[str, ...] | None = None  # prompts for a class, unless the usual ones
 
 
 def read_json(path: Path) -> dict[str, Any]:

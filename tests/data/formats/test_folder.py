@@ -469,6 +469,7 @@ def test_a_folder_without_images_or_without_captions_says_so():
     with pytest.raises(UserError, match="no captions") as caught:
         open_folder(look_through(FOLDER / "flags", asked), "flags", asked)
     assert "`albania.png`" in caught.value.hint and "`--format names`" in caught.value.hint
+    assert "`lapclip index flags --model tinyclip-8m`" in caught.value.hint
 
 
 def test_images_in_formats_that_are_not_read_are_counted():

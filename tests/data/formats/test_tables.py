@@ -385,6 +385,7 @@ def test_captions_tell_images_apart_and_which_column_has_them_is_said(column, ot
     table.to_csv("pairs.csv", index=False)
     assert found("pairs.csv") == as_pairs() and opened("pairs.csv").guessed_column == column
     assert opened("pairs.csv", caption_column=column).guessed_column is None
+    assert opened("pairs.csv").columns == {"image": "image", "caption": column}
 
 
 def test_columns_are_found_by_name_and_those_that_a_person_names_are_used_or_missed():

@@ -92,10 +92,8 @@ def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
             content = json.loads(opened.read(MAX_BYTES + 1))  # a part of a file that is too large is no JSON
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)[:200]
-        raise UserError(
-            f"`{file}` is damaged JSON, ends early or is larger than {MAX_BYTES >> 30} GB: {reason}",
-            hint="download it again: the file may be incomplete",
-        ) from None
+        what = f"`{file}` is damaged JSON, ends early or is larger than {MAX_BYTES >> 30} GB: {reason}"
+        raise UserError(what, hint="download it again: the file may be incomplete") from None
     images = content.get("images") if isinstance(content, dict) else None
     if isinstance(images, list) and isinstance(content.get("annotations"), list):
         return "coco", read_coco(images, content["annotations"], file, problems)

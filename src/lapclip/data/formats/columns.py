@@ -117,10 +117,8 @@ def find_columns(names: Sequence[str], rows: list[list[Any]], source: str, optio
     caption = caption or guess_caption({name: cells[name] for name in names if name != image})
     if image is None or caption is None:
         missing = " or ".join(["images"] * (image is None) + ["captions"] * (caption is None))
-        raise UserError(
-            f"no column of `{source}` seems to hold {missing}; it has {listed(names)}",
-            hint="name the columns with `--image-column` and `--caption-column`",
-        )
+        hint = "name the columns with `--image-column` and `--caption-column`"
+        raise UserError(f"no column of `{source}` seems to hold {missing}; it has {listed(names)}", hint=hint)
     if most(cells[image], is_web):
         address = next(cell for cell in cells[image] if is_web(cell))
         raise UserError(
@@ -148,10 +146,8 @@ def named(wanted: str | None, names: Sequence[str], source: str, flag: str) -> s
         return wanted
     if same := first([plain(wanted)], names):
         return same
-    raise UserError(
-        f"`{source}` has no column `{wanted}`; it has {listed(names)}{suggest(wanted, names)}",
-        hint=f"pass one of them with `{flag}`",
-    )
+    what = f"`{source}` has no column `{wanted}`; it has {listed(names)}{suggest(wanted, names)}"
+    raise UserError(what, hint=f"pass one of them with `{flag}`")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -51,10 +51,8 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
     gathering.problems = listing.problems
     if not listing.names:
         found = f"{listing.num_files:,} files and no images" if listing.num_files else "no files"
-        raise UserError(
-            f"`{name}` holds {found}{gathering.most_common_problem()}",
-            hint="pass a folder with images, such as JPEG or PNG files",
-        )
+        hint = "pass a folder with images, such as JPEG or PNG files"
+        raise UserError(f"`{name}` holds {found}{gathering.most_common_problem()}", hint=hint)
     places = placed(listing.names)
     kind = options.format or kind_of(listing)
     folders = [places[os.path.dirname(image)][1] for image in listing.names]
@@ -91,12 +89,13 @@ def without_captions(name: str, images: list[str], folders: list[str]) -> UserEr
     example, found = shortened(images[0]), f"`{name.rstrip('/')}/` has images but no captions"
     index = f"`lapclip index {typed(name)} --model tinyclip-8m`"
     hint = f"search them with a pretrained model: {index} (`lapclip models` lists others); "
-    hint += f"to train, put `{os.path.splitext(example)[0]}.txt` next to `{example}`, or name a table: `pairs.csv`"
+    if 2 * sum(caption_in_name(image) != "" for image in images) > len(images):
+        hint += f"to train with names of files such as `{example}` as captions, use `--format names`"
+    else:
+        hint += f"to train, put `{os.path.splitext(example)[0]}.txt` next to `{example}`, or name a table: `pairs.csv`"
     if silent := [f"`{shortened(folder, 40)}`" for folder in sorted({*folders} - {""}) if not tells(folder)]:
         found += f"; names of folders such as {', '.join(silent[:3])} do not describe them"
         found += " (`--format classes` uses them anyway)"
-    elif 2 * sum(caption_in_name(image) != "" for image in images) > len(images):
-        hint = f"if names of files such as `{example}` are their captions, use `--format names`"
     return UserError(found, hint=hint)
 
 

@@ -247,10 +247,8 @@ def check_builder(builder: Any, name: str, roots: list[str] | None) -> None:
         is_local = "://" not in last
         is_own = is_local and roots is not None and isinstance(folders.find(last), str)
         if not is_own and (is_local or roots is not None):
-            raise UserError(
-                f"`{name}` refers to `{shortened(last)}`, which is outside it",
-                hint="remove that file from `data_files` in its README.md",
-            )
+            hint = "remove that file from `data_files` in its README.md"
+            raise UserError(f"`{name}` refers to `{shortened(last)}`, which is outside it", hint=hint)
 
 
 def own_folders(folder: str) -> list[str]:

@@ -97,10 +97,10 @@ def split_camel_case(word: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", word) if CAMEL_CASE.fullmatch(word) else word
 
 
-def are_captions(names: list[str]) -> bool:
+def are_captions(names: list[str], min_words: int = 2) -> bool:
     """Whether most file names say something, and not mostly the same."""
     captions = [caption_in_name(name).lower() for name in names]
-    num_told = sum(num_words(caption) >= 2 for caption in captions)
+    num_told = sum(num_words(caption) >= min_words for caption in captions)
     return num_told >= 0.6 * len(names) and len(set(captions)) > 0.5 * len(names)
 
 

@@ -70,16 +70,12 @@ def expand(pattern: str) -> list[str]:
 
 def refuse(part: str, pattern: str) -> None:
     if without_query(part).rstrip("}").lower().endswith(COMPRESSED):
-        raise UserError(
-            f"`{part}` is compressed, so single images cannot be read",
-            hint="unpack it first, for example with `gunzip`, and pass the `.tar`",
-        )
+        hint = "unpack it first, for example with `gunzip`, and pass the `.tar`"
+        raise UserError(f"`{part}` is compressed, so single images cannot be read", hint=hint)
     protocol, colon, _ = part.lower().partition(":")
     if protocol in REFUSED and (colon or part != pattern):
-        raise UserError(
-            f"`{part}` is not opened: `{protocol}:` would run a program or open a file within another",
-            hint=COPY_SHARDS,
-        )
+        what = f"`{part}` is not opened: `{protocol}:` would run a program or open a file within another"
+        raise UserError(what, hint=COPY_SHARDS)
 
 
 def matching(name: str) -> list[str]:
@@ -94,10 +90,8 @@ def matching(name: str) -> list[str]:
     if "*" not in name:
         return [name]
     if name.startswith(WEB):
-        raise UserError(
-            f"`{name}` cannot be listed, because web servers do not list their files",
-            hint="write out the numbers, such as `shard-{00000..00012}.tar`",
-        )
+        hint = "write out the numbers, such as `shard-{00000..00012}.tar`"
+        raise UserError(f"`{name}` cannot be listed, because web servers do not list their files", hint=hint)
     files, path = filesystem(name)
     try:
         return [str(files.unstrip_protocol(found)) for found in sorted(attempt(name, files.glob, path))]

@@ -174,6 +174,7 @@ def gather(
             if len(parts) < len(gathering.paths):
                 parts.append(part)
                 places.append(place)
+    gathering.columns = {"image": columns.image, "caption": columns.caption}
     gathering.drop_single_labels()
     return None if all(gathering.paths) else CellReader(list(tables), columns, gathering.paths, parts, places)
 
