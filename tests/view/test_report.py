@@ -298,7 +298,8 @@ def test_what_follows_from_the_size_is_not_said_to_be_set():
     ("settings", "name"),
     [
         ({"size": "tiny"}, "tiny"),
-        ({"size": "tiny", "base": "tinyclip-8m"}, "tinyclip-8m"),
+        ({"size": "tiny", "base": "tinyclip-8m", "tune": "heads"}, "tinyclip-8m"),
+        ({"size": "tiny", "base": "tinyclip-8m"}, "tiny from tinyclip-8m"),
         ({"image_tower": "efficientnet-lite0", "text_tower": "minilm"}, "efficientnet-lite0 and minilm"),
     ],
 )
