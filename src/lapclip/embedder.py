@@ -184,10 +184,9 @@ class Embedder:
     ) -> Classifier:
         """A classifier for `classify` from labelled images, one label per image; the model itself does not change."""
         labels = list_of_texts(labels)
-        several: Any = images if getattr(images, "ndim", 0) == 2 else as_list(images)
-        num_images = len(several)
-        if num_images != len(labels):
-            problem = f"there are {plural(num_images, 'image')} and {plural(len(labels), 'label')}"
+        several: Any = images if getattr(images, "ndim", 0) == 2 else as_list(images)  # rows, or images
+        if len(several) != len(labels):
+            problem = f"there are {plural(len(several), 'image')} and {plural(len(labels), 'label')}"
             raise UserError(problem, hint="pass one label per image")
         classes = sorted(set(labels))
         if len(classes) < 2:
@@ -206,18 +205,12 @@ class Embedder:
         power_NL = np.exp(logit_NL - logit_NL.max(axis=1, keepdims=True))
         return power_NL / power_NL.sum(axis=1, keepdims=True)
 
-    @contextmanager
-    def side_by_side(self) -> Iterator[int]:
+    def side_by_side(self) -> AbstractContextManager[int]:
         """While several threads embed at once, each on one core; yields how many threads to use.
 
         Two threads with a batch each are faster than two that share one: they never wait for each other.
         """
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            yield before
-        finally:
-            torch.set_num_threads(before)
+        return one_thread()
 
     def save(self, folder: str | Path) -> Path:
         """Writes a model folder that `load` reads, whole or not at all; the weights are hard-linked if possible."""
@@ -302,6 +295,18 @@ def mean_of_prompts(row_PE: Rows, num_labels: int) -> Rows:
     return mean_LE / np.linalg.norm(mean_LE, axis=1, keepdims=True).clip(1e-12)
 
 
+@contextmanager
+def one_thread() -> Iterator[int]:
+    """Has each operation run on one core; yields how many threads there were."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
+@one_thread()  # small matrices: two threads take as long, and several times as long beside other programs
 def fit_label_rows(image_NE: Rows, true_N: np.ndarray, label_LE: Rows, scale: float) -> Rows:
     """Rows that classify the examples: those of the labels, moved by logistic regression.
 
