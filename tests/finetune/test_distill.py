@@ -77,3 +77,16 @@ def test_what_a_teacher_cannot_be_combined_with_is_refused(teacher, call, flags,
     picture_folder(Path("photos"), 20)
     ran = call("train", "photos", *flags)
     assert ran.returncode == 1 and problem in ran.stderr, ran.stderr
+
+
+def test_a_run_of_a_stranger_does_not_choose_the_teacher(teacher, call):
+    picture_folder(Path("photos"), 20)
+    flags = ["--teacher", "teacher", "--size", "nano", "--batch-size", "8"]
+    assert call("train", "photos", "--run", "mine", "--steps", "2", *flags).returncode == 0
+    file = Path("runs/mine/config.toml")
+    file.write_text(file.read_text().replace('teacher = "teacher"', 'teacher = "hf-hub:somebody/else"'))
+    for source in ((), ("photos",)):
+        ran = call("train", "--resume", "mine", *source, "--steps", "4")
+        assert ran.returncode == 1 and "--teacher TEACHER" in ran.stderr, ran.stderr
+    named = call("train", "--resume", "mine", "photos", "--teacher", "teacher", "--steps", "4")
+    assert named.returncode == 0, named.stderr

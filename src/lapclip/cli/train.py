@@ -207,7 +207,9 @@ def go_on(
 
         settings = with_values(settings, data.settings)
         return run, settings, data, follow(reopen_features(config, run, data), requests, "setting up")
-    teacher = consult_teacher(config, requests)[1] if config.model.teacher else None
+    teacher = None
+    if taught_by := settings.model.teacher:
+        teacher = consult_teacher(with_values(config, {"teacher": taught_by}), requests)[1]
     settings = follow(revising(run, flags, data), requests, "setting up")
     return run, settings, data, teacher.of(run, data) if teacher else None
 
@@ -225,16 +227,17 @@ FIXED = ("tokenizer", "max_vocab", "loss")
 SHAPED = ("size", *SHAPE)
 # What a resumed run may change: how long it goes on, and what alters neither model nor data.
 RESUMABLE = {
-    *BUDGETS, *PLAN, "source", "images", "general", "max_unreadable",  # the same data, wherever it is now
+    *BUDGETS, *PLAN, "source", "images", "general", "teacher", "max_unreadable",  # the same, wherever it is now
     "max_memory", "workers", "save_every", "eval_every", "recompute", "pause_below",
 }  # fmt: skip
 
 
 def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
     config = run.load_config()
-    if "source" not in flags or (config.data.general and "general" not in flags):
-        general = " --general SOURCE" if config.data.general else ""
-        run.refuse_to_open(config, f"lapclip train --resume {run.reference} SOURCE{general}")
+    named = {"general": config.data.general, "teacher": config.model.teacher}
+    if any(name not in flags for name in ("source", *(name for name, value in named.items() if value))):
+        others = "".join(f" --{name} {name.upper()}" for name, value in named.items() if value)
+        run.refuse_to_open(config, f"lapclip train --resume {run.reference} SOURCE{others}")
     fixed = [SETTINGS[name].flag for name in flags if name not in RESUMABLE]
     if fixed:
         raise UserError(
@@ -310,7 +313,8 @@ def show_resolved(config: "Config", run: "Run", *, is_short: bool = False) -> No
     if is_short:
         budget = next(name for name in BUDGETS if value_of(config, name) is not None)
         amount = value_of(config, budget)
-        model = f"{model_name(vars(config.model) | vars(config.train))}, {amount:g} {budget[:-1] if amount == 1 else budget}"
+        name = model_name(vars(config.model) | vars(config.train))
+        model = f"{name}, {amount:g} {budget[:-1] if amount == 1 else budget}"
         batch, plan = str(config.train.batch_size), plan_of(config).in_words()
         rows = [("model", model, budget), ("batch", batch, "batch_size"), ("plan", plan, "device")]
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)

@@ -24,7 +24,7 @@ from lapclip.step.step import Update, move
 from lapclip.units import Progress
 from lapclip.weights.reading import Pretrained
 
-BATCH_SIZE, STEPS, SWEEP_STEPS = 1024, 200, 100
+BATCH_SIZE, STEPS, SWEEP_STEPS = 1024, 150, 75
 MIN_FOR_SWEEP = 100  # training images; fewer cannot tell settings apart
 SHARE_HELD_BACK, MAX_HELD_BACK = 0.1, 1000  # of the training images, to judge settings on
 TOLERANCE = 0.01  # of mean recall
@@ -40,7 +40,7 @@ class Candidate:
     recall: float = 0.0
 
 
-CANDIDATES = tuple(Candidate(Head(512, dropout, 0.2), 2e-3) for dropout in (0.5, 0.6, 0.4))
+CANDIDATES = tuple(Candidate(Head(512, dropout, 0.2), 2.5e-3) for dropout in (0.5, 0.6, 0.4))
 
 
 def with_heads(

@@ -79,7 +79,7 @@ class Run:
 
     def may_open(self, config: Config) -> bool:
         """Whether its settings may name what is opened: drawn data, or a source that this user has trained on."""
-        named = filter(None, (config.data.source, config.data.general))
+        named = filter(None, (config.data.source, config.data.general, config.model.teacher))
         parts, record = " + ".join(named).split(" + "), record_of(config)
         if (config.data.images is None and all(map(DRAWN.fullmatch, parts))) or record.exists():
             return True
@@ -219,9 +219,10 @@ class Run:
 
 def record_of(config: Config) -> Path:
     """The file that exists if this user has trained on the same source, read in the same way."""
-    data = config.data
-    place = [data.source, data.images, data.format, data.image_column, data.caption_column]
+    data, teacher = config.data, config.model.teacher
+    place: list[Any] = [data.source, data.images, data.format, data.image_column, data.caption_column]
     place += [data.general] if data.general else []  # which earlier versions did not have
+    place += [{"teacher": teacher}] if teacher else []
     return files.cache_folder() / "sources" / hashlib.sha256(json.dumps(place).encode()).hexdigest()[:16]
 
 

@@ -53,7 +53,10 @@ def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: 
     """The batch as tensors on the device; images travel as bytes. `fixed_length` pads captions to few lengths."""
     images, captions = torch.from_numpy(batch.image_ids), torch.from_numpy(batch.caption_ids)
     # An image and a caption belong together when some pair of the batch has that image and that caption.
-    same_BB = (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
+    if len(images.unique()) == len(captions.unique()) == len(images):
+        same_BB = torch.eye(len(images), dtype=torch.bool)  # as is usual
+    else:
+        same_BB = (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
     tokens_BT = torch.from_numpy(batch.tokens)
     length = tokens_BT.shape[1]
     fixed_length = None if tokens_BT.is_floating_point() else fixed_length  # features have no length
