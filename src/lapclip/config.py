@@ -27,7 +27,8 @@ LossName = Literal["softmax", "sigmoid"]
 DeviceName = Literal["auto", "cpu", "mps", "cuda"]
 PrecisionName = Literal["fp32", "bf16", "fp16"]
 FormatName = Literal[
-    "txt", "metadata", "classes", "names", "csv", "tsv", "jsonl", "parquet", "flickr", "coco", "karpathy", "tar", "hf"
+    "txt", "metadata", "classes", "names", "images", "csv", "tsv", "jsonl", "parquet", "flickr", "coco", "karpathy",
+    "tar", "hf",
 ]  # fmt: skip
 
 

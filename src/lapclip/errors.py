@@ -26,6 +26,10 @@ class UserError(Exception):
         self.add_note(f"hint: {hint}")  # for those who call from Python
 
 
+class NoCaptions(UserError):
+    """A folder has images only."""
+
+
 class MissingPackage(UserError):
     """An optional package is needed; `extra` is the group of lapclip's optional dependencies that installs it."""
 

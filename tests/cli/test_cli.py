@@ -6,17 +6,19 @@ import resource
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from conftest import SMALL, as_flags, environment, lapclip
 
 import lapclip as library
-from lapclip.cli import run_command
+from lapclip.cli import run_command, screen
 from lapclip.cli.screen import own_name
 from lapclip.config import SETTINGS, load_config
 from lapclip.errors import suggest
 from lapclip.runs.run import Run
+from lapclip.units import Progress
 
 TRAIN = ["train", *as_flags(SMALL)]
 RECALL_KEYS = {"recall@1", "recall@5", "recall@10", "median_rank", "chance@1", "chance@10", "interval@10"}
@@ -188,3 +190,16 @@ def test_a_path_with_spaces_that_was_not_quoted_is_recognised(tmp_path, monkeypa
 def test_a_name_is_suggested_with_or_without_its_accents():
     assert suggest("ete", ["hiver", "\u00e9t\u00e9"]) == "; did you mean `\u00e9t\u00e9`?"
     assert suggest("\u00e9t\u00e9", iter(["ete"])) == "; did you mean `ete`?"
+
+
+def test_long_work_is_mentioned_where_there_is_no_terminal(capsys, monkeypatch):
+    def work():
+        for done in range(3):
+            time.sleep(0.02)
+            yield Progress("embedding captions", done, 3)
+
+    screen.follow(work())
+    assert capsys.readouterr().err == "", "short work is not worth a line"
+    monkeypatch.setattr(screen, "SECONDS_QUIET", 0.01)
+    screen.follow(work())
+    assert capsys.readouterr().err.count("embedding captions: 1 of 3\n") == 1, "and then once a minute"

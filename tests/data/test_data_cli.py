@@ -92,6 +92,35 @@ def test_line_drawings_that_differ_are_no_copies_and_contrasted_but_stay_on_one_
     assert len({side for name, side in side_of.items() if name.startswith("star")}) == 1
 
 
+def test_renders_that_differ_in_one_faint_place_are_no_copies(tmp_path, check):
+    folder = picture_folder(tmp_path / "photos", 8)
+    for name in ("single", "double"):
+        plate = Image.new("RGB", (128, 128), "white")
+        draw = ImageDraw.Draw(plate)
+        draw.rounded_rectangle((12, 12, 116, 116), 12, (225, 225, 225))
+        draw.rounded_rectangle((30, 30, 98, 98), 5, (155, 155, 155))
+        if name == "double":
+            draw.line((64, 30, 64, 98), (100, 100, 100))
+        plate.save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(f"a {name} switch")
+    plate.save(folder / "again.jpg", quality=50)
+    (folder / "again.txt").write_text("a double switch")
+    assert check(folder)["duplicate_images"] == [["again.jpg", "double.png"]]
+
+
+def test_photos_without_captions_are_still_examined(tmp_path, call):
+    folder = picture_folder(tmp_path / "photos", 6)
+    for text in folder.glob("*.txt"):
+        text.unlink()
+    (folder / "IMG_7.jpg").write_bytes((folder / "00.jpg").read_bytes())
+    (folder / "IMG_8.jpg").write_bytes(b"")
+    done = call("data", "check", str(folder), *NANO)
+    assert done.returncode == 1 and "has images but no captions" in done.stderr
+    assert "7 of 8 readable" in done.stdout and "1 copy: `00.jpg` = `IMG_7.jpg`" in done.stdout
+    assert "`IMG_8.jpg` is empty" in done.stdout
+    assert not any(line.startswith(("captions", "tokens", "split")) for line in done.stdout.splitlines())
+
+
 def test_links_to_other_images_are_counted_as_links_and_not_as_copies(tmp_path, check, call):
     folder = picture_folder(tmp_path / "photos", 9)
     for number in range(2):

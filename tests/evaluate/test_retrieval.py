@@ -52,6 +52,25 @@ def test_chance_is_the_recall_of_random_answers(captions_each):
     assert chance_of_none(np.ones(4), 4, 10) == 0, "a pool smaller than k"
 
 
+def test_chance_holds_where_captions_are_class_names():
+    """Equal captions have equal embeddings: they are one answer, not many that are drawn one by one."""
+    random, found = np.random.default_rng(0), []
+    for _ in range(200):
+        label_N = random.integers(12, size=50)
+        text = unit(random.normal(size=(12, 16)))[label_N]
+        captions = [f"class {label}" for label in label_N]
+        held = Pool(
+            unit(random.normal(size=(50, 16))), text, np.arange(50), captions, np.arange(50), np.arange(50)
+        )
+        found.append(retrieval(held, 12))
+    for way in DIRECTIONS:
+        for k in (1, 5, 10):
+            recall, chance = (
+                np.mean([one[way][f"{what}@{k}"] for one in found]) for what in ("recall", "chance")
+            )
+            assert recall == pytest.approx(chance, abs=0.04), (way, k)
+
+
 def tied_pool(seed: int) -> Pool:
     """Images with one to seven captions; few different cosines, all exact, so that many are equal."""
     random = np.random.default_rng(seed)
@@ -102,6 +121,8 @@ def test_ranks_are_those_counted_by_hand_however_few_queries_are_compared_at_onc
             assert (there.rank_Q.tolist(), back.rank_Q.tolist()) == by_hand
             assert there.num_answers == len(held.indices) and back.num_answers == len(held.captions)
         num_ties += int((there.correct_Q == there.wrong_Q).sum())
+        held = replace(held, captions=[f"{number}" for number in range(len(held.captions))])  # all different
+        by_hand, links = ranks_by_hand(held, published), Links.of_captions(held, published)
         for way, ranks in zip(DIRECTIONS, by_hand, strict=True) if not published else ():
             recall = retrieval(held, 4)[way]
             assert recall["median_rank"] == np.median(ranks)

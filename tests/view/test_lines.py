@@ -94,10 +94,7 @@ def test_a_pause_is_said_once_and_its_end_too(capsys):
 def test_an_evaluation_is_one_sentence_everywhere():
     way = {"recall@1": 0.5, "recall@10": 0.9, "chance@1": 0.01, "chance@10": 0.1}
     said = sentence(Evaluated(1200, {"text_to_image": way}, True, 1.0))
-    assert (
-        said
-        == "step 1,200: recall@1 50.0% (chance 1.0%), recall@10 90.0% (chance 10.0%), `best` by mean recall"
-    )
+    assert said == "step 1,200: recall@1 50.0% (chance 1.0%), recall@10 90.0% (chance 10.0%), saved as `best`"
 
 
 def test_shares_and_durations_read_well():

@@ -375,7 +375,7 @@ def test_a_clearly_risen_validation_loss_is_told_unless_recall_or_training_loss_
         losses = [evaluated(25 * n, 0.3, loss) for n, loss in enumerate((4.6, 5.0, 5.6, highest), 1)]
         run = told([started(), *steps, *losses, *warned, finished(100)], f"run-{number}")
         points = " ".join(document_of([summarize(run)]).sections[1].points)
-        assert ("Recall has not risen since step 25, while validation loss rises" in points) == told_so
+        assert ("Mean recall has not risen since step 25, while validation loss rises" in points) == told_so
         assert "twice as long" not in points and "nothing to do" not in points.lower()
 
 
@@ -504,6 +504,8 @@ def test_the_phases_of_the_loss_are_where_it_bends():
     assert (steep.name, flat.name) == ("steep", "plateau")
     assert steep.end == pytest.approx(2.0, abs=0.25) and steep.slope == pytest.approx(-1.5, rel=0.1)
     assert [phase.name for phase in phases("straight", lambda n: 4 - n / 50)] == ["gradual"]
+    ended = phases("ended", lambda n: 2.4 * 0.93**n)
+    assert min(phase.loss_after for phase in ended) > 0, "a line may go on below zero, a loss does not"
     halved = phases("halved", lambda n: 8.0 - 0.3 * n if n < 20 else 2.0 - 0.0125 * (n - 20), "tenth")
     assert halved[0].name == "steep" and "plateau" not in [phase.name for phase in halved]
 

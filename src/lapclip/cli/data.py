@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from rich.console import Console
 from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
 from lapclip.cli.screen import OPENING, follow, people, print_json, print_table, stop_requests, working
 from lapclip.config import load_config
-from lapclip.errors import UserError, suggest
+from lapclip.errors import NoCaptions, UserError, suggest
 from lapclip.units import plural, size
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 data = App(name="data", help="Check a source before training, and prepare it.")
 HOW_TO_READ = ("format", "images", "image_column", "caption_column", "validation_share")
 SIZES = ("size", "image_size", "workers")
+OF_IMAGES = ("images", "size", "small", "kinds", "duplicates", "unreadable", "noticed")  # without captions
 
 
 def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
@@ -49,7 +51,14 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
 
     Decodes every image and packs them at the same time, so that training starts immediately.
     """
-    config, opened = open_for({**flags, "pack": True})
+    missing: NoCaptions | None = None
+    try:
+        config, opened = open_for({**flags, "pack": True})
+    except NoCaptions as error:
+        if json:
+            raise
+        missing = error
+        config, opened = open_for({**flags, "pack": True, "format": "images"})
     with working("examining"):
         from lapclip.train.prepare import check_up
 
@@ -66,11 +75,16 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
         print_json(results[0] if len(results) == 1 else {"sources": results})
     else:
         for name, form, report in reports:
-            show_report(f"{name} (read as `{form}`)", report)
+            show_report(
+                name if missing else f"{name} (read as `{form}`)", report, OF_IMAGES if missing else ()
+            )
+    if missing:
+        raise missing
     return 0
 
 
-def show_report(name: str, report: "Report") -> None:
+def show_report(name: str, report: "Report", only: Sequence[str] = ()) -> None:
+    """Everything, or only some of its lines."""
     from rich.table import Table
 
     from lapclip.data.doctor import lines
@@ -79,8 +93,11 @@ def show_report(name: str, report: "Report") -> None:
     out.print(name, style="bold", soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for label, sentence in lines(report):
-        table.add_row(label, sentence)
+        if not only or label in only:
+            table.add_row(label, sentence)
     out.print(table)
+    if only:
+        return
     if any(advice.setting for advice in report.advice):
         out.print("settings that training will use by default:")
     for advice in sorted(report.advice, key=lambda advice: advice.setting is None):

@@ -248,7 +248,7 @@ def next_step(result: dict[str, Any], arguments: Sequence[str], folder: Path | N
 
     is_as_chance = is_chance(result)
     if classified := result.get("zero_shot"):  # captions that are only class names ask few questions
-        is_as_chance = classified["interval@1"][0] <= classified["chance"]
+        is_as_chance &= classified["interval@1"][0] <= classified["chance"]
     unknown = result["share_unknown_words"]
     if is_as_chance and unknown is not None and unknown > MANY_UNKNOWN:
         return f"{unknown:.0%} of the words of these captions are in no training caption: train on captions like these"

@@ -156,6 +156,12 @@ class Stopped(KeyboardInterrupt):
         self.message, self.hint = message, hint
 
 
+SECONDS_QUIET, SECONDS_BETWEEN = (
+    5.0,
+    60.0,
+)  # until work is first mentioned where there is no terminal, and again
+
+
 def follow(
     work: Generator[Progress | str, None, T],
     requests: Sequence[int] = (),
@@ -174,6 +180,7 @@ def follow(
     spinner = (SpinnerColumn(), text)
     counted = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     stage, started = ("", False), time.monotonic()
+    say_at = started + SECONDS_QUIET
     with Bar(*spinner, console=people, transient=True, disable=not people.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         while True:
@@ -193,6 +200,10 @@ def follow(
                 stage, started = (now.what, now.total > 0), time.monotonic()
                 bar.columns = counted if now.total else spinner
                 bar.reset(task, total=now.total or None)
+                say_at = started + SECONDS_QUIET
+            if not people.is_terminal and time.monotonic() > say_at:  # in a file, nothing moves
+                say(f"{now.what}: {now.done:,} of {now.total:,}" if now.total else now.what)
+                say_at = time.monotonic() + SECONDS_BETWEEN
             rate = now.done / max(time.monotonic() - started, 1e-3)
             speed = f", {rate:,.0f}/s" if rate >= 1 and now.total else f": {now.done:,}" if now.done else ""
             bad = f", {now.num_unreadable:,} unreadable" if now.num_unreadable else ""

@@ -22,7 +22,7 @@ SIDES: dict[str, Side] = {
 
 MAX_CHARACTERS = 10_000  # of a caption; no text tower reads further
 MAX_CLASSES = 10_000
-NUM_NAMED = 100  # examples of each problem; all are counted
+NUM_NAMED = 10_000  # examples of each problem; all are counted
 INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\s\ufeff\ufffe\uffff\ud800-\udfff]+")
 
 

@@ -33,7 +33,7 @@ EMOJI = re.compile("[\U0001f000-\U0001faff\u2600-\u27bf\u2b50\u2b55]")
 
 @dataclass(frozen=True, kw_only=True)
 class Report(DataFacts):
-    """What `lapclip data check --json` prints; counts are of all, names of the first hundred."""
+    """What `lapclip data check --json` prints; counts are of all, names of the first 10,000."""
 
     num_images: int  # that can be read and have captions
     num_captions: int  # of these
@@ -272,7 +272,8 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def equal(groups: list[list[str]]) -> str:
-    return listed([" = ".join(f"`{shortened_path(name, 40)}`" for name in names[:3]) for names in groups])
+    shown = [" = ".join(f"`{shortened_path(name, 40)}`" for name in names[:3]) for names in groups]
+    return listed([one + " = ..." * (len(names) > 3) for one, names in zip(shown, groups, strict=True)])
 
 
 def listed(items: list[str]) -> str:

@@ -40,6 +40,8 @@ PLAIN_STEP, PLAIN_SHARE = 3, 0.1  # plain: so small a step between so many of th
 # Near-duplicates must agree in each tile of 8 x 8 pixels (4 x 4 of small images), eight on the shorter side, to within
 # so much of their deviation in brightness: of 300 photos at half the size 299 do, different line drawings do not.
 TILE, MAX_TILES, MAX_APART, MIN_DEVIATION, BLANK, MAX_FIRSTS = 8, 128, 0.3, 8.0, 12, 512
+# and, whatever its mean, to within so much of its own detail: renders of two sockets do not.
+MAX_DETAIL, MIN_DETAIL = 0.5, 4.0
 Look = Callable[[int, int], Image.Image]  # an image by its number, with so many pixels on the longer side
 
 # Hashes that differ in at most 4 bits agree in at least two of six blocks: those are candidates.
@@ -218,8 +220,11 @@ def agree(pixels: np.ndarray, deviation: float, other: np.ndarray, its_deviation
     apart, tile = pixels - other, min(pixels.shape) // 8
     if np.vdot(apart, apart) > apart.size * limit**2:  # on average over the tiles, which is quick
         return False
-    squares = np.square(apart).reshape(len(apart) // tile, tile, -1, tile)
-    return bool(squares.mean(axis=(1, 3)).max() <= limit**2)
+    of_tiles = (one.reshape(len(one) // tile, tile, -1, tile) for one in (apart, pixels, other))
+    apart, *both = of_tiles
+    detail = np.minimum(*(one.var(axis=(1, 3)) for one in both))
+    is_equal = apart.var(axis=(1, 3)) <= np.maximum(MIN_DETAIL**2, MAX_DETAIL**2 * detail)
+    return bool(is_equal.all() and np.square(apart).mean(axis=(1, 3)).max() <= limit**2)
 
 
 def split(

@@ -19,7 +19,7 @@ from lapclip.evaluate.difficulty import accuracy_by_difficulty
 from lapclip.evaluate.few_shot import few_shot
 from lapclip.evaluate.pool import Links, Pool, embed_pools
 from lapclip.evaluate.retrieval import DIRECTIONS, KS, Ranks, Retrieved, batch_accuracy, retrieve
-from lapclip.evaluate.statistics import resampled_intervals, sign_flip_p_values
+from lapclip.evaluate.statistics import sign_flips
 from lapclip.evaluate.zero_shot import Predictions, predict, zero_shot
 from lapclip.units import Progress
 
@@ -188,9 +188,9 @@ def compare(own: Retrieved, other: Retrieved) -> dict[str, dict[str, Any]]:
 
 def differences(own_UK: np.ndarray, other_UK: np.ndarray, asked_UK: np.ndarray) -> list[dict[str, Any]]:
     """Each difference of two recalls with its 95% interval and p-value."""
-    difference_UK = own_UK - other_UK
-    total_K = difference_UK.sum(axis=0) / asked_UK.sum(axis=0)
-    interval_K2, p_value_K = resampled_intervals(difference_UK, asked_UK), sign_flip_p_values(difference_UK)
+    difference_UK, asked_K = own_UK - other_UK, asked_UK.sum(axis=0)
+    total_K, (reach_K, p_value_K) = difference_UK.sum(axis=0) / asked_K, sign_flips(difference_UK)
+    interval_K2 = np.stack([total_K - reach_K / asked_K, total_K + reach_K / asked_K], axis=1)
     columns = (total_K.tolist(), interval_K2.tolist(), p_value_K.tolist())
     names = ("difference", "interval", "p_value")
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

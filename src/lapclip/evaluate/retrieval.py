@@ -5,7 +5,7 @@ Shapes: N images, M captions, E numbers of an embedding; Q queries and A answers
 """
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,7 @@ def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> Generator
     links = [Links.of_captions(pool, published) for pool in pools]
     ranks = []
     for pool, its_links in zip(pools, links, strict=True):
-        ranks.append((yield from rank_both(pool, its_links)))
+        ranks.append((yield from rank_both(pool, its_links, published)))
     images = np.concatenate(folds)
     units = {
         direction: independent_units(whole, share_captions=direction == "text_to_image")[images]
@@ -115,10 +115,15 @@ def independent_units(pool: Pool, *, share_captions: bool) -> np.ndarray:
             return np.unique(unit_N, return_inverse=True)[1]
 
 
-def rank_both(pool: Pool, links: Links) -> Generator[Progress, None, dict[str, Ranks]]:
-    """Ranks by direction; `links` lead from captions to images."""
+def rank_both(pool: Pool, links: Links, published: bool) -> Generator[Progress, None, dict[str, Ranks]]:
+    """Ranks by direction; `links` lead from captions to images. Equal captions are one answer, unless published
+    protocols are followed."""
     images = yield from rank_answers(pool.text_ME, pool.image_NE, links)
-    captions = yield from rank_answers(pool.image_NE, pool.text_ME, links.reverse())
+    back, answer_ME = links.reverse(), pool.text_ME
+    if not published:
+        different = [*{caption: number for number, caption in enumerate(pool.captions)}.values()]
+        back, answer_ME = replace(back, key_A=back.key_A[different]), answer_ME[different]
+    captions = yield from rank_answers(pool.image_NE, answer_ME, back)
     return dict(zip(DIRECTIONS, (images, captions), strict=True))
 
 

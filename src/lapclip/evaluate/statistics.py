@@ -55,23 +55,25 @@ def resamples(num_images: int, num_resamples: int, seed: int) -> Iterator[np.nda
         yield times.reshape(num_draws, num_images).astype(np.float64)
 
 
-def sign_flip_p_values(difference_NK: np.ndarray, *, num_flips: int = NUM_FLIPS, seed: int = 0) -> np.ndarray:
-    """Two-sided p-values of the summed differences if each image's sign were random, [K].
+def sign_flips(
+    difference_NK: np.ndarray, *, num_flips: int = NUM_FLIPS, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the summed differences would be if each image's sign were random: half of the 95% interval around the
+    measured ones, and their two-sided p-values, [K] each.
 
     One is added to numerator and denominator, so that a p-value is never zero.
     """
     differs = difference_NK[(difference_NK != 0).any(axis=1)]  # the signs of zeros change nothing
-    if not len(differs):
-        return np.ones(difference_NK.shape[1])
     random = np.random.default_rng(seed)
     least_K = np.abs(differs.sum(axis=0)) - ROUNDING * np.abs(differs).sum(axis=0)
-    reached_K = np.zeros(difference_NK.shape[1])
-    some = max(1, MAX_CELLS // len(differs))
+    some, flipped = max(1, MAX_CELLS // max(1, len(differs))), []
     for start in range(0, num_flips, some):
         shape = (min(some, num_flips - start), len(differs))
         sign_RN = 2.0 * random.integers(2, size=shape, dtype=np.int8) - 1
-        reached_K += (np.abs(sign_RN @ differs) >= least_K).sum(axis=0)
-    return (1 + reached_K) / (1 + num_flips)
+        flipped.append(np.abs(sign_RN @ differs))
+    sum_RK = np.concatenate(flipped)
+    reach_K = np.quantile(sum_RK, CONFIDENCE, axis=0, method="higher")
+    return reach_K, (1 + (sum_RK >= least_K).sum(axis=0)) / (1 + num_flips)
 
 
 def chance_of_none(num_bad_Q: np.ndarray, total: int, num_drawn: int) -> float:

@@ -301,7 +301,7 @@ class History:
             return f"recall is not significantly above chance with {memorised}"
         since = stalled_since([(e.step, mean_recall(e.recall)) for e in self.evaluations])
         is_seen = since is not None and recent >= loss_limit(lowest, num_images)
-        return f"recall has not risen since step {since:,}, {rose}" if is_seen else ""
+        return f"mean recall has not risen since step {since:,}, {rose}" if is_seen else ""
 
     @property
     def peak_memory(self) -> int | None:

@@ -56,6 +56,11 @@ def open_here(config: Config) -> Generator[Progress, None, Data]:
     if config.data.general and not config.model.base:
         what = "`--general` needs a pretrained model whose two towers were trained together"
         raise UserError(what, hint="name one: `--from MODEL`")
+    if config.data.format == "images":
+        hint = "search them instead: `lapclip index FOLDER --model NAME`"
+        raise UserError(
+            "`--format images` is for checking images without captions, not for training", hint=hint
+        )
     data = yield from open_source(config.data, shape_of(config.model).image_size)
     for part in data.parts:
         if part.files is not None:

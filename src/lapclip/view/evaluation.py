@@ -124,7 +124,13 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
         more = [f"{len(templates) - NUM_TEMPLATES} more templates"] * (len(templates) > NUM_TEMPLATES)
         quoted = [code(shortened(str(template), 60)) for template in templates[:NUM_TEMPLATES]]
         said.append(f"Prompts: {listed(quoted + more)}.")
-    return said + (few_shot_words(result["few_shot"]) if result.get("few_shot") else [])
+    if result.get("few_shot"):
+        return said + few_shot_words(result["few_shot"])
+    smallest = min(zero_shot["classes"], key=lambda c: c["num_images"])
+    if smallest["num_images"] < 2:
+        few = plural(smallest["num_images"], "image")
+        said.append(f"No few-shot accuracy: {code(shortened(str(smallest['label']), 60))} has {few} here.")
+    return said
 
 
 def few_shot_words(few_shot: Mapping[str, Any]) -> list[str]:
@@ -143,7 +149,9 @@ def few_shot_words(few_shot: Mapping[str, Any]) -> list[str]:
 def class_tables(result: Mapping[str, Any]) -> list[Table]:
     if not result.get("zero_shot"):
         return []
-    classes = sorted(result["zero_shot"]["classes"], key=lambda c: (c["top1"], str(c["label"])))
+    classes = sorted(
+        result["zero_shot"]["classes"], key=lambda c: (c["top1"], -c["num_images"], str(c["label"]))
+    )
     rows = [
         (shortened(str(c["label"]), 60), c["num_images"], c["top1"])
         + ((shortened(str(c["taken_for"]), 60), c["num_taken_for"]) if c.get("taken_for") else ("", ""))
@@ -200,8 +208,8 @@ def comparison_section(result: Mapping[str, Any]) -> Section:
                 f"{points:+.1f} points (95% interval {ends}; {p_value})."
             )
     note = (
-        "The same images and captions for both. The interval is of resampled images; p is how often a difference this "
-        "large arises when each image's results are assigned to the two models at random."
+        "The same images and captions for both. p is how often a difference this large arises when each image's "
+        "results are assigned to the two models at random; the interval is as wide as 95% of those differences."
     )
     columns = columns_of(", points: number, 95% interval: number, p: number, significant")
     ranges = [Range(name, test["difference"], test["interval"], 0.0) for name, test in tests.items()]

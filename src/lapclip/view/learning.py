@@ -227,7 +227,9 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[Phase, float]:
     """The best line through the points, and its squared error."""
     xs, ys = zip(*points, strict=True)
     slope, at_zero = linear_regression(xs, ys)
-    heights = [at_zero + slope * x for x in xs]
+    heights = [
+        min(max(at_zero + slope * x, min(ys)), max(ys)) for x in xs
+    ]  # no loss that never was, or is negative
     error = sum((y - height) ** 2 for y, height in zip(ys, heights, strict=True))
     return Phase("", xs[0], xs[-1], heights[0], heights[-1]), error
 

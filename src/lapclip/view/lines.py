@@ -38,7 +38,7 @@ def sentence(event: Event) -> str:
             said = f"step {event.step:,}: {', '.join(shares)}"
             if event.general:
                 said += f", general recall@10 {percent(event.general['text_to_image']['recall@10'])}"
-            return said + ", `best` by mean recall" * event.is_best
+            return said + ", saved as `best`" * event.is_best
         case Interpolated():
             return f"step {event.step:,}: {interpolated_words(event)}"
         case Warned():

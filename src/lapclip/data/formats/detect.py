@@ -12,7 +12,7 @@ from lapclip.data.formats.remote import is_shards
 from lapclip.errors import UserError, suggest_path, typed
 from lapclip.files import NOT_REGULAR
 
-FOLDER_FORMATS = ("txt", "metadata", "classes", "names")
+FOLDER_FORMATS = ("txt", "metadata", "classes", "names", "images")
 TABLE_FORMATS = ("csv", "tsv", "jsonl", "parquet", "flickr")
 ANNOTATION_FORMATS = ("coco", "karpathy")
 # In the order in which they are looked for in a folder.

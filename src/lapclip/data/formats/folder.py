@@ -13,7 +13,7 @@ from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, is_image_name
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of, tells
-from lapclip.errors import UserError, shortened, typed
+from lapclip.errors import NoCaptions, UserError, shortened, typed
 from lapclip.files import NOT_REGULAR, open_regular
 
 TEXT_SUFFIXES = (".txt", ".caption")
@@ -75,6 +75,8 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
         elif kind == "names":
             caption = caption_in_name(image, is_asked=options.format == "names")
             captions = [caption] if caption else []
+        elif kind == "images":  # to examine them without captions
+            captions = [legible(image)]
         elif label := class_name(folder) or ("" if has_classes else legible(folder)):
             captions = [label]
         else:
@@ -84,10 +86,10 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
     return gathering.catalogue(name, kind)
 
 
-def without_captions(name: str, images: list[str], folders: list[str]) -> UserError:
+def without_captions(name: str, images: list[str], folders: list[str]) -> NoCaptions:
     """The error for images without captions; `folders` has the folder of each image."""
     example, found = shortened(images[0]), f"`{name.rstrip('/')}/` has images but no captions"
-    index = f"`lapclip index {typed(name)} --model tinyclip-8m`"
+    index = f"`lapclip models get tinyclip-8m`, then `lapclip index {typed(name)} --model tinyclip-8m`"
     hint = f"search them with a pretrained model: {index} (`lapclip models` lists others); "
     if 2 * sum(caption_in_name(image) != "" for image in images) > len(images):
         hint += f"to train with names of files such as `{example}` as captions, use `--format names`"
@@ -96,7 +98,7 @@ def without_captions(name: str, images: list[str], folders: list[str]) -> UserEr
     if silent := [f"`{shortened(folder, 40)}`" for folder in sorted({*folders} - {""}) if not tells(folder)]:
         found += f"; names of folders such as {', '.join(silent[:3])} do not describe them"
         found += " (`--format classes` uses them anyway)"
-    return UserError(found, hint=hint)
+    return NoCaptions(found, hint=hint)
 
 
 def are_classes(folders: list[str]) -> bool:
