@@ -119,6 +119,12 @@ def test_photos_without_captions_are_still_examined(tmp_path, call):
     assert "7 of 8 readable" in done.stdout and "1 copy: `00.jpg` = `IMG_7.jpg`" in done.stdout
     assert "`IMG_8.jpg` is empty" in done.stdout
     assert not any(line.startswith(("captions", "tokens", "split")) for line in done.stdout.splitlines())
+    found = json.loads(call("data", "check", str(folder), *NANO, "--json").stdout)
+    assert found["num_duplicate_images"] == 1 and found["unreadable"] == ["IMG_8.jpg"]
+    assert not any("caption" in name for name in found)
+    assert call("data", "check", str(folder), *NANO, "--format", "images").stdout == done.stdout
+    refused = call("train", str(folder), *NANO, "--format", "images", "--steps", "1")
+    assert refused.returncode == 1 and "not for training" in refused.stderr
 
 
 def test_links_to_other_images_are_counted_as_links_and_not_as_copies(tmp_path, check, call):

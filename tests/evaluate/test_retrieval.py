@@ -152,6 +152,19 @@ def test_five_captions_that_succeed_together_are_no_five_times_surer_while_train
     assert low < several["recall@1"] < high and high - low > 1.8 * (of_captions[1] - of_captions[0])
 
 
+def test_recall_at_more_is_never_less_certain_to_be_high():
+    """Of nine classes all but one image are found at 1: Wilson's interval at 5 would start lower than that at 1."""
+    label_N = np.repeat(np.arange(9), 3)
+    image = unit(np.eye(9))[label_N].copy()
+    image[:1] = unit(np.eye(9)[:1] + 1.1 * np.eye(9)[1])
+    captions = [f"class {label}" for label in label_N]
+    held = Pool(image, np.eye(9)[label_N], np.arange(27), captions, np.arange(27), np.arange(27))
+    found = retrieval(held, 9)["image_to_text"]
+    assert found["recall@1"] < 1 == found["recall@5"]
+    for first, more in ((1, 5), (5, 10)):
+        assert all(a <= b for a, b in zip(found[f"interval@{first}"], found[f"interval@{more}"], strict=True))
+
+
 def test_one_long_caption_does_not_make_all_others_as_wide():
     held = pool(2000, 1)
     held = replace(held, captions=["x" * 10_000, *held.captions[1:]])

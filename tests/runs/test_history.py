@@ -125,6 +125,8 @@ def test_a_stroke_of_luck_among_few_images_is_no_reason_to_keep_an_early_model()
     assert is_as_good(found(0.1, 18), None) and is_as_good(found(0.31, 18), 0.3)
     assert is_as_good(found(0.22, 18), 0.3), "with 18 images eight points are chance"
     assert not is_as_good(found(0.22, 512), 0.3), "with 512 they are not"
+    assert not is_as_good(found(0.22, 18), 0.3, over_fits=True), "later is not better"
+    assert is_as_good(found(0.31, 18), 0.3, over_fits=True), "recall counts, not loss"
     assert is_as_good(found(1.0, 18), 1.0) and not is_as_good(found(0.99, 18), 1.0)
 
 

@@ -25,6 +25,10 @@ data = App(name="data", help="Check a source before training, and prepare it.")
 HOW_TO_READ = ("format", "images", "image_column", "caption_column", "validation_share")
 SIZES = ("size", "image_size", "workers")
 OF_IMAGES = ("images", "size", "small", "kinds", "duplicates", "unreadable", "noticed")  # without captions
+IMAGE_KEYS = (
+    "source", "format", "num_images", "num_unreadable", "unreadable", "unreadable_why", "num_links",
+    "num_duplicate_images", "duplicate_images", "sizes", "num_small", "traits", "formats", "problems",
+)  # fmt: skip
 
 
 def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
@@ -55,8 +59,6 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
     try:
         config, opened = open_for({**flags, "pack": True})
     except NoCaptions as error:
-        if json:
-            raise
         missing = error
         config, opened = open_for({**flags, "pack": True, "format": "images"})
     with working("examining"):
@@ -72,12 +74,12 @@ def check(*, json: AsJson = False, flags: dict[str, Any]) -> int:
         raise UserError(what, hint="`lapclip data show synthetic` shows what it looks like")
     if json:
         results = [{"source": name, "format": form} | report.as_json() for name, form, report in reports]
+        if config.data.format == "images":
+            results = [{name: result[name] for name in IMAGE_KEYS} for result in results]
         print_json(results[0] if len(results) == 1 else {"sources": results})
     else:
         for name, form, report in reports:
-            show_report(
-                name if missing else f"{name} (read as `{form}`)", report, OF_IMAGES if missing else ()
-            )
+            show_report(f"{name} (read as `{form}`)", report, OF_IMAGES if form == "images" else ())
     if missing:
         raise missing
     return 0

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lapclip.search.searcher import Duplicate, Match, Results, Searcher, Term
 
 MAX_RESULTS = 10_000
+MAX_NOTES = 3  # on words that no training caption contains, one line each
 THUMBNAIL_SIZE = 320  # pixels of an image on a sheet or in a terminal
 COLUMNS = "score: number, image, size: number, "  # the last one says that there are copies
 
@@ -127,7 +128,11 @@ def search(
     elif not matches:
         say("nothing was found" if min_score is None else f"no image has a score of {min_score} or more")
     say_notes(query, results, index)
-    for word in record["unknown_words"] or ():
+    unknown = record["unknown_words"] or []
+    if len(unknown) > MAX_NOTES:
+        some = ", ".join(f"`{shortened(word)}`" for word in unknown[:MAX_NOTES])
+        say(f"note: no training caption contains {len(unknown)} of these words: {some}, ...")
+    for word in unknown if len(unknown) <= MAX_NOTES else ():
         known = searcher.embedder.tokenizer.words or ()
         alike = [w for w in known if w[:1] == word[0] and abs(len(w) - len(word)) < 3]
         swapped = [w for w in alike if sorted(w) == sorted(word)]  # `brid` for `bird`: only 0.75

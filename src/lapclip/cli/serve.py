@@ -41,7 +41,7 @@ def serve(
 
     Args:
         model: a run or a model folder; default: the model of the index that was updated last
-        port: port to listen on; default: any free port
+        port: port to listen on; default: 8765, or the next free one
         host: address to listen on; a token is required if other machines can reach it
         token: token that clients must send; prefer LAPCLIP_TOKEN, which other users cannot see
         allow_host: additional host name of this server, for example behind a proxy

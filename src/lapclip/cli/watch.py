@@ -30,7 +30,7 @@ def watch(
         run: a run, by name or path; default: the newest in this folder, running ones first
         once: print the view once and exit
         web: show the run as a page in the browser
-        port: port of the page; default: any free port
+        port: port of the page; default: 8765, or the next free one
         open: open the page in the browser
         to: export the run's metrics to this tool
     """

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import torch
 
-from lapclip.autotune.resolve import ASKED, Choice, Choices, DataSummary, asked_or, resolve_looks
+from lapclip.autotune.resolve import (
+    ASKED,
+    Choice,
+    Choices,
+    DataSummary,
+    asked_or,
+    resolve_eval_every,
+    resolve_looks,
+)
 from lapclip.config import BUDGETS, SHAPE, Config, LossName, TrainConfig, value_of, with_values
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data
@@ -194,8 +202,9 @@ def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss
     }
     if all(getattr(config.train, budget) is None for budget in BUDGETS):
         proposed["steps"] = Choice(STEPS, "as measured on Flickr8k")
-    steps = config.train.steps or STEPS
-    proposed["eval_every"] = Choice(str(max(1, steps // 5)), "five evaluations per run")
+        proposed["eval_every"] = Choice(str(STEPS // 5), "five evaluations per run")
+    else:
+        proposed["eval_every"] = resolve_eval_every(config, data.training.num_pairs, batch_size)
     choices = {key: asked_or(config, key, choice) for key, choice in proposed.items()}
     choices["device"] = Choice("cpu", "heads are small")
     choices["loss"] = Choice(loss, "as for the pretrained model")

@@ -392,15 +392,16 @@ def is_chance(recall: dict[str, Any] | None) -> bool:
     return bool(ends) and all(interval and interval[0] <= chance for interval, chance in ends)
 
 
-def is_as_good(recall: dict[str, Any], highest: float | None) -> bool:
+def is_as_good(recall: dict[str, Any], highest: float | None, *, over_fits: bool = False) -> bool:
     """Whether it is the highest so far, or no further below it than one standard error of a share over these images.
 
-    Of two within the noise the later one has learned more: among 18 validation images an early peak is luck.
+    Of two within the noise the later one has learned more, unless it over-fits: among 18 validation images an early
+    peak is luck.
     """
-    if highest is None:
+    if highest is None or mean_recall(recall) >= highest:
         return True
     error = math.sqrt(max(0.0, highest * (1 - highest)) / recall["num_images"])
-    return mean_recall(recall) >= highest - error
+    return mean_recall(recall) >= highest - error and not over_fits
 
 
 class Summary:

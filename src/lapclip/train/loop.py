@@ -34,7 +34,7 @@ from lapclip.machine.device import device_named, release_memory, set_up_process
 from lapclip.machine.hardware import peak_memory_bytes
 from lapclip.machine.power import BATTERY_CHECK_SECONDS, reason_to_pause
 from lapclip.runs.events import Continued, Evaluated, Event, Finished, Paused, Saved, Started, Step, Warned
-from lapclip.runs.history import is_as_good, mean_recall
+from lapclip.runs.history import is_as_good, loss_limit, mean_recall
 from lapclip.runs.run import Run
 from lapclip.step.feed import feed
 from lapclip.step.loss import LOSSES
@@ -280,15 +280,17 @@ class Loop:
         pool, recall, general = self.measure()
         self.pool = pool
         self.faults |= dict.fromkeys(pool.faults)
-        is_best = now.step > 0 and is_as_good(recall, now.highest)
+        with torch.no_grad():
+            scale, bias = model.scale().cpu(), None if model.bias is None else model.bias.cpu()
+            loss = pool_loss(pool, self.update.loss_fn, scale, bias, batch_size)
+        now.lowest_loss = min(loss, now.lowest_loss or loss)
+        over_fits = loss > loss_limit(now.lowest_loss, recall["num_images"])
+        is_best = now.step > 0 and is_as_good(recall, now.highest, over_fits=over_fits)
         if now.step > 0:  # before, it is the pretrained model's
             now.highest = max(now.highest or 0.0, mean_recall(recall))
         now.last_eval_step, now.last_eval_seconds = now.step, now.seconds
         if is_best:
             now.best_step, now.best_recall = now.step, recall
-        with torch.no_grad():
-            scale, bias = model.scale().cpu(), None if model.bias is None else model.bias.cpu()
-            loss = pool_loss(pool, self.update.loss_fn, scale, bias, batch_size)
         snapshot = None
         try:
             snapshot = take_snapshot(self.run.path, validation, pool, now.step)

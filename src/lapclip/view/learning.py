@@ -240,8 +240,8 @@ def phases_section(history: History, kind: str) -> Section:
         for p in phases_of(history, kind)
     ]
     note = (
-        "up to three straight lines fitted to the loss; steep falls at least "
-        f"{STEEP} times as fast as the run's mean, a plateau less than {FLAT} times"
+        f"up to three straight lines fitted to the loss; steep falls at least {STEEP} times as fast as the run's mean, "
+        f"a plateau less than {FLAT} times, and by at most {NOTABLE:.0%} of the loss"
     )
     columns = columns_of(f"phase, {kind}s, loss before: number, after: number, per {kind}: number")
     return Section("Phases of the loss", tables=[Table("Phases of the loss", columns, rows, note)])
