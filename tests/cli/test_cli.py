@@ -202,4 +202,4 @@ def test_long_work_is_mentioned_where_there_is_no_terminal(capsys, monkeypatch):
     assert capsys.readouterr().err == "", "short work is not worth a line"
     monkeypatch.setattr(screen, "SECONDS_QUIET", 0.01)
     screen.follow(work())
-    assert capsys.readouterr().err.count("embedding captions: 1 of 3\n") == 1, "and then once a minute"
+    assert capsys.readouterr().err.count("embedding captions: 1 of 3, about ") == 1, "and then once a minute"

@@ -281,6 +281,7 @@ def test_without_an_index_the_hint_is_what_comes_first(call):
     for arguments in (["search", "cat"], ["index", "."]):
         done = call(*arguments)
         assert done.returncode == 1 and "`lapclip train" in done.stderr
+        assert ("without captions: `lapclip models`" in done.stderr) == (arguments[0] == "index")
     Path("runs/a/checkpoints/step-000001").mkdir(parents=True)
     assert "`lapclip index" in call("search", "cat").stderr
 

@@ -108,6 +108,14 @@ def test_renders_that_differ_in_one_faint_place_are_no_copies(tmp_path, check):
     assert check(folder)["duplicate_images"] == [["again.jpg", "double.png"]]
 
 
+def test_a_class_without_training_images_is_named(tmp_path, check):
+    for number, place in enumerate(("train/cat", "train/dog", "val/cat", "val/dog", "val/bird")):
+        folder = picture_folder(tmp_path / "kinds" / place, 12, first=12 * number)
+        for text in folder.glob("*.txt"):
+            text.unlink()
+    assert "no training image is of the class `bird`" in check(tmp_path / "kinds")["advice"]
+
+
 def test_photos_without_captions_are_still_examined(tmp_path, call):
     folder = picture_folder(tmp_path / "photos", 6)
     for text in folder.glob("*.txt"):

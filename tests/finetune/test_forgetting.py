@@ -110,7 +110,7 @@ def test_the_best_mean_of_both_models_is_what_is_loaded(trained, call, tune):
     first, last = [event for event in run.events() if isinstance(event, Evaluated)]
     assert (swept["recall"][0], swept["general"][0]) == (first.recall, first.general), "the pretrained model"
     assert (swept["recall"][-1], swept["general"][-1]) == (last.recall, last.general), "the trained model"
-    assert swept["chosen"] < 1 and f"{swept['chosen']:g} of the trained weights kept as `best`" in said
+    assert swept["chosen"] < 1 and f"`best` is {swept['chosen']:g} of the way" in said
     assert swept["chosen"] == ALPHAS[int(np.argmax([mean_recall(one) for one in swept["recall"]]))]
     start, end = (lapclip.load(run.checkpoints / name) for name in ("step-000000", "step-000004"))
     before, after = start.model.state_dict(), end.model.state_dict()
@@ -156,7 +156,9 @@ def test_a_run_resumes_from_its_trained_weights(trained, call, tune):
         assert one.read_bytes() == other.read_bytes()
     kept = {path.name for path in Path("runs/mine/checkpoints").glob("step-*")}
     assert {"step-000000", "step-000006"} <= kept
-    assert {name for name in kept if "alpha" in name} <= {ends["mine"]}, "an interpolated one only as the best"
+    assert {name for name in kept if "alpha" in name} <= {ends["mine"]}, (
+        "an interpolated one only as the best"
+    )
 
 
 def test_views_show_what_is_forgotten(trained, call):
@@ -169,7 +171,7 @@ def test_views_show_what_is_forgotten(trained, call):
         assert numbers[name] == watched[name] == told[name]
     assert "(general)" in Path("runs/mine/report.html").read_text()
     view = call("watch", "mine", "--once").stdout
-    assert "(general): 100% before, 100% now" in view and "0 of the trained weights kept" in view, view
+    assert "(general): 100% before, 100% now" in view and "`best` is 0 of the way" in view, view
 
 
 def test_a_view_of_a_run_that_has_only_been_evaluated_before_its_first_step_is_drawn(capsys):

@@ -118,7 +118,9 @@ def choose_model(model: str | None) -> ChosenModel:
             path = os.path.realpath(run.path)
             return ChosenModel(path, path, run.name, "the newest run")
     what = f"there is no model to index with: `{RUNS.absolute()}` holds no run with a checkpoint"
-    raise UserError(what, hint=f"train one: `{own_name()} train`")
+    raise UserError(
+        what, hint=f"train one: `{own_name()} train`; for photos without captions: `{own_name()} models`"
+    )
 
 
 def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:

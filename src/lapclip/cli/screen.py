@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from lapclip.errors import printable
-from lapclip.units import Progress, size
+from lapclip.units import Progress, duration, size
 
 if TYPE_CHECKING:
     from lapclip.view.document import Table
@@ -202,7 +202,9 @@ def follow(
                 bar.reset(task, total=now.total or None)
                 say_at = started + SECONDS_QUIET
             if not people.is_terminal and time.monotonic() > say_at:  # in a file, nothing moves
-                say(f"{now.what}: {now.done:,} of {now.total:,}" if now.total else now.what)
+                left = (now.total - now.done) / max(now.done, 1) * (time.monotonic() - started)
+                about = f": {now.done:,} of {now.total:,}, about {duration(left)} left"
+                say(now.what + about * bool(now.total and now.done))
                 say_at = time.monotonic() + SECONDS_BETWEEN
             rate = now.done / max(time.monotonic() - started, 1e-3)
             speed = f", {rate:,.0f}/s" if rate >= 1 and now.total else f": {now.done:,}" if now.done else ""

@@ -129,7 +129,13 @@ def examine(
             for what, count in catalogue.problems.counts.most_common()
         },
     )
-    return replace(report, advice=[*advise(report), *remarks(catalogue, records)])
+    advice = [*advise(report), *remarks(catalogue, records)]
+    learned = {catalogue.labels[number] for number in np.flatnonzero(is_train).tolist()}
+    if unseen := {catalogue.labels[number] for number in readable.tolist()} - learned - {None}:
+        classes = listed([f"`{brief(str(name))}`" for name in sorted(map(str, unseen))])
+        why = "" if report.own_split else "; copies of an image stay together in the split"
+        advice.append(Advice(None, None, f"no training image is of the class {classes}{why}"))
+    return replace(report, advice=advice)
 
 
 def remarks(catalogue: Catalogue, records: np.ndarray) -> Iterator[Advice]:

@@ -186,8 +186,8 @@ def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss
     how = "best on Flickr8k; there are too few images here to compare settings"
     if best.recall:
         others = ", ".join(percent(candidate.recall) for candidate in judged[1:])
-        how = f"best of {len(judged)} head settings on training images held back, in doubt the one with more dropout"
-        how += f": mean recall {percent(best.recall)}, others {others}"
+        how = f"of {len(judged)} head settings, judged on training images held back, the one with the most dropout "
+        how += f"within a point of the best: mean recall {percent(best.recall)}, others {others}"
     proposed: Choices = {
         "tune": Choice("heads", "the towers are frozen, their features computed once"),
         "batch_size": Choice(batch_size, "large batches cost little on features"),

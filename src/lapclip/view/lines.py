@@ -54,7 +54,7 @@ def interpolated_words(event: Interpolated) -> str:
     """Which mean of the pretrained and the trained weights was best."""
     means = [percent(mean_recall(recall)) for recall in event.recall]
     each = ", ".join(f"{alpha:g}: {mean}" for alpha, mean in zip(event.alphas, means, strict=True))
-    return f"{event.chosen:g} of the trained weights kept as `best`; mean recall with {each}"
+    return f"`best` is {event.chosen:g} of the way from the pretrained to the trained weights; mean recall at {each}"
 
 
 def forgetting(summary: Summary) -> list[str]:
