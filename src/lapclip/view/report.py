@@ -198,7 +198,7 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     if after > before and (summary.history.over_fits or (loss or 0.0) > lowest):
         return 0, f"Recall@1 rose {said}, but the validation loss ended above its lowest."
     if after == 1:
-        return 0, f"Recall@1 rose {said}, which is all there is."
+        return 0, f"Recall@1 rose {said}, the maximum."
     if after > before:
         return 1, f"It was still improving at the end: recall@1 rose {said}."
     return -1, f"It became worse at the end: recall@1 fell {said}."
