@@ -159,7 +159,7 @@ class Stopped(KeyboardInterrupt):
 SECONDS_QUIET, SECONDS_BETWEEN = (
     5.0,
     60.0,
-)  # until work is first mentioned where there is no terminal, and again
+)  # without a terminal: before the first line on some work, and the next
 
 
 def follow(

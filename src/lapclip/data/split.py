@@ -220,11 +220,10 @@ def agree(pixels: np.ndarray, deviation: float, other: np.ndarray, its_deviation
     apart, tile = pixels - other, min(pixels.shape) // 8
     if np.vdot(apart, apart) > apart.size * limit**2:  # on average over the tiles, which is quick
         return False
-    of_tiles = (one.reshape(len(one) // tile, tile, -1, tile) for one in (apart, pixels, other))
-    apart, *both = of_tiles
-    detail = np.minimum(*(one.var(axis=(1, 3)) for one in both))
-    is_equal = apart.var(axis=(1, 3)) <= np.maximum(MIN_DETAIL**2, MAX_DETAIL**2 * detail)
-    return bool(is_equal.all() and np.square(apart).mean(axis=(1, 3)).max() <= limit**2)
+    tiled = [one.reshape(len(one) // tile, tile, -1, tile) for one in (apart, pixels, other)]
+    differing, *details = (one.var(axis=(1, 3)) for one in tiled)
+    is_equal = differing <= np.maximum(MIN_DETAIL**2, MAX_DETAIL**2 * np.minimum(*details))
+    return bool(is_equal.all() and np.square(tiled[0]).mean(axis=(1, 3)).max() <= limit**2)
 
 
 def split(

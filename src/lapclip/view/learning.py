@@ -227,9 +227,8 @@ def fit(points: Sequence[tuple[float, float]]) -> tuple[Phase, float]:
     """The best line through the points, and its squared error."""
     xs, ys = zip(*points, strict=True)
     slope, at_zero = linear_regression(xs, ys)
-    heights = [
-        min(max(at_zero + slope * x, min(ys)), max(ys)) for x in xs
-    ]  # no loss that never was, or is negative
+    # Within the losses that were measured: a line may go on below zero.
+    heights = [min(max(at_zero + slope * x, min(ys)), max(ys)) for x in xs]
     error = sum((y - height) ** 2 for y, height in zip(ys, heights, strict=True))
     return Phase("", xs[0], xs[-1], heights[0], heights[-1]), error
 
