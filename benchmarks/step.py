@@ -308,7 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--size", default="small", choices=list(RECIPES))
+    parser.add_argument("--size", default="small", choices=[n for n in RECIPES if not SIZES[n].image_encoder])
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument(
