@@ -19,7 +19,7 @@ from lapclip.files import read_bounded
 from lapclip.units import parse_every, parse_percent, plural
 
 SizeName = Literal[
-    "nano", "tiny", "small", "base", "medium", "large", "huge", "vit-b-32", "vit-b-16", "vit-l-14"
+    "nano", "tiny", "resnet-tiny", "small", "base", "medium", "large", "huge", "vit-b-32", "vit-b-16", "vit-l-14"
 ]  # fmt: skip
 TokenizerName = Literal["bpe", "characters"]
 TuneName = Literal["heads", "lora", "last-k", "text", "full"]
@@ -51,12 +51,18 @@ class DataConfig:
     image_column: str | None = opt(None, "table column with the images")
     caption_column: str | None = opt(None, "table column with the captions")
     captions: Literal["one", "all"] = opt("one", "captions of an image used per epoch: one, in turn, or all")
+    captions_per_image: int | None = opt(
+        None, "captions of an image that one step compares with its images", 1, 64
+    )
     validation_share: float | None = opt(None, "share of validation images, if there is no split", 0.001, 0.5)
     max_unreadable: float = opt(0.1, "maximum share of unreadable images", 0.0, 1.0)
     pack: bool | None = opt(None, "store decoded images on disk; otherwise they are decoded in each epoch")
     crop: float | None = opt(None, "minimum share of an image in a random crop; 1 disables it", 0.05, 1.0)
     flip: bool | None = opt(None, "flip images horizontally at random")
     colour: float | None = opt(None, "strength of brightness, contrast and saturation jitter", 0.0, 1.0)
+    word_dropout: float | None = opt(
+        None, "share of a caption's tokens omitted at random in training", 0.0, 0.9
+    )
     tokenizer: TokenizerName | None = opt(None, "BPE trained on the captions, or 33 characters")
     max_vocab: int = opt(4096, "maximum vocabulary size of the trained BPE", 300, 1_000_000)
     num_validation: int = opt(512, "validation images that recall is measured over", 2, 1_000_000)
@@ -70,7 +76,7 @@ class DataConfig:
 class ModelConfig:
     """The model."""
 
-    size: SizeName = opt("tiny", "model size, by name")
+    size: SizeName = opt("resnet-tiny", "model size, by name")
     image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
     patch_size: int | None = opt(None, "patch size in pixels per side", 1, 1024)
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)
@@ -116,10 +122,11 @@ class TrainConfig:
     loss: LossName | None = opt(None, "loss function: softmax as in CLIP, or sigmoid as in SigLIP")
     lr: float | None = opt(None, "peak learning rate", 1e-12, 1000.0)
     warmup: float = opt(0.1, "share of the run with linear learning rate warm-up", 0.0, 0.9)
-    weight_decay: float = opt(0.1, "AdamW weight decay, applied to matrices only", 0.0, 1000.0)
+    weight_decay: float | None = opt(None, "AdamW weight decay, applied to matrices only", 0.0, 1000.0)
     beta1: float = opt(0.9, "AdamW beta1", 0.0, 0.9999)
     beta2: float = opt(0.98, "AdamW beta2", 0.0, 0.99999)
     clip_norm: float = opt(1.0, "gradient clipping norm", 1e-6, 1e12)
+    dropout: float | None = opt(None, "share of a tower's features dropped before the projection", 0.0, 0.9)
     keep_patches: float | None = opt(None, "share of patches kept in training (patch dropout)", 0.05, 1.0)
     whole_from: float = opt(0.8, "share of the run after which all patches are kept", 0.0, 1.0)
     seed: int = opt(0, "random seed of weights, order, augmentation and patches", 0, 2**31)

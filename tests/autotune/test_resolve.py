@@ -31,7 +31,7 @@ def resolved(flags=None, *, machine=LAPTOP, data=DATA, measured=None, config=Non
     return Draft(config, choices, data, machine, work).resolve(measured)
 
 
-@pytest.mark.parametrize("size", ["nano", "tiny", "small", "huge", "vit-b-32"])
+@pytest.mark.parametrize("size", ["nano", "tiny", "resnet-tiny", "small", "huge", "vit-b-32"])
 def test_nothing_but_the_other_budgets_is_left_open(size):
     config, choices = resolved({"size": size})
     for section in fields(Config):
@@ -41,6 +41,30 @@ def test_nothing_but_the_other_budgets_is_left_open(size):
     assert all(choice.reason for choice in choices.values())
     assert {"batch_size", "chunk", "lr", "threads", "workers", "minutes"} <= choices.keys()
     assert config.data.tokenizer == ("characters" if size == "small" else "bpe")
+
+
+def test_several_captions_are_used_where_they_cost_nothing():
+    several = replace(DATA, captions_per_image=5)
+    assert resolved()[0].data.captions_per_image == 1
+    assert resolved(data=several)[0].data.captions_per_image == 5
+    assert resolved({"size": "tiny"}, data=several)[0].data.captions_per_image == 1
+    assert resolved({"teacher": "other"}, data=several)[0].data.captions_per_image == 1
+    assert resolved({"captions_per_image": 2}, data=several)[0].data.captions_per_image == 2
+
+
+def test_augmentation_is_stronger_the_more_often_an_image_is_used():
+    photos = replace(DATA, is_drawn=False)
+    few, many = (resolved({"epochs": epochs}, data=photos)[0].data for epochs in (3, 100))
+    assert (few.crop, few.colour, few.word_dropout) == (0.6, 0.0, 0.0)
+    assert many.crop < 0.6 and many.colour > 0 and many.word_dropout > 0
+    assert resolved({"epochs": 100, "crop": 1.0}, data=photos)[0].data.crop == 1.0
+    drawn = resolved({"epochs": 100})[0].data
+    assert (drawn.crop, drawn.colour, drawn.word_dropout) == (1.0, 0.0, 0.0), "drawn scenes are always new"
+
+
+def test_patches_cannot_be_dropped_where_there_are_none():
+    with pytest.raises(UserError, match="no patches to drop"):
+        resolved({"keep_patches": 0.5})
 
 
 PRETRAINED = (

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import SMALL, picture_folder, wait_for
+from conftest import SMALL, opened, picture_folder, wait_for
 from PIL import Image
 
-from lapclip.config import load_config
+from lapclip.config import load_config, with_values
 from lapclip.embedder import TEMPLATES, load
 from lapclip.runs.run import Run
 
@@ -136,8 +136,7 @@ def test_the_source_it_was_trained_on_is_measured_by_its_validation_set(call):
 def test_a_link_to_a_folder_and_the_table_in_it_are_the_source_that_the_folder_is(call):
     images = sorted(Path("photos").glob("*.jpg"))
     rows = [f"{path.name},picture {number}" for number, path in enumerate(images)]
-    for table in ("metadata.csv", "others.csv"):
-        Path("photos", table).write_text("\n".join(["file_name,text", *rows]) + "\n")
+    Path("photos/metadata.csv").write_text("\n".join(["file_name,text", *rows]) + "\n")
     Path("link").symlink_to("photos")
     folder, table = Path("photos").absolute(), Path("photos/metadata.csv").absolute()
 
@@ -146,11 +145,52 @@ def test_a_link_to_a_folder_and_the_table_in_it_are_the_source_that_the_folder_i
 
     trained_on("mine", str(folder))
     assert held_out("link") and held_out("photos/metadata.csv") and held_out("link/metadata.csv")
-    assert not held_out("photos/others.csv"), "another table"
-    Path("runs/mine/config.toml").write_text(
-        Path("runs/mine/config.toml").read_text().replace(f'"{folder}"', f'"{table}"')
-    )
-    assert held_out("photos") and held_out("link") and not held_out("photos/others.csv")
+    run = Run(Path("runs/mine"))
+    run.write_config(with_values(run.load_config(), {"source": str(table)}))
+    assert held_out("photos") and held_out("link")
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "streamed"])
+def test_images_that_a_run_trained_on_are_never_measured_in_whatever_source_they_are(call, is_packed):
+    """In a folder within the source, in one that holds it, and in a table; even if hardly any is left."""
+    for number, name in enumerate(("cats", "dogs", "new")):
+        picture_folder(Path("all/pets" if name != "new" else "all", name), 20, first=20 * number)
+    trained_on("mine", str(Path("all/pets").absolute()), share=0.2)
+    run = Run(Path("runs/mine"))
+    run.write_config(with_values(run.load_config(), {"pack": is_packed}))
+    training = opened("all/pets", validation_share=0.2, pack=is_packed).training
+    seen = {Path(training.name(index)).stem for index in range(training.num_pairs)}
+    rows = [f"all/pets/cats/{n:02}.jpg,cat {n}\nall/new/{n + 40}.jpg,new {n}" for n in range(20)]
+    Path("table.csv").write_text("\n".join(["image,caption", *rows]) + "\n")
+    unseen = {
+        name: {path.stem for path in Path(name).rglob("*.jpg")} - seen for name in ("all", "all/pets/cats")
+    }
+    unseen["table.csv"] = unseen["all/pets/cats"] | {f"{n + 40}" for n in range(20)}
+    for name, images in unseen.items():
+        measured = call("eval", "mine", name, "--mistakes", "60", "--json")
+        found = json.loads(measured.stdout)
+        assert "trained on some of these images" in measured.stderr and found["held_out"]
+        assert found["num_images"] == len(images), name
+        assert {Path(one["picture"]).stem for one in found["mistakes"]} <= images
+    beside = call("eval", "mine", "all/new", "--json")
+    assert json.loads(beside.stdout)["num_images"] == 20 and "trained on" not in beside.stderr
+
+
+def test_a_test_split_beside_the_folder_of_training_is_measured_alone(call):
+    for number, side in enumerate(("train", "val", "test")):
+        picture_folder(Path("set", side), 8, first=8 * number)
+    trained_on("mine", str(Path("set/train").absolute()))
+    measured = call("eval", "mine", "set", "--json")
+    assert "has a test split" in measured.stderr and json.loads(measured.stdout)["num_images"] == 8
+
+
+def test_a_run_that_may_not_open_its_source_is_evaluated_with_a_warning(call):
+    picture_folder(Path("all/pets"), 20)
+    trained_on("other", str(Path("all").absolute()), is_recorded=False)
+    shutil.copytree("runs/other", "theirs")
+    measured = call("eval", "theirs", "all/pets", "--json")
+    assert "its training images may be among these" in measured.stderr
+    assert json.loads(measured.stdout)["num_images"] == 20
 
 
 def trained_on(run: str, source: str, share: float = 0.05, is_recorded: bool = True) -> None:

@@ -26,8 +26,9 @@ SOURCE = SceneSource(num_pairs=50)
 TOKENIZER = train_tokenizer("bpe", [SOURCE.captions(i)[0] for i in range(50)], 400)
 
 
-def batches(num: int, *, source=SOURCE, first_step=0, workers=0, seed=0, batch_size=8):
+def batches(num: int, *, source=SOURCE, first_step=0, workers=0, seed=0, batch_size=8, captions_per_image=1):
     settings = {"seed": seed, "first_step": first_step, "workers": workers, "batch_size": batch_size}
+    settings["captions_per_image"] = captions_per_image
     with closing(load_batches(source, TOKENIZER, image_size=16, text_length=32, **settings)) as loader:
         return list(islice(loader, num))
 
@@ -84,6 +85,19 @@ def test_each_caption_of_an_image_gets_its_turn_and_equal_captions_and_images_sh
     assert np.array_equal(same_row, batch.caption_ids[:, None] == batch.caption_ids)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_several_captions_of_an_image_are_its_own_and_all_different(workers):
+    """Of two captions in a step, each of three has its turn as often as the others."""
+    seen: Counter = Counter()
+    for batch in batches(30, source=Album(), batch_size=2, captions_per_image=2, workers=workers):
+        assert batch.tokens.shape[:2] == batch.ends.shape == batch.caption_ids.shape == (2, 2)
+        for index, tokens, caption_ids in zip(batch.indices, batch.tokens, batch.caption_ids, strict=True):
+            own = [bytes(TOKENIZER.encode([c], 32)[0][0]) for c in Album().captions(int(index))]
+            assert all(bytes(row) in own for row in tokens) and len({*caption_ids}) == 2
+            seen.update(map(bytes, tokens))
+    assert len(seen) == 6 and set(seen.values()) == {20}
+
+
 @dataclass(frozen=True)
 class Deadly(SceneSource):
     """Kills the process that draws its tenth image, as the system does when memory runs out."""
@@ -92,6 +106,20 @@ class Deadly(SceneSource):
         if index == 10:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().image(index, image_size)
+
+
+def test_a_script_without_a_main_guard_runs_once_and_does_not_hang(tmp_path):
+    """Spawned processes import the script they come from; one that packs a large source would wait for ever."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import lapclip.data.workers as workers\n"
+        "print('started', __file__ is not None)\n"
+        "with workers.worker_pool('x' * 10**6, 1) as pool:\n"
+        "    print(pool.submit(workers.with_held, len).result())\n"
+        "print(__file__ is not None)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split("\n") == ["started True", "1000000", "True", ""] and done.stderr == ""
 
 
 def test_a_killed_worker_is_an_error_and_not_a_wait_without_end():
@@ -143,14 +171,6 @@ def test_a_signal_to_the_whole_group_leaves_the_workers_alone(tmp_path, number):
         check=False,
     )  # fmt: skip
     assert done.stdout == "ready\nwent on\n", done.stderr
-
-
-def test_a_script_without_a_guard_gets_a_hint_and_does_not_hang(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(PROGRAM.format(guard="if True:"))
-    arguments = [sys.executable, script]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=30, env=environment())
-    assert done.returncode != 0 and "process that prepares batches died" in done.stderr
 
 
 def test_work_ahead_is_bounded_in_order_and_stops_when_it_is_closed():

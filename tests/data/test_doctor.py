@@ -56,7 +56,7 @@ def test_images_and_captions_are_counted_without_what_cannot_be_read():
     records = records_for(catalogue)
     records["row"][2] = -1
     report = checked(catalogue, records, {2: "is empty"}, validation=[1])
-    assert report.problems["has no caption"] == {"count": 1, "names": ["4.jpg"]}
+    assert report.problems["has an empty caption"] == {"count": 1, "names": ["4.jpg"]}
     assert (report.num_images, report.num_captions, report.num_unreadable) == (3, 4, 1)
     assert report.unreadable == ["2.jpg"] and report.unreadable_why == {"2.jpg": "is empty"}
     assert report.captions_per_image == {"min": 1, "mean": 1.33, "max": 2}

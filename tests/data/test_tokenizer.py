@@ -82,6 +82,9 @@ def test_words_that_no_caption_has_are_named_in_any_script():
         "as one writes them"
     )
     assert tokenizer.share_unknown(["ein Hund", "東蛙"]) == 0.5 and BPE.share_unknown(["ein"]) is None
+    assert tokenizer.unknown_words("a cat with the Hund") == ["hund"], (
+        "words that show nothing are not missed"
+    )
     assert tokenizer.unknown_words("") == [] and words_of(str(number) for number in range(500_000)) is None
 
 

@@ -77,7 +77,7 @@ def test_chance_is_usual_while_the_learning_rate_rises():
     assert kinds([started(), *(at_chance(n) for n in range(1, 501))], warmup=0.5) == []
     stuck = [started(), *(at_chance(n) for n in range(1, 300))]
     for flags, hint in (
-        ({"lr": 0.1}, "`--lr 0.001`"),
+        ({"lr": 0.1}, "`--lr 0.002`"),
         ({"weight_decay": 2.0}, "`--weight-decay 0.1`"),
         ({"loss": "sigmoid"}, "`lapclip data show synthetic"),
     ):
@@ -148,12 +148,13 @@ def test_the_wobble_of_a_pool_says_nothing():
     assert kinds(events) == []
 
 
-def evaluations(recalls, losses, training=lambda n: 1.0 / n, num_images=512):
-    events, highest = [started()], None
+def evaluations(recalls, losses, num_images=512, accuracy=0.9):
+    events, highest, best = [started()], None, (0.0, 0.0)
     for n, (recall, loss) in enumerate(zip(recalls, losses, strict=True), 1):
         found = evaluated(20 * n, loss, recall, num_images)
-        events += [step(20 * n, loss=training(n)), replace(found, is_best=is_as_good(found.recall, highest))]
-        highest = max(highest or 0.0, recall)
+        is_best = is_as_good(recall, loss, num_images, highest, best)
+        events += [step(20 * n, accuracy=accuracy), replace(found, is_best=is_best)]
+        highest, best = max(highest or 0.0, recall), (recall, loss) if is_best else best
     return events
 
 
@@ -169,12 +170,15 @@ def test_a_rising_loss_means_what_recall_says():
     assert "`--epochs 0.64`" in fell.hint
 
 
+def test_a_model_that_has_learned_nothing_has_memorised_nothing():
+    assert kinds(evaluations([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], RISING, accuracy=0.094)) == []
+
+
 def test_a_recall_that_still_rises_a_little_shows_no_over_fitting():
     assert kinds(evaluations([0.1, 0.3, 0.305, 0.31, 0.315, 0.32], RISING)) == []
 
 
-def test_neither_a_training_loss_that_rises_too_nor_few_images_show_over_fitting():
-    assert kinds(evaluations([0.1, 0.5, 0.5, 0.4, 0.3, 0.3], RISING, training=float)) == []
+def test_few_images_show_no_over_fitting_by_themselves():
     assert kinds(evaluations([0.1, 0.3, 0.3, 0.3, 0.3, 0.3], RISING, num_images=20)) == ["small-pool"]
     far = [2 * loss for loss in RISING]
     assert kinds(evaluations([0.1, 0.3, 0.37, 0.37, 0.37, 0.37], far, num_images=31)) == ["small-pool"]
@@ -186,7 +190,7 @@ def test_evaluations_that_were_lost_are_taken_back():
     lost = evaluations([0.1, 0.3, 0.3, 0.3], RISING[:4])
     again = [event for n in (1, 2) for event in (step(40 + n), evaluated(40 + n, RISING[n + 1], 0.3))]
     assert kinds([*lost, started(40), *again]) == []
-    assert kinds([*lost, started(80), *again[:2], step(43, loss=0.1), evaluated(43, 2.2, 0.3)]) == [
+    assert kinds([*lost, started(80), *again[:2], step(43, accuracy=0.9), evaluated(43, 2.2, 0.3)]) == [
         "over-fitting"
     ]
 

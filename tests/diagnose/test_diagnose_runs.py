@@ -90,7 +90,7 @@ def test_a_usual_run_beats_chance_by_far_and_gives_no_cause_for_words():
 
 def test_a_learning_rate_that_makes_all_embeddings_alike_is_said():
     ran = trained(until="collapsed", lr=0.1, steps=150, **EVALUATE_LATER)
-    assert_said(ran, "collapsed", "ln 8", "chance", "`--lr 0.001`")
+    assert_said(ran, "collapsed", "ln 8", "chance", "`--lr 0.002`")
     assert ran.steps[-1].loss == pytest.approx(math.log(8), rel=0.01)
 
 

@@ -185,8 +185,8 @@ def test_settings_are_judged_on_training_images_held_back(base, monkeypatch):
         (["--from", "nowhere"], "nowhere"),
         (["--image-tower", "efficientnet-lite0"], "needs both towers"),
         (
-            ["--image-tower", "efficientnet-lite", "--text-tower", "minilm"],
-            "did you mean `efficientnet-lite",
+            ["--image-tower", "efficientnet", "--text-tower", "minilm"],
+            "did you mean `efficientnet-lite0`",
         ),
         (["--from", "base", "--text-tower", "minilm"], "names a whole model"),
         (["--from", "base", "--image-size", "32"], "the pretrained model determines `--image-size`"),

@@ -112,12 +112,13 @@ def test_positions_keep_their_place_in_another_grid():
         (LARGE, replace(SMALL, text=Shape(16, 6, 2)), "depth of the text tower is 6, but only 4"),
         (LARGE, replace(SMALL, text_length=25), "text length is 25, but only 24"),
         (LARGE, replace(SMALL, embedding=21), "width of the embedding is 21, but only 20"),
+        (LARGE, SIZES["resnet-tiny"], "residual network cannot start"),
         (replace(LARGE, head=Head(8)), SMALL, "trained heads"),
         (replace(LARGE, lora_rank=2), SMALL, "adapters"),
         (
             replace(LARGE, image=Shape(32, 1, 1), image_encoder=Encoder("efficientnet-lite", {"stem": 4, "blocks": [[4, 4, 4, 3, 1]], "width": 16})),
             SMALL,
-            "encoders as towers",
+            "other towers than transformers",
         ),
     ],
 )  # fmt: skip

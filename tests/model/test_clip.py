@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lapclip.config import ModelConfig
 from lapclip.errors import UserError
 from lapclip.model.clip import CLIP, SIZES, build_model, count_parameters, flops_per_pair, shape_of
+from lapclip.model.encoders import Encoder
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
 
 
@@ -29,7 +30,7 @@ def test_sizes_have_the_documented_parameter_counts():
     # As published, with the 49,408 tokens of OpenAI's BPE.
     published = {"vit-b-32": 151_277_313, "vit-b-16": 149_620_737, "vit-l-14": 427_616_513}
     assert {name: count(name, vocab_size=49408) for name in published} == published
-    about = {"nano": (1e6, 2e6), "tiny": (1.4e6, 1e7), "medium": (1.7e8, 2.3e8), "large": (4.5e8, 5.5e8), "huge": (9e8, 1.1e9)}  # fmt: skip
+    about = {"nano": (1e6, 2e6), "tiny": (1.4e6, 1e7), "resnet-tiny": (1.2e6, 1e7), "medium": (1.7e8, 2.3e8), "large": (4.5e8, 5.5e8), "huge": (9e8, 1.1e9)}  # fmt: skip
     assert all(low < count(name, vocab_size=600) < high for name, (low, high) in about.items())
 
 
@@ -111,7 +112,7 @@ def test_recomputing_changes_no_gradient():
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
-@pytest.mark.parametrize(("name", "num_tokens"), [("nano", 8), ("tiny", 24)])
+@pytest.mark.parametrize(("name", "num_tokens"), [("nano", 8), ("tiny", 24), ("resnet-tiny", 24)])
 def test_flops_are_what_torch_counts(name, num_tokens):
     size = SIZES[name]
     model = CLIP(size, vocab_size=40)
@@ -121,6 +122,40 @@ def test_flops_are_what_torch_counts(name, num_tokens):
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(images, tokens, ends)
     assert flops_per_pair(size, num_tokens=num_tokens) == counter.get_total_flops()
+
+
+def test_a_residual_network_embeds_an_image_alike_alone_and_among_others_once_it_is_trained():
+    torch.manual_seed(0)
+    model, (images, tokens, ends) = CLIP(SIZES["resnet-tiny"], vocab_size=50), some_inputs(40)
+    before = model.image.norm.running_mean.clone()
+    with torch.no_grad():  # the first pass of a step in chunks
+        model(images, tokens, ends)
+    assert torch.equal(model.image.norm.running_mean, before), "statistics are updated once per step"
+    model(images, tokens, ends)
+    assert not torch.equal(model.image.norm.running_mean, before)
+    with torch.inference_mode():
+        together, alone = model.embed_images(images), model.embed_images(images[:1])
+    torch.testing.assert_close(together[:1], alone)
+
+
+def test_the_mean_of_token_embeddings_ends_with_the_caption():
+    torch.manual_seed(0)
+    model, (_, tokens, ends) = CLIP(SIZES["resnet-tiny"], vocab_size=50), some_inputs()
+    longer = torch.cat([tokens, torch.full((5, 4), 7)], dim=1)
+    torch.testing.assert_close(model.embed_texts(longer, ends), model.embed_texts(tokens, ends))
+    shorter = model.embed_texts(tokens, ends - 1)
+    assert (shorter - model.embed_texts(tokens, ends)).abs().max() > 1e-3
+
+
+def test_a_setting_of_patches_is_refused_for_a_model_without_any():
+    with pytest.raises(UserError, match="no patches"):
+        shape_of(ModelConfig(size="resnet-tiny", patch_size=8))
+
+
+@pytest.mark.parametrize("widths", [[], [-4], ["a"], None])
+def test_a_network_that_cannot_be_built_is_refused_in_words(widths):
+    with pytest.raises(UserError, match="cannot be built"):
+        CLIP(replace(SIZES["resnet-tiny"], image_encoder=Encoder("resnet", {"widths": widths})), vocab_size=9)
 
 
 def test_the_seed_decides_the_weights_and_nothing_else_does():

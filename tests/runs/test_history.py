@@ -118,16 +118,33 @@ def test_the_last_few_looks_at_a_step_are_at_hand_until_the_run_starts_again():
 
 
 def test_a_stroke_of_luck_among_few_images_is_no_reason_to_keep_an_early_model():
-    def found(share: float, num_images: int) -> dict:
-        way = {f"recall@{k}": share for k in (1, 5, 10)}
-        return {"num_images": num_images, "text_to_image": way, "image_to_text": way}
+    def replaces(recall, loss=2.0, num_images=18, highest=0.3, best=(0.3, 2.0)) -> bool:
+        return is_as_good(recall, loss, num_images, highest, best)
 
-    assert is_as_good(found(0.1, 18), None) and is_as_good(found(0.31, 18), 0.3)
-    assert is_as_good(found(0.22, 18), 0.3), "with 18 images eight points are chance"
-    assert not is_as_good(found(0.22, 512), 0.3), "with 512 they are not"
-    assert not is_as_good(found(0.22, 18), 0.3, over_fits=True), "later is not better"
-    assert is_as_good(found(0.31, 18), 0.3, over_fits=True), "recall counts, not loss"
-    assert is_as_good(found(1.0, 18), 1.0) and not is_as_good(found(0.99, 18), 1.0)
+    assert replaces(0.1, highest=None) and replaces(0.31)
+    assert replaces(0.22), "with 18 images eight points are chance"
+    assert not replaces(0.22, num_images=512), "with 512 they are not"
+    assert replaces(0.31, loss=9.0), "recall counts, not loss"
+    assert replaces(1.0, highest=1.0) and not replaces(0.99, highest=1.0)
+
+
+def test_a_checkpoint_that_is_worse_in_recall_and_in_loss_never_becomes_the_best():
+    assert not is_as_good(0.581, 3.23, 45, highest=0.626, best=(0.626, 2.87)), "however few the images are"
+    assert is_as_good(0.581, 2.87, 45, highest=0.626, best=(0.626, 2.87))
+    assert is_as_good(0.59, 3.0, 45, highest=0.626, best=(0.581, 2.7)), "better than the one kept before"
+
+
+def test_a_run_that_knows_its_pairs_and_finds_no_more_is_saturated():
+    def is_saturated(accuracy: float, *recalls: float) -> bool:
+        events = [started(), step(100, accuracy=accuracy)]
+        for n, share in enumerate(recalls, 1):
+            way = WAY | {f"recall@{k}": share for k in (1, 5, 10)}
+            events.append(Evaluated(20 * n, RECALL | {"text_to_image": way, "image_to_text": way}, True, 0.1))
+        return History().extend(events).is_saturated
+
+    assert is_saturated(1.0, 0.43, 0.41, 0.42, 0.42)
+    assert not is_saturated(0.9, 0.43, 0.41, 0.42, 0.42), "there is more to learn"
+    assert not is_saturated(1.0, 0.41, 0.42, 0.42, 0.43), "recall still rises"
 
 
 def test_recall_at_chance_shows_over_fitting_also_over_few_images():
@@ -140,8 +157,8 @@ def test_recall_at_chance_shows_over_fitting_also_over_few_images():
 
 
 def test_over_fitting_is_stated_only_when_recall_stopped_rising_and_the_budget_is_used_up():
-    def told(recalls, reason="budget"):
-        events = [started(), *(step(n, loss=4.0 / n) for n in range(1, 101))]
+    def told(recalls, reason="budget", accuracy=0.9):
+        events = [started(), *(step(n, loss=4.0 / n, accuracy=accuracy) for n in range(1, 101))]
         for n, share in enumerate(recalls, 1):
             way = {f"recall@{k}": share for k in (1, 5, 10)}
             found = RECALL | {"text_to_image": WAY | way, "image_to_text": WAY | way}
@@ -152,6 +169,7 @@ def test_over_fitting_is_stated_only_when_recall_stopped_rising_and_the_budget_i
     assert told([0.02, 0.06, 0.05]) == "", "too few"
     assert "since step 40," in told([0.02, 0.06, 0.05, 0.05])
     assert told([0.02, 0.06, 0.05, 0.05], "stopped") == ""
+    assert told([0.02, 0.06, 0.05, 0.05], accuracy=0.1) == "", "it has learned nothing that it could memorise"
 
 
 def test_recall_is_at_chance_only_where_that_was_measured_both_ways_at_every_rank():

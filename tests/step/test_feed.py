@@ -17,7 +17,7 @@ from lapclip.data.open import Data
 from lapclip.errors import UserError
 from lapclip.model.clip import shape_of
 from lapclip.step import feed as step_feed
-from lapclip.step.feed import ahead, augment_batch, feed
+from lapclip.step.feed import ahead, augment_batch, drop_words, feed
 from lapclip.train.prepare import draft_of, open_here
 from lapclip.units import finished
 
@@ -28,7 +28,7 @@ ARRAYS = ("images", "tokens", "ends", "image_ids", "caption_ids")
 @pytest.fixture
 def config(tmp_path):
     flags = {"source": str(picture_folder(tmp_path / "photos", 24)), "size": "nano", "image_size": 16,
-             "num_validation": 4, "crop": 0.5, "flip": True, "colour": 0.3}  # fmt: skip
+             "num_validation": 4, "crop": 0.5, "flip": True, "colour": 0.3, "word_dropout": 0.3}  # fmt: skip
     return load_config(flags=flags)
 
 
@@ -42,6 +42,24 @@ def assert_same(found: list[Batch], expected: list[Batch]) -> None:
     for one, other in zip(found, expected, strict=True):
         for name in ARRAYS:
             assert np.array_equal(getattr(one, name), getattr(other, name)), name
+
+
+@pytest.mark.parametrize("shape", [(200, 12), (50, 4, 12)])
+def test_dropped_words_leave_the_others_in_order_between_start_and_end(shape):
+    rng = np.random.default_rng(0)
+    ends = rng.integers(1, 12, shape[:-1])
+    tokens = np.where(np.arange(12) <= ends[..., None], 10 + np.arange(12), 0)  # ascending, then padding
+    batch = Batch(np.zeros(0), tokens, ends, np.zeros(0), np.zeros(0))
+    found = drop_words(batch, 0.3, rng)
+    rows, stops = found.tokens.reshape(-1, 12), found.ends.ravel()
+    for row, stop, end in zip(rows, stops, ends.ravel(), strict=True):
+        kept = row[: stop + 1]
+        assert (
+            kept[0] == 10 and kept[-1] == 10 + end and (np.diff(kept) > 0).all() and not row[stop + 1 :].any()
+        )
+    num_words = (ends - 1).sum()
+    assert 0.6 < (stops - 1).sum() / num_words < 0.8
+    assert drop_words(batch, 0.0, rng) is batch
 
 
 def test_batches_are_the_same_with_the_thread_and_without_and_after_a_resume(config, monkeypatch):

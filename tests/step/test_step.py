@@ -15,6 +15,7 @@ from lapclip.model.clip import CLIP, SIZES, build_model
 from lapclip.model.towers import Shape
 from lapclip.step.loss import LOSSES
 from lapclip.step.step import (
+    choose_features,
     choose_patches,
     contrastive_step,
     fixed_length,
@@ -54,6 +55,44 @@ def test_chunked_gradients_equal_whole_batch_gradients(loss, chunk):
     parts, parts_loss, parts_accuracy = gradients(loss, chunk=chunk)
     assert parts_loss == pytest.approx(whole_loss, rel=1e-6) and parts_accuracy == whole_accuracy
     assert_alike(parts, whole, 1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 32, 64])
+def test_a_residual_network_and_several_captions_have_the_same_gradients_in_chunks(chunk):
+    """Images are normalised in groups of 32, and a chunk is rounded up to whole groups; dropped features are the same."""
+    batch, found = first_batch(72, SceneSource(num_pairs=60), image_size=32), []
+    tokens, ends = (np.stack([rows, np.roll(rows, 1, axis=0)], axis=1) for rows in (batch.tokens, batch.ends))
+    ids = np.stack([batch.caption_ids, np.roll(batch.caption_ids, 1)], axis=1)
+    moved = move(replace(batch, tokens=tokens, ends=ends, caption_ids=ids), Device("cpu"), None)
+    for own in (chunk, 72):
+        torch.manual_seed(0)
+        model = CLIP(SIZES["resnet-tiny"], vocab_size=TOKENIZER.vocab_size)
+        inputs = choose_features(moved, model, 3, seed=1, dropout=0.2)
+        loss, _ = contrastive_step(model, inputs, LOSSES["softmax"], Plan("cpu", "fp32", 1, own))
+        learned = {n: p.grad for n, p in model.named_parameters() if p.grad.abs().sum() > 0}
+        found.append({"loss": loss, **learned, **dict(model.named_buffers())})
+    assert_alike(*found, 1e-4)
+
+
+def test_dropped_features_follow_from_seed_and_step_and_keep_their_mean():
+    model, inputs = build("softmax"), some_inputs()
+    first, same, other = (
+        choose_features(inputs, model, step, seed=1, dropout=0.25).drop for step in (3, 3, 4)
+    )
+    assert all(torch.equal(one, two) for one, two in zip(first, same, strict=True))
+    assert not any(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+    assert first[0].unique().tolist() == pytest.approx([0.0, 1 / 0.75]) and 0.8 < first[0].mean() < 1.2
+    assert choose_features(inputs, model, 3, seed=1, dropout=0.0) is inputs
+
+
+def test_the_loss_of_several_captions_is_the_mean_of_their_losses():
+    model, (one, other) = build("softmax"), (BATCH, replace(BATCH, tokens=BATCH.tokens[::-1].copy(), ends=BATCH.ends[::-1].copy(), caption_ids=BATCH.caption_ids[::-1].copy()))  # fmt: skip
+    names = ("tokens", "ends", "caption_ids")
+    both = {name: np.stack([getattr(one, name), getattr(other, name)], axis=1) for name in names}
+    batches, plan = (one, other, replace(BATCH, **both)), Plan("cpu", "fp32", 1, 14)
+    inputs = [move(batch, Device("cpu"), None) for batch in batches]
+    losses = [contrastive_step(model, own, LOSSES["softmax"], plan)[0].item() for own in inputs]
+    assert losses[2] == pytest.approx((losses[0] + losses[1]) / 2) and losses[0] != losses[1]
 
 
 @pytest.mark.parametrize(("chunk", "forwards"), [(14, 1), (100, 1), (7, 4), (5, 6)])

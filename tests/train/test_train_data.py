@@ -32,10 +32,36 @@ def test_what_limits_the_validation_set_is_known(tmp_path):
     assert validation_limit(opened("synthetic:200"), 512) == "source"
 
 
+def test_a_budget_longer_than_the_images_can_use_is_said_before_the_first_step(tmp_path):
+    photos = picture_folder(tmp_path / "photos", 30)
+
+    def said(num_steps: int):
+        run = prepare(config_for(photos, steps=num_steps))
+        stop_after(1, run)
+        return [w for w in of(Warned, run.events()) if w.kind == "long-budget"]
+
+    (warned,) = said(3000)
+    assert warned.step == 0 and "1,000 epochs of 24 images" in warned.message and "`--epochs " in warned.hint
+    assert said(30) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
-    [{}, {"captions": "all"}, {"pack": False}, {"crop": 0.4, "flip": True, "colour": 0.2}, {"mixed": True}],
+    [
+        {},
+        {"captions": "all"},
+        {"pack": False},
+        {"crop": 0.4, "flip": True, "colour": 0.2},
+        {"mixed": True},
+        {
+            "size": "resnet-tiny",
+            "image_size": 32,
+            "captions_per_image": 2,
+            "word_dropout": 0.2,
+            "dropout": 0.1,
+        },
+    ],
     ids=lambda more: "-".join(more) or "packed",
 )
 def test_a_resumed_run_equals_one_that_never_stopped_however_images_come(tmp_path, more):

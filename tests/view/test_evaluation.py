@@ -153,3 +153,10 @@ def test_a_browser_shows_it_at_any_width_without_complaint(result, images, tmp_p
     (tmp_path / "page.html").write_text(evaluation_page(result, images))
     refuse_foreign(tmp_path / "page.html")  # which knows it again
     check_in_browser(tmp_path / "page.html", check)
+
+
+def test_no_difference_has_no_sign_of_its_own():
+    none = {"difference": -0.0001, "interval": [-0.0002, 0.0003], "p_value": 1.0}
+    ways = {way: {f"recall@{k}": none for k in (1, 5, 10)} for way in ("text_to_image", "image_to_text")}
+    section = comparison_section({"model": "mine", "against": {"model": "other", **ways}})
+    assert "-0.0" not in str(section.words) + str([table.rows for table in section.tables])

@@ -15,7 +15,8 @@ import pytest
 from conftest import SMALL, as_flags, command, environment
 from rich.console import Console
 
-from lapclip.runs.events import Continued, Evaluated, Paused, Started, Step, Warned
+from lapclip.runs.events import Continued, Evaluated, Interpolated, Paused, Started, Step, Warned
+from lapclip.runs.history import History
 from lapclip.units import duration, percent
 from lapclip.view.lines import Screen, sentence
 
@@ -92,9 +93,25 @@ def test_a_pause_is_said_once_and_its_end_too(capsys):
 
 
 def test_an_evaluation_is_one_sentence_everywhere():
-    way = {"recall@1": 0.5, "recall@10": 0.9, "chance@1": 0.01, "chance@10": 0.1}
-    said = sentence(Evaluated(1200, {"text_to_image": way}, True, 1.0))
+    def evaluated(step: int, share: float) -> Evaluated:
+        way = {"recall@1": share, "recall@5": share, "recall@10": 0.9, "chance@1": 0.01, "chance@10": 0.1}
+        return Evaluated(step, {"text_to_image": way, "image_to_text": way}, True, 1.0)
+
+    history = History().extend([evaluated(1200, 0.5)])
+    said = sentence(history.evaluated, history)
     assert said == "step 1,200: recall@1 50.0% (chance 1.0%), recall@10 90.0% (chance 10.0%), saved as `best`"
+    history.add(evaluated(1300, 0.45))
+    lower = sentence(history.evaluated, history)
+    assert lower.endswith("within the noise of the highest: the later checkpoint is kept as `best`")
+    history.add(evaluated(1400, 0.5))
+    assert sentence(history.evaluated, history).endswith(", saved as `best`")
+
+
+def test_a_trained_model_that_is_best_as_it_is_is_called_so():
+    way = {"recall@1": 0.5, "recall@5": 0.5, "recall@10": 0.5}
+    recall = [{"text_to_image": way, "image_to_text": way}] * 2
+    said = sentence(Interpolated(7, [0.0, 1.0], recall, None, 1.0), History())
+    assert said == "step 7: `best` is the trained model; mean recall at 0: 50.0%, 1: 50.0%"
 
 
 def test_shares_and_durations_read_well():

@@ -366,12 +366,12 @@ def test_the_lowest_validation_loss_is_told():
         )
 
 
-def test_a_clearly_risen_validation_loss_is_told_unless_recall_or_training_loss_rose_too():
+def test_a_clearly_risen_validation_loss_is_told_unless_recall_rose_too_or_little_was_learned():
     harmless = Warned(100, "loss and recall rise", "nothing to do", "loss-rises-recall-too")
-    for number, (highest, training, told_so, warned) in enumerate(
-        [(5.7, 1.0, True, []), (5.7, 1.0, False, [harmless]), (4.7, 1.0, False, []), (5.7, 9.0, False, [])]
+    for number, (highest, accuracy, told_so, warned) in enumerate(
+        [(5.7, 0.9, True, []), (5.7, 0.9, False, [harmless]), (4.7, 0.9, False, []), (5.7, 0.3, False, [])]
     ):
-        steps = [step(n, 4.4 if n < 27 else training) for n in range(1, 101)]
+        steps = [step(n, accuracy=accuracy) for n in range(1, 101)]
         losses = [evaluated(25 * n, 0.3, loss) for n, loss in enumerate((4.6, 5.0, 5.6, highest), 1)]
         run = told([started(), *steps, *losses, *warned, finished(100)], f"run-{number}")
         points = " ".join(document_of([summarize(run)]).sections[1].points)
@@ -403,9 +403,11 @@ def test_a_run_that_memorised_its_pairs_is_nowhere_advised_to_train_longer(capfd
     assert "training accuracy of 100%" in printed and advice in printed and "--resume" not in printed
     said = next_step(history.recall | {"share_unknown_words": 0.0}, ["told"], run.path, has_page=False)
     assert "in training, recall is not significantly above chance" in said and advice in said
-    ordinary = told(memorised(interval=(0.5, 1.0)), "ordinary", epochs=10.0)
-    show_result(ordinary, history.finished, None, stopped=False)
-    assert "--resume ordinary --epochs 20" in capfd.readouterr().err
+    for accuracy, is_advised in ((0.9, True), (1.0, False)):  # all pairs are known, and recall does not rise
+        name = f"ordinary-{accuracy}"
+        ordinary = told(memorised(accuracy=accuracy, interval=(0.5, 1.0)), name, epochs=10.0)
+        show_result(ordinary, history.finished, None, stopped=False)
+        assert (f"--resume {name} --epochs 20" in capfd.readouterr().err) == is_advised
 
 
 def test_a_report_finds_no_problems_of_its_own():

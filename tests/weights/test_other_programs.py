@@ -18,7 +18,7 @@ from test_model_folders import END, START, TEXTS, clip_tokenizer, save_clip, tok
 from test_update import make_run
 from tokenizers import Tokenizer, processors
 
-from lapclip.config import load_config
+from lapclip.config import ModelConfig, load_config
 from lapclip.data.decode import RESIZES
 from lapclip.data.tokenizer import Tokenizer as Tokens
 from lapclip.data.tokenizer import train_tokenizer
@@ -28,7 +28,7 @@ from lapclip.export.folders import export
 from lapclip.finetune.prepare import find_pretrained
 from lapclip.machine.device import device_named
 from lapclip.model.blocks import Shape
-from lapclip.model.clip import CLIP, openai
+from lapclip.model.clip import CLIP, openai, shape_of
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD
 from lapclip.weights.reading import read_run
 
@@ -386,6 +386,20 @@ def test_a_run_is_exported_for_open_clip_with_the_same_embeddings_and_not_for_tr
     refused = call("export", "mine", "--to", "hf", "--out", "other")
     assert refused.returncode == 1 and "norm before its first block" in refused.stderr
     assert "--to openclip" in refused.stderr and not Path("other").exists()
+
+
+def test_a_residual_network_is_not_exported_but_saved_and_loaded(tmp_path):
+    tokenizer = train_tokenizer("bpe", [*TEXTS], 300)
+    model = CLIP(shape_of(ModelConfig()), vocab_size=tokenizer.vocab_size).eval()
+    embedder = Embedder(model, tokenizer, device_named("cpu"))
+    with pytest.raises(UserError, match="residual network") as refused:
+        export(embedder, "openclip", tmp_path / "other")
+    assert "--size tiny" in refused.value.hint and not (tmp_path / "other").exists()
+    embedder.save(tmp_path / "saved")
+    images = np.random.default_rng(0).integers(0, 256, (3, 3, 64, 64), dtype=np.uint8)
+    saved = load(tmp_path / "saved")
+    assert np.array_equal(saved.texts(TEXTS), embedder.texts(TEXTS))
+    np.testing.assert_allclose(saved.pixels(images), embedder.pixels(images), atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "characters"])

@@ -48,7 +48,8 @@ def build_checked(
     the CPU; one that was asked for is an error.
     """
     num_tokens = shape_of(config.model).text_length
-    work = Work(config.model, config.train, tokenizer.vocab_size, num_tokens)
+    several = config.data.captions_per_image or 1
+    work = Work(config.model, config.train, tokenizer.vocab_size, num_tokens, several)
     model = work.new_model(processor())
     if plan.is_plain:
         return model, plan, None
@@ -134,15 +135,16 @@ def place_checked(model: CLIP, work: Work, batch: Batch, plan: Plan) -> CLIP:
         model = device_named(plan.device).place(model)
         if plan.compile:
             model.compile_towers()
-        problem = None if expected is None else disagreement(model, work, batch, expected, plan)
+        found = None if expected is None else disagreement(model, work, batch, expected, plan)
+        problem = f"gives wrong results for this model: {found}" if found else None
     except (RuntimeError, MemoryError) as error:
         if ran_out_of_memory(error):
             raise no_memory_left(error) from None
-        problem = first_line(error)
+        problem = f"does not run: {first_line(error)}"  # as where there is no C++ compiler
     if problem is not None:
         compiled = ", compiled" if plan.compile else ""
         raise UserError(
-            f"`{plan.device}` in {plan.precision}{compiled} gives wrong results for this model: {problem}",
+            f"`{plan.device}` in {plan.precision}{compiled} {problem}",
             hint="train on the CPU: `--device cpu --precision fp32 --no-compile`",
         )
     return model
@@ -193,8 +195,8 @@ def permuted(inputs: Inputs) -> Inputs:
     return replace(
         inputs,
         images=inputs.images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
-        tokens_BT=inputs.tokens_BT.T.contiguous().T,
-        ends_B=inputs.ends_B.repeat_interleave(2)[::2],
-        same_BB=inputs.same_BB.T.contiguous().T,
+        tokens_BT=inputs.tokens_BT.mT.contiguous().mT,
+        ends_B=inputs.ends_B.repeat_interleave(2, -1)[..., ::2],
+        same_BB=inputs.same_BB.mT.contiguous().mT,
         keep_BK=None if inputs.keep_BK is None else inputs.keep_BK.T.contiguous().T,
     )

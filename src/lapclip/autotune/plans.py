@@ -79,6 +79,11 @@ class Budget:
             return cls(steps=max(1, round(train.epochs * num_pairs / batch_size)))
         return cls(steps=train.steps)
 
+    def num_epochs(self, num_pairs: int, batch_size: int, pairs_per_second: float) -> float:
+        """About how many times each of the pairs is used, at some speed."""
+        seen = self.steps * batch_size if self.steps is not None else (self.seconds or 0.0) * pairs_per_second
+        return seen / num_pairs
+
     def share_done(self, step: int, seconds: float) -> float:
         """How much of the budget is used: 1 at its end."""
         if self.steps is not None:

@@ -13,6 +13,8 @@ from lapclip.errors import UserError
 from lapclip.machine.device import DEFAULT_THREADS, Device, device_named, present_devices
 from lapclip.machine.hardware import Machine
 from lapclip.model.clip import flops_per_pair, shape_of
+from lapclip.step.optim import USUAL_DECAY
+from lapclip.units import plural
 
 Origin = Literal["asked", "measured", "advised", "default"]
 ASKED = "asked for"
@@ -44,6 +46,7 @@ class DataSummary:
     is_remote: bool = False
     fetch_seconds: float = 0.0  # to draw or decode one pair, on one core
     found: Mapping[str, Advice] = field(default_factory=dict)  # by opening the source
+    captions_per_image: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,13 @@ class Recipe:
     lr: float
     keep_patches: float
     why: str
+    weight_decay: float = USUAL_DECAY
 
 
 RECIPES = {
     "nano": Recipe(128, 1e-3, 1.0, "as for `tiny`, with a quarter of its patches"),
-    "tiny": Recipe(128, 1e-3, 0.5, "best of the values tried, see docs/log.md"),
+    "resnet-tiny": Recipe(128, 2e-3, 1.0, "best of the values tried", weight_decay=0.3),
+    "tiny": Recipe(128, 1e-3, 0.5, "best of the values tried"),
     "small": Recipe(12, 3e-4, 1.0, "as in the documents"),
     "base": Recipe(12, 3e-4, 1.0, "as in the documents"),
 }
@@ -67,10 +72,12 @@ FINETUNED = Recipe(128, 1e-4, 1.0, "small steps, which keep what the model knows
 CHARACTER_SIZES = ("small", "base")  # the documents' tokenizer; their parameter counts include its 33 symbols
 DEFAULT_MINUTES = 3.0
 MIN_SECONDS = 15  # between evaluations, so that a short run does not consist of them
-TYPICAL_FLOPS = 5e10  # a second, where nothing was measured
+TYPICAL_FLOPS = 1.2e11  # a second, where nothing was measured
 NEGLIGIBLE = 0.03  # of a step: preparing a batch may take so long without workers
 SHARE_OF_MEMORY = 0.6  # of what is free, so that the machine stays usable
-LOOKS = ("pack", "crop", "flip", "colour")  # how images are stored and augmented
+MAX_CAPTIONS = 5  # of an image in a step
+FEW_EPOCHS, MANY_EPOCHS = 6, 20  # up to the first, augmentation is weak; from the second on, strong
+LOOKS = ("pack", "crop", "flip", "colour", "word_dropout", "dropout")  # how pairs are stored and augmented
 DEFAULTS = {
     "device": "the only available device",
     "precision": "the most precise",
@@ -99,9 +106,13 @@ class Draft:
         chosen, choices = resolve_plan(self, measured)
         size = self.work.size
         num_flops = 3 * flops_per_pair(size, num_tokens=size.text_length)
-        step_seconds = self.work.batch_size / (chosen.pairs_per_second or TYPICAL_FLOPS / num_flops)
-        workers = resolve_workers(self.data, self.machine, self.work.batch_size, step_seconds)
+        rate = chosen.pairs_per_second or TYPICAL_FLOPS / num_flops
+        workers = resolve_workers(self.data, self.machine, self.work.batch_size, self.work.batch_size / rate)
         choices |= self.choices | {"workers": asked_or(self.config, "workers", workers)}
+        if self.config.train.tune is None and not self.data.is_drawn:
+            epochs = self.budget.num_epochs(self.data.num_train, self.work.batch_size, rate)
+            stronger = resolve_augmentation(epochs)
+            choices |= {n: choice for n, choice in stronger.items() if choices[n].origin != "asked"}
         values = {name: choice.value for name, choice in choices.items()}
         return with_values(self.config, values), {name: choices[name] for name in SETTINGS if name in choices}
 
@@ -119,10 +130,15 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
             f"a batch of {batch_size.value} pairs cannot be filled: `{config.data.source}` has {data.num_train}",
             hint=f"pass `--batch-size {data.num_train}` or less",
         )
+    if shape_of(config.model).image_encoder and (config.train.keep_patches or 1.0) < 1:
+        what = f"the image tower of `{config.model.size}` has no patches to drop"
+        raise UserError(what, hint="omit `--keep-patches`, or pass `--size tiny`")
     proposed = {
         "batch_size": batch_size,
+        "captions_per_image": resolve_captions(config, data),
         "loss": advised(data, "loss") or Choice("softmax", "as in CLIP"),
         "lr": Choice(recipe.lr, recipe.why),
+        "weight_decay": Choice(recipe.weight_decay, recipe.why),
         "keep_patches": Choice(recipe.keep_patches, recipe.why),
         "eval_every": resolve_eval_every(config, data.num_train, batch_size.value),
         **resolve_looks(data),
@@ -137,7 +153,7 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
     config = with_values(config, {name: choice.value for name, choice in choices.items()})
     size = shape_of(config.model)
     shape = {name: getattr(size, name) for name in SHAPE}
-    hidden = LOOKS if data.is_drawn else ()
+    hidden = LOOKS * data.is_drawn + ("keep_patches",) * (size.image_encoder is not None)
     shown = {n: c for n, c in choices.items() if n not in hidden or c.origin == "asked"}
     return with_values(config, shape), shown
 
@@ -228,6 +244,14 @@ def resolve_batch_size(recipe: Recipe, data: DataSummary) -> Choice:
     return Choice(recipe.batch_size, recipe.why)
 
 
+def resolve_captions(config: Config, data: DataSummary) -> Choice:
+    """How many captions of an image a step uses: several where embedding a caption costs next to nothing."""
+    if config.model.teacher or not shape_of(config.model).token_mean:
+        return Choice(1, "each further one would take as long as the first")
+    usual = min(data.captions_per_image, MAX_CAPTIONS)
+    return Choice(usual, "more cost next to nothing" if usual > 1 else "most images have one")
+
+
 def resolve_workers(data: DataSummary, machine: Machine, batch_size: int, step_seconds: float) -> Choice:
     """Processes that draw or decode ahead, where that is a notable part of a step."""
     if data.only_copies:
@@ -251,8 +275,19 @@ def resolve_looks(data: DataSummary) -> Choices:
         "crop": Choice(1.0 if data.is_drawn else 0.6, "crops vary images that are used many times"),
         "flip": Choice(not says_sides, sides if says_sides else "few captions mention left or right"),
         "colour": Choice(0.0, "captions may mention colours"),
+        "word_dropout": Choice(0.0, "captions are used whole"),
+        "dropout": Choice(0.0, "all features are used"),
         **{name: Choice(advice.value, advice.why) for name, advice in data.found.items()},
     }
+
+
+def resolve_augmentation(epochs: float) -> Choices:
+    """Stronger the more often each image is used: what a model may memorise must look new each time."""
+    strength = min(1.0, max(0.0, (epochs - FEW_EPOCHS) / (MANY_EPOCHS - FEW_EPOCHS)))
+    reason = f"for about {plural(max(1, round(epochs)), 'epoch')}: the more, the stronger"
+    strongest = {"colour": 0.2, "word_dropout": 0.15, "dropout": 0.2}
+    values = {name: strength * most for name, most in strongest.items()} | {"crop": 0.6 - 0.2 * strength}
+    return {name: Choice(round(value, 2), reason) for name, value in values.items()}
 
 
 def resolve_eval_every(config: Config, num_train: int, batch_size: int) -> Choice:

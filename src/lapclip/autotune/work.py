@@ -9,6 +9,7 @@ from lapclip.config import ModelConfig, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.device import Device
 from lapclip.model.clip import CLIP, Size, build_model, count_parameters, shape_of
+from lapclip.model.resnet import resnet_activations
 from lapclip.step.loss import LOSSES, NEEDS_BIAS, Loss
 from lapclip.step.step import Inputs, choose_patches, move
 
@@ -23,6 +24,7 @@ class Work:
     train: TrainConfig
     vocab_size: int
     num_tokens: int  # of the longest caption of a typical batch
+    captions_per_image: int = 1
 
     @property
     def size(self) -> Size:
@@ -53,6 +55,7 @@ class Work:
             "vocab_size": self.vocab_size,
             "recompute": self.model.recompute,
             "num_tokens": self.num_tokens,
+            **({"captions_per_image": self.captions_per_image} if self.captions_per_image > 1 else {}),
             **{name: getattr(self.train, name) for name in names},
         }
 
@@ -68,12 +71,13 @@ class Work:
         """Images and captions that all differ: for time their content makes no difference."""
         random, side = np.random.default_rng(self.train.seed), self.size.image_size
         length = min(self.num_tokens, self.size.text_length)
+        each = (num_pairs, self.captions_per_image) if self.captions_per_image > 1 else (num_pairs,)
         return Batch(
             images=random.integers(0, 256, (num_pairs, 3, side, side), dtype=np.uint8),
-            tokens=random.integers(0, self.vocab_size, (num_pairs, length)),
-            ends=np.full(num_pairs, length - 1),
+            tokens=random.integers(0, self.vocab_size, (*each, length)),
+            ends=np.full(each, length - 1),
             image_ids=np.arange(num_pairs),
-            caption_ids=np.arange(num_pairs),
+            caption_ids=np.arange(np.prod(each)).reshape(each),
         )
 
     def inputs(self, batch: Batch, device: Device, fixed_length: int | None) -> Inputs:
@@ -95,4 +99,6 @@ class Work:
             (tower.depth + 14 if self.model.recompute else 14 * tower.depth) * tower.width * num_tokens
             for tower, num_tokens in ((size.image, 1 + size.num_patches), (size.text, size.text_length))
         )
+        if size.image_encoder and size.image_encoder.kind == "resnet":
+            num_numbers += resnet_activations(size.image_encoder.numbers["widths"], size.image_size)
         return PROCESS_BYTES + 16 * self.num_parameters + chunk * 4 * num_numbers

@@ -20,6 +20,7 @@ from lapclip.units import plural
 if TYPE_CHECKING:
     from lapclip.data.source import Source
     from lapclip.data.split import EvaluationSet
+    from lapclip.runs.run import Run
 
 NUM_LISTED, NUM_KEPT, MAX_MISTAKES = 10, 50, 1000  # in the terminal, in JSON and pages, and at most
 BATCH_SIZE = 12  # for a model whose own is unknown
@@ -70,11 +71,12 @@ def evaluate(
     check_numbers(num_validation, pool_size, mistakes)
     fetch_missing(run, against)
     kept, listed = (default if mistakes is None else mistakes for default in (NUM_KEPT, NUM_LISTED))
-    config, folder = config_of(run, opens_source=source is None)
+    config, its_run = config_of(run, opens_source=source is None)
+    folder = its_run.path if its_run else None
     if config is None and source is None:
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
-    other_config = None if against is None else config_of(against)[0]
+    models = [(config, its_run), *([] if against is None else [config_of(against)])]
     if source is not None:
         refuse_missing(source, flags.get("format"))
     hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
@@ -91,7 +93,7 @@ def evaluate(
         other = None if against is None else load(against)
     with stop_requests("stopping; images that are already packed are kept") as requests:
         sizes = [model.image_size for model in (embedder, other) if model]
-        measured, about = open_measured(config, other_config, source, flags, sizes, requests)
+        measured, about = open_measured(models, source, flags, sizes, requests)
         if num_validation is None and source is None and pool_size is None and config is not None:
             num_validation = config.data.num_validation
         available = measured.source.num_different
@@ -132,8 +134,8 @@ def check_numbers(num_validation: int | None, pool_size: int | None, mistakes: i
         raise UserError(f"`--mistakes` is {mistakes}", hint=f"use 0 to {MAX_MISTAKES}")
 
 
-def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, Path | None]:
-    """The settings and the folder of a run, or of the run of a checkpoint; None for other models."""
+def config_of(name: str, *, opens_source: bool = False) -> "tuple[Config | None, Run | None]":
+    """The settings of a run, or of the run of a checkpoint; None for other models."""
     from lapclip.files import WEIGHT_FILES
     from lapclip.runs.run import open_run, run_of
     from lapclip.weights.hub import local
@@ -147,34 +149,33 @@ def config_of(name: str, *, opens_source: bool = False) -> tuple[Config | None, 
     config = run.load_config()
     if opens_source:
         run.refuse_to_open(config, f"lapclip eval {typed(name)} SOURCE")
-    return config, run.path
+    return config, run
 
 
 def open_measured(
-    config: Config | None,
-    other: Config | None,
+    models: "Sequence[tuple[Config | None, Run | None]]",
     source: str | None,
     flags: dict[str, Any],
     image_sizes: Sequence[int],  # of the models
     requests: Sequence[int],
 ) -> "tuple[EvaluationSet, dict[str, Any]]":
-    """What to measure on, and its name; of a source that a model was trained on only the validation set."""
-    from lapclip.data.formats.detect import real_names
+    """What to measure on, and its name; only images that no model was trained on."""
     from lapclip.data.open import open_unseen
     from lapclip.data.split import evaluation_set
 
-    trained = [own.data for own in (config, other) if own is not None]
-    if source is None:
-        assert config is not None
-        data, names = config.data, real_names(config.data.source)
-        trained = [own for own in trained if real_names(own.source) & names]
-    else:
-        data = load_config(flags={"source": source}).data
-    work = open_unseen(replace(data, **flags), image_sizes[0], trained)
-    opened, is_own = follow(work, requests, OPENING, is_kept=True)
-    is_own = is_own or source is None
-    if is_own and source is not None:
+    config = models[0][0]
+    trained = [own.data for own, _ in models if own]
+    openable = [own.data for own, run in models if own and run and run.may_open(own)]
+    data = config.data if config and source is None else load_config(flags={"source": source}).data
+    work = open_unseen(replace(data, **flags), image_sizes[0], trained, openable)
+    opened, shared = follow(work, requests, OPENING, is_kept=True)
+    is_own = source is None or shared in ("source", "images")
+    if source is not None and shared == "source":
         say("the model was trained on this source or a part of it: only its validation set is used")
+    elif shared == "images":
+        say("the model was trained on some of these images: only the others are used")
+    elif shared == "unknown":
+        say("the source of training cannot be opened to compare: its training images may be among these")
     elif config is None:
         say("the model does not record what it was trained on: its training images may be among these")
     measured = evaluation_set(opened, validation_only=is_own)

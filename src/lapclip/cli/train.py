@@ -365,5 +365,5 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
         source = run.load_config().data.source
         if Path(source).is_dir():
             say(f"  {own_name()} index {typed(source)} --model {run.reference}")
-    if stopped or not summary.over_fits:
+    if stopped or not (summary.over_fits or summary.history.is_saturated):
         say(f"  {own_name()} train --resume {run.reference}{'' if stopped else summary.doubled}")

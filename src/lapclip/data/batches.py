@@ -29,7 +29,7 @@ class Batch:
     """Pairs contrasted with one another, as arrays."""
 
     images: np.ndarray  # bytes [B, 3, H, W]
-    tokens: np.ndarray  # [B, T]
+    tokens: np.ndarray  # [B, T]; with several captions of each image [B, N, T], and all about captions [B, N]
     ends: np.ndarray  # [B], where each caption ends
     image_ids: np.ndarray  # [B], equal for equal images
     caption_ids: np.ndarray  # [B], equal for equal captions
@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Fetched:
-    """Some pairs: their images, and one caption each."""
+    """Some pairs: their images, and the captions of one after those of the other, as many of each."""
 
     indices: np.ndarray
     images: np.ndarray
@@ -73,35 +73,41 @@ def load_batches(
     seed: int,
     first_step: int,
     workers: int,
+    captions_per_image: int = 1,
 ) -> Generator[Batch]:
     """Batches without end, from some step on, in the size the source keeps its images in."""
     if source.only_copies and source.num_different <= MAX_CACHED_CAPTIONS:
         tokenizer.max_cached = MAX_CACHED_CAPTIONS
-    fetched = fetch_ahead(source, batch_size, source.stored_size(image_size), seed, first_step, workers)
+    stored, each = source.stored_size(image_size), captions_per_image
+    fetched = fetch_ahead(source, batch_size, stored, seed, first_step, workers, each)
     with closing(fetched):
         for some in fetched:
             tokens, ends = tokenizer.encode(some.captions, text_length)
             # By tokens, not by letters: what the model cannot tell apart is the same caption.
             _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
+            if each > 1:
+                tokens, ends, caption_ids = (
+                    a.reshape(batch_size, each, *a.shape[1:]) for a in (tokens, ends, caption_ids)
+                )
             groups = source.groups(some.indices)
-            about = some.faults, some.indices, tuple(some.captions)
+            about = some.faults, some.indices, tuple(some.captions[::each])
             yield Batch(some.images, tokens, ends, groups, caption_ids, *about)
 
 
 def fetch_ahead(
-    source: Source, batch_size: int, size: int, seed: int, first_step: int, workers: int
+    source: Source, batch_size: int, size: int, seed: int, first_step: int, workers: int, each: int
 ) -> Generator[Fetched]:
     """The pairs of each step; with workers, the next ones are fetched while these are used."""
     if workers == 0:
         for step in count(first_step):
             indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
-            yield fetch(source, indices, epochs, size, seed)
+            yield fetch(source, indices, epochs, size, seed, each)
     with worker_pool(source, workers) as pool:
 
         def submit(step: int) -> list[Future]:
             indices, epochs = pairs_of_step(source, step, batch_size=batch_size, seed=seed)
             return [
-                pool.submit(with_held, fetch, indices[i : i + PIECE], epochs[i : i + PIECE], size, seed)
+                pool.submit(with_held, fetch, indices[i : i + PIECE], epochs[i : i + PIECE], size, seed, each)
                 for i in range(0, batch_size, PIECE)
             ]
 
@@ -115,24 +121,28 @@ def collect(pieces: list[Future], batch_size: int, size: int) -> Fetched:
     images = np.empty((batch_size, 3, size, size), dtype=np.uint8)
     captions: list[str] = []
     faults: tuple[str, ...] = ()
+    num_fetched = 0
     while pieces:
         piece: Fetched = pieces.pop(0).result()
-        place = slice(len(captions), len(captions) + len(piece.captions))
+        place = slice(num_fetched, num_fetched := num_fetched + len(piece.indices))
         indices[place], images[place] = piece.indices, piece.images
         captions += piece.captions
         faults += piece.faults
     return Fetched(indices, images, captions, faults)
 
 
-def fetch(source: Source, indices: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> Fetched:
-    """Images [n, 3, H, W] and one caption each: the wordings of an image take turns, epoch after epoch."""
+def fetch(
+    source: Source, indices: np.ndarray, epochs: np.ndarray, size: int, seed: int, each: int = 1
+) -> Fetched:
+    """Images [n, 3, H, W] and some captions of each: the wordings of an image take turns, epoch after epoch."""
     faults: tuple[str, ...] = ()
     try:
         images = source.pixels(indices, size)
     except Unreadable:
         indices, images, faults = fetch_singly(source, indices, size)
     turns = zip(indices.tolist(), epochs.tolist(), strict=True)
-    captions = [source.caption(index, scattered(index, seed) + epoch) for index, epoch in turns]
+    first = [(index, scattered(index, seed) + epoch * each) for index, epoch in turns]
+    captions = [source.caption(index, turn + n) for index, turn in first for n in range(each)]
     return Fetched(indices, images, captions, faults)
 
 

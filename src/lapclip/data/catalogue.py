@@ -23,6 +23,7 @@ SIDES: dict[str, Side] = {
 MAX_CHARACTERS = 10_000  # of a caption; no text tower reads further
 MAX_CLASSES = 10_000
 NUM_NAMED = 10_000  # examples of each problem; all are counted
+EMPTY = "has an empty caption"
 INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\s\ufeff\ufffe\uffff\ud800-\udfff]+")
 
 
@@ -104,6 +105,7 @@ class Gathering:
         self.missing: dict[str, Problem] = {}
         self.problems = Problems()
         self.columns: dict[str, str] = {}
+        self.hint = "pass the folder that they are in with `--images FOLDER`"  # if none is found
 
     def add(
         self, name: str, captions: Iterable[str], *,
@@ -125,7 +127,7 @@ class Gathering:
             if cleaned:
                 own.append(cleaned[:MAX_CHARACTERS])
             else:
-                self.problems.add("incomplete", "has an empty caption", name)
+                self.problems.add("incomplete", EMPTY, name)
         return number
 
     def add_file(
@@ -146,13 +148,14 @@ class Gathering:
             raise UserError(
                 f"none of the {len(self.missing):,} images listed in `{name}` can be used;"
                 f" `{shortened_path(missing)}` {problem.what}",
-                hint="pass the folder that they are in with `--images FOLDER`",
+                hint=self.hint,
             )
         names, reader = list(self.index), reader or FileReader(self.paths)
         kept = [number for number, captions in enumerate(self.captions) if captions]
         if len(kept) < len(names):
+            told = {*self.problems.names.get(EMPTY, ())}
             for number, captions in enumerate(self.captions):
-                if not captions:
+                if not captions and shortened_path(names[number]) not in told:
                     self.problems.add("incomplete", "has no caption", names[number])
             names = [names[number] for number in kept]
             self.captions = [self.captions[number] for number in kept]

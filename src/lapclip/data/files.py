@@ -2,9 +2,10 @@
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -102,6 +103,13 @@ class Folders:
             elif stat.S_ISREG(found.st_mode):
                 return path
         return problem
+
+    @cached_property
+    def below(self) -> dict[str, str]:
+        """The files below the first folder, by their names there in lower case if only one has it."""
+        paths = [str(path.relative_to(self.roots[0])) for path in Path(self.roots[0]).rglob("*")]
+        counts = Counter(path.lower() for path in paths)
+        return {path.lower(): path for path in paths if counts[path.lower()] == 1}
 
     def contains(self, real_path: str) -> bool:
         return any(real_path.startswith(root.rstrip(os.sep) + os.sep) for root in self.roots)

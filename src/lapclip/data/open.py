@@ -2,11 +2,11 @@
 
 import os
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -15,11 +15,11 @@ from lapclip.config import SETTINGS, DataConfig
 from lapclip.data.advice import Advice, advise_share
 from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.decode import RECORD, digest
-from lapclip.data.formats.detect import names_of, open_catalogue, parse_source, real_names
+from lapclip.data.formats.detect import are_nested, open_catalogue, parse_source, real_names
 from lapclip.data.pack import Pack, describe_folder, folder_for, has_room, locked, pack, size_for
-from lapclip.data.pairs import TRAIN, VALIDATION, PairTable, write_pairs
+from lapclip.data.pairs import ALL, TRAIN, VALIDATION, PairTable, write_pairs
 from lapclip.data.source import Mixed, Packed, Sample, Source, Streamed
-from lapclip.data.split import content_groups, split, told_apart
+from lapclip.data.split import content_groups, own_side, split, told_apart
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError, install_command, shortened, shortened_path, suggest
 from lapclip.files import writing
@@ -27,6 +27,7 @@ from lapclip.units import Progress, plural
 
 MAX_SCENES = 100_000_000  # their order is held in memory
 MIN_IMAGES = 4
+Shared = Literal["nothing", "source", "images", "unknown"]  # by sources to evaluate on and of training
 PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")  # that name no dataset
 
 
@@ -44,6 +45,11 @@ class Files:
     sides: np.ndarray = field(init=False)
     share: Advice = field(init=False)  # of validation images
     table: PairTable = field(init=False)
+
+    def stamps(self, side: int = ALL) -> list[str]:
+        """Of the images of a side, the same in any source that has these files."""
+        images = np.flatnonzero((self.sides == side) | (side == ALL)).tolist()
+        return list(map(self.catalogue.reader.stamp, images))
 
 
 @dataclass
@@ -68,6 +74,7 @@ class Data:
     images: str | None = None  # the folder that `--images` means
     found: Mapping[str, Advice] = field(default_factory=dict)  # settings that follow from the source
     general: Sample | None = field(default=None, repr=False)  # of another source: what a model forgets
+    shares_images: bool = False  # with what models were trained on
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -86,8 +93,10 @@ class Data:
             part.files = None
 
 
-def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None, Data]:
-    """Opens what `source` names, packs what is not packed, and yields its progress."""
+def open_source(
+    config: DataConfig, image_size: int, seen: Collection[str] = ()
+) -> Generator[Progress, None, Data]:
+    """Opens what `source` names, packs what is not packed, and yields its progress; what is seen is not evaluated."""
     named = parse_source(config.source)
     found = [None if name.split(":")[0] == "synthetic" else find_files(config, name) for name, _ in named]
     files = [one for one in found if one]
@@ -102,6 +111,7 @@ def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None
         else:
             one.pack = Pack(folder_for(one.name, size), size, named_records(one.catalogue))
     split_together(files, config.validation_share)
+    shares_images = bool(seen) and hide(files, seen)
     parts = []
     for (name, weight), own in zip(named, found, strict=True):
         if own is None:
@@ -117,24 +127,44 @@ def open_source(config: DataConfig, image_size: int) -> Generator[Progress, None
     if len(parts) == len(files) == 1 and not SETTINGS["format"].problem(format := files[0].catalogue.format):
         columns = [f"{what} column `{name}`" for what, name in files[0].catalogue.columns.items()]
         follows["format"] = Advice("format", format, ", ".join(["detected", *columns]))
-    return Data(tuple(parts), fingerprint, *mixed(parts), images, follows)
+    return Data(tuple(parts), fingerprint, *mixed(parts), images, follows, shares_images=shares_images)
 
 
 def open_unseen(
-    config: DataConfig, image_size: int, trained: Sequence[DataConfig]
-) -> Generator[Progress, None, tuple[Data, bool]]:
-    """A source to evaluate on, and whether some model was trained on a part of it: then only on its training side."""
+    config: DataConfig, image_size: int, trained: Sequence[DataConfig], openable: Sequence[DataConfig]
+) -> Generator[Progress, None, tuple[Data, Shared]]:
+    """A source to evaluate on, and what it shares with those trained on: its validation side was trained on by none."""
+    paths = [os.path.abspath(os.path.expanduser(name)) for name, _ in parse_source(config.source)]
+    own = [one for one in trained if real_names(one.source) & {*map(os.path.realpath, paths)}]
+    places, rest = [*paths, *filter(None, [config.images])], [one for one in trained if one not in own]
+    nested = [one for one in rest if are_nested(places, {*real_names(one.source), one.images or os.sep})]
+    compared = own + nested if nested else []
     if trained:
         # Packing and the share decide the split, so they are those of training. A smaller validation share is a
         # part of a larger one: the smallest was trained on by none.
-        paths = (os.path.abspath(os.path.expanduser(name)) for name, _ in parse_source(config.source))
-        names = {name for path in paths for name in names_of(path)}
-        own = [one for one in trained if real_names(one.source) & names] or trained
-        shares = [share for one in own if (share := one.validation_share) is not None]
+        shares = [share for one in own or trained if (share := one.validation_share) is not None]
         config = replace(config, pack=trained[0].pack, validation_share=min(shares, default=None))
-    opened = yield from open_source(config, image_size)
-    known = {name for own in trained for name in real_names(own.source)}
-    return opened, any(names_of(part.name) & known for part in opened.parts)
+    seen, is_known = set[str](), all(one in openable for one in compared)
+    for one in compared if is_known else ():
+        try:
+            data = yield from open_source(one, image_size)
+            seen |= {stamp for part in data.parts if part.files for stamp in part.files.stamps(TRAIN)}
+        except UserError:  # it is no longer there
+            is_known = False
+    opened = yield from open_source(config, image_size, seen)
+    if any(real_names(one.source) & real_names(opened.source) for one in trained):
+        return opened, "source"
+    return opened, "images" if opened.shares_images else "nothing" if is_known else "unknown"
+
+
+def hide(files: list[Files], seen: Collection[str]) -> bool:
+    """If images with these stamps would be evaluated, makes all others the validation side, and says so."""
+    is_seen = [np.array([stamp in seen for stamp in one.stamps()], dtype=bool) for one in files]
+    measured = [(one.sides == side) | (side == ALL) for one in files for _, side in [own_side(one)]]
+    is_any = any((one & other).any() for one, other in zip(is_seen, measured, strict=True))
+    for one, own in zip(files, is_seen, strict=True) if is_any else ():
+        one.sides = np.where(own, TRAIN, VALIDATION).astype(np.int8)
+    return is_any
 
 
 def mixed(parts: list[Part]) -> tuple[Source, Source]:

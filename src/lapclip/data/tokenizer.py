@@ -29,6 +29,7 @@ MAX_WORDS = 200_000
 # Words are between spaces and punctuation; in scripts without spaces, such as Chinese and Thai, each character is one.
 ALONE = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 BETWEEN = r"\s!-/:-@\[-`{-~\xa1-\xbf\u2000-\u206f\u3000-\u303f\uff00-\uff0f"
+FUNCTION_WORDS = frozenset(("a", "an", "and", "at", "by", "in", "is", "of", "on", "or", "the", "to", "with"))
 WORD = re.compile(f"[{ALONE}]|[^{BETWEEN}{ALONE}]{{1,64}}")
 
 
@@ -116,9 +117,9 @@ class Tokenizer:
 
     @cached_property
     def words(self) -> frozenset[str] | None:
-        """Of all training captions; None for models of other programs and of earlier versions."""
+        """Of all training captions, and words that show nothing; None for other programs and earlier versions."""
         try:
-            return frozenset(read_bounded(self.words_file).decode("utf-8", "replace").split("\n"))
+            return FUNCTION_WORDS.union(read_bounded(self.words_file).decode("utf-8", "replace").split("\n"))
         except OSError:
             return None
 

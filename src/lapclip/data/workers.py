@@ -3,13 +3,14 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -54,15 +55,29 @@ def worker_pool(held: Any, workers: int) -> Iterator[ProcessPoolExecutor]:
     try:
         # Workers start with the signals that stop the parent blocked, until they have left its group.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
-        for _ in range(workers):
-            pool.submit(os.getpid)
+        with nullcontext() if type(held).__module__ == "__main__" else hidden_main():
+            for _ in range(workers):
+                pool.submit(os.getpid)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield pool
     except (BrokenProcessPool, BrokenPipeError):  # the second when it dies while work is handed to it
-        hint = "in your own script, train under `if __name__ == '__main__':`; otherwise try `--workers 0`"
-        raise UserError("a worker process that prepares batches died", hint=hint) from None
+        raise UserError("a worker process that prepares batches died", hint="try `--workers 0`") from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def hidden_main() -> Iterator[None]:
+    """New processes do not import the user's script, which without `if __name__ == "__main__":` would run again."""
+    main = vars(sys.modules["__main__"])
+    before = dict(main)
+    main |= {"__spec__": None, "__file__": None}
+    try:
+        yield
+    finally:
+        for name in ("__spec__", "__file__"):
+            main.pop(name)
+        main |= {name: before[name] for name in ("__spec__", "__file__") if name in before}
 
 
 held_here: Any  # of this worker process, set as it starts
@@ -73,6 +88,8 @@ def start_worker(held: Any) -> None:
     held_here = held
     warnings.filterwarnings("ignore", module="PIL")  # about metadata, as in the command line
     os.setpgid(0, 0)  # Ctrl-C and the like go to a whole group of processes; only the parent decides to stop
+    for number in STOPPING:  # ignoring a signal discards one that came before, and would end this process now
+        signal.signal(number, signal.signal(number, signal.SIG_IGN))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     parent = multiprocessing.parent_process()
     assert parent is not None

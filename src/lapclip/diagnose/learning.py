@@ -10,9 +10,9 @@ from typing import Literal
 from lapclip.config import MAX_SCALE, Config
 from lapclip.errors import typed
 from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
-from lapclip.runs.history import loss_limit, mean_recall, stalled_since
+from lapclip.runs.history import MEMORISED, loss_limit, mean_recall, stalled_since
 
-USUAL_LR = 1e-3  # the highest of `autotune.resolve.RECIPES`
+USUAL_LR = 2e-3  # the highest of `autotune.resolve.RECIPES`
 MUCH_DECAY = 1.0  # of the weights; 0.1 is usual
 
 CHANCE_STEPS = 100  # together: 1,600 choices even in batches of 8, so that chance can be told from a little
@@ -61,7 +61,7 @@ class Collapsed:
         if (train.lr or USUAL_LR) > USUAL_LR:
             why = "the learning rate is too high and has made all embeddings the same"
             hint = f"start again with a lower learning rate: `--lr {USUAL_LR:g}`"
-        elif train.weight_decay >= MUCH_DECAY:
+        elif (train.weight_decay or 0.0) >= MUCH_DECAY:
             why = "the weight decay is too high and has made all embeddings the same"
             hint = "start again with less weight decay: `--weight-decay 0.1`"
         else:
@@ -227,7 +227,7 @@ def tower_of(layer: str, norms: dict[str, float]) -> dict[str, float]:
 
 def calmer(config: Config) -> str:
     """The setting that most likely makes gradients normal again."""
-    if config.train.weight_decay >= MUCH_DECAY:
+    if (config.train.weight_decay or 0.0) >= MUCH_DECAY:
         return "start again with less weight decay: `--weight-decay 0.1`"
     return f"start again with a lower learning rate: `--lr {(config.train.lr or USUAL_LR) / 3:.1g}`"
 
@@ -249,7 +249,7 @@ class Point:
     loss: float
     recall: float  # the mean of all six
     num_images: int
-    training_loss: float | None  # since the evaluation before
+    accuracy: float  # of training, since the evaluation before
     epoch: float
     is_best: bool  # became the checkpoint `best`
 
@@ -266,17 +266,17 @@ class Evaluations:
     def __init__(self, config: Config):
         self.config = config
         self.points: list[Point] = []
-        self.losses: list[float] = []  # of training, since the last evaluation
+        self.accuracies: list[float] = []  # of training, since the last evaluation
         self.started: Started | None = None
         self.epoch = 0.0
 
     def look(self, event: Event) -> Iterator[Warned]:
         match event:
             case Started():
-                self.started, self.losses = event, []
+                self.started, self.accuracies = event, []
                 self.points = [point for point in self.points if point.step <= event.step]
             case Step():
-                self.losses.append(event.loss)
+                self.accuracies.append(event.accuracy)
                 self.epoch = event.epoch
             case Evaluated():
                 num_images = event.recall["num_images"]
@@ -284,12 +284,12 @@ class Evaluations:
                     yield small_pool(event, self.config, self.started)
                 if event.loss is None:
                     return
-                training = fmean(self.losses) if self.losses else None
-                self.losses = []
+                accuracy = fmean(self.accuracies or [0.0])
+                self.accuracies = []
                 if self.points and self.points[-1].num_images != num_images:
                     self.points = []  # other images cannot be compared
                 recall = mean_recall(event.recall)
-                found = (recall, num_images, training, self.epoch, event.is_best)
+                found = (recall, num_images, accuracy, self.epoch, event.is_best)
                 self.points.append(Point(event.step, event.loss, *found))
                 if warned := judge(self.points):
                     yield warned
@@ -314,14 +314,13 @@ def judge(points: list[Point]) -> Warned | None:
     highest = max(means, default=now)
     fell = highest > now + noise
     is_level = num_after >= NUM_LEVEL and now <= best.recall + min(noise, MAX_LEVEL) / 2
-    losses = best.training_loss, current.training_loss
-    memorises = losses[0] is not None and losses[1] is not None and losses[1] < losses[0]
     is_stalled = stalled_since([(point.step, point.recall) for point in points]) is not None
-    if not memorises or not is_stalled or not (fell or is_level):
+    if current.accuracy < MEMORISED or not is_stalled or not (fell or is_level):
         return None
     what = f"recall falls, from {highest:.0%} to {now:.0%} on average" if fell else "recall no longer rises"
     kept = max((point.step for point in points if point.is_best), default=current.step)
-    message = f"{rose} and {what}, while training loss falls: the pairs are memorised; `best` is step {kept}"
+    learned = f"with a training accuracy of {current.accuracy:.0%} the pairs are memorised"
+    message = f"{rose} and {what}: {learned}; `best` is step {kept}"
     hint = f"train on more pairs, or stop at the lowest validation loss: `--epochs {float(f'{best.epoch:.2g}'):g}`"
     return Warned(current.step, message, hint, "over-fitting")
 

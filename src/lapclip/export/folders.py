@@ -44,6 +44,10 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
             raise UserError(f"`{folder}` already exists", hint="choose another folder, or remove that one")
     size, notes = embedder.model.size, list[str]()
     refuse = partial(cannot_express, embedder.name, to)
+    if size.token_mean:
+        refuse(
+            "a residual network and a mean of token embeddings", hint="train with `--size tiny`, which it has"
+        )
     if size.head or size.image_encoder or size.text_encoder:
         refuse("frozen encoders with heads")
     if to == "openclip":

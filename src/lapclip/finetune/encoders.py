@@ -106,7 +106,8 @@ def find_image(name: str) -> Found:
     package = PACKAGES.get(name)
     if package is None or not package.stages:
         known = [known for known, one in PACKAGES.items() if one.stages]
-        problem = f"`{shortened(name)}` is not an image tower{suggest(name, known)}"
+        near = suggest(name, [one for one in known if one.startswith(name)][:1] or known)
+        problem = f"`{shortened(name)}` is not an image tower{near}"
         hint = f"choose {', '.join(f'`{k}`' for k in known)}, `timm:NAME` or an ONNX file"
         raise UserError(problem, hint=hint)
     stored = reading.load_pickled(installed(name, package))

@@ -45,12 +45,15 @@ def inherit(large: CLIP, size: Size) -> CLIP:
 def inherited_size(large: Size, small: Size) -> Size:
     """The shape of `small` with the activation, norms, pooling and vocabulary of `large`, which must be no smaller."""
     for what, is_there, hint in (
-        ("encoders as towers", large.image_encoder or large.text_encoder, "start from a CLIP"),
+        ("other towers than transformers", large.image_encoder or large.text_encoder, "start from a CLIP"),
         ("trained heads", large.head, "start from the model that they were trained on"),
         ("adapters", large.lora_rank, "merge them first"),
     ):
         if is_there:
             raise UserError(f"a model with {what} cannot be made smaller", hint=hint)
+    if small.image_encoder:
+        what = "a residual network cannot start from the weights of a transformer"
+        raise UserError(what, hint="choose another `--size`, such as `tiny`")
     # SigLIP's images have no projection: the tower's width is the embedding's.
     small = replace(small, embedding=small.image.width) if large.siglip else small
     other, shorter = "choose a smaller `--size`", f"pass `--text-length {large.text_length}`"

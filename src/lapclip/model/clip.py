@@ -4,7 +4,6 @@ Shapes: B pairs, T tokens, K patches kept, D width, E embedding.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -15,8 +14,10 @@ from torch.nn import functional as F
 from lapclip.config import MAX_SCALE, SHAPE, ModelConfig
 from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import Shape
+from lapclip.model.encoders import Encoder
 from lapclip.model.lora import add_adapters, merge_adapters
-from lapclip.model.towers import ImageTower, Projection, Size, TextTower, Transformer
+from lapclip.model.resnet import GROUP, resnet_flops
+from lapclip.model.towers import ImageTower, Projection, Size, TextTower, TokenMean, Transformer, as_is
 
 
 def openai(image: Shape, text: Shape, patch_size: int, embedding: int) -> Size:
@@ -25,10 +26,18 @@ def openai(image: Shape, text: Shape, patch_size: int, embedding: int) -> Size:
     return replace(size, pre_norm=True, patch_bias=False, projection_bias=False)
 
 
+def resnet(widths: list[int], text_width: int, image_size: int, text_length: int, embedding: int) -> Size:
+    """A residual network and the mean of token embeddings; an image has one feature per channel of the last stage."""
+    shapes = Shape(widths[-1], 1, 1), Shape(text_width, 1, 1)
+    size = Size(*shapes, image_size, 2 ** len(widths), text_length, embedding)
+    return replace(size, image_encoder=Encoder("resnet", {"widths": widths}), token_mean=True)
+
+
 # All the sizes there are. `small` and `base` count 76,736,001 and 105,426,689 parameters with 33 symbols.
 SIZES = {
     "nano": Size(Shape(128, 3, 4), Shape(128, 2, 4), 32, 8, 32, 128),
     "tiny": Size(Shape(160, 3, 5), Shape(128, 2, 4), 64, 8, 48, 128),
+    "resnet-tiny": resnet([32, 64, 128, 256], 128, 64, 48, 128),
     "small": Size(Shape(512, 12, 8), Shape(512, 12, 8), 224, 16, 77, 512),
     "base": Size(Shape(768, 12, 12), Shape(512, 6, 8), 224, 16, 77, 512),
     "medium": Size(Shape(1024, 12, 16), Shape(640, 10, 10), 224, 16, 77, 640),
@@ -83,20 +92,33 @@ class CLIP(nn.Module):
                 nn.init.normal_(vector, std=0.02)
 
     def forward(
-        self, images: Tensor, tokens_BT: Tensor, ends_B: Tensor, keep_BK: Tensor | None = None
+        self,
+        images: Tensor,
+        tokens_BT: Tensor,
+        ends_B: Tensor,
+        keep_BK: Tensor | None = None,
+        drop: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> tuple[Tensor, Tensor]:
         """The embeddings of both sides of a batch of pairs."""
-        return self.embed_images(images, keep_BK), self.embed_texts(tokens_BT, ends_B)
+        return self.embed_images(images, keep_BK, drop[0]), self.embed_texts(tokens_BT, ends_B, drop[1])
 
-    def embed_images(self, images: Tensor, keep_BK: Tensor | None = None) -> Tensor:
-        """Also of features [B, D], the image tower's output computed before."""
+    def embed_images(
+        self, images: Tensor, keep_BK: Tensor | None = None, drop_BD: Tensor | None = None
+    ) -> Tensor:
+        """Also of features [B, D], the image tower's output computed before; `drop_BD` are factors of features."""
         features_BD = images if images.ndim == 2 else as_is(self.image)(images, keep_BK)
+        features_BD = features_BD if drop_BD is None else features_BD * drop_BD
         # In float32: under float16 the sum of squares of a wide vector can overflow.
         return F.normalize(self.project_image(features_BD).float(), dim=-1)
 
-    def embed_texts(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
-        """Also of features [B, D], the text tower's output computed before."""
+    def embed_texts(self, tokens_BT: Tensor, ends_B: Tensor, drop_BD: Tensor | None = None) -> Tensor:
+        """Also of features [B, D], the text tower's output computed before; of several captions each, [B, N, E]."""
+        if tokens_BT.ndim == 3:
+            drop_BD = None if drop_BD is None else drop_BD.flatten(0, 1)
+            text_BE = self.embed_texts(tokens_BT.flatten(0, 1), ends_B.flatten(), drop_BD)
+            return text_BE.unflatten(0, ends_B.shape)
         features_BD = tokens_BT if tokens_BT.is_floating_point() else as_is(self.text)(tokens_BT, ends_B)
+        features_BD = features_BD if drop_BD is None else features_BD * drop_BD
         return F.normalize(self.project_text(features_BD).float(), dim=-1)
 
     def scale(self) -> Tensor:
@@ -111,6 +133,11 @@ class CLIP(nn.Module):
     @property
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def chunk_multiple(self) -> int:
+        """A chunk holds a multiple of so many pairs: images that are normalised together."""
+        return GROUP if self.size.image_encoder and self.size.image_encoder.kind == "resnet" else 1
 
     @property
     def num_trained(self) -> int:
@@ -128,26 +155,24 @@ class CLIP(nn.Module):
                 module.recompute = enabled
 
     def compile_towers(self) -> None:
-        """Has torch compile both towers; they are compiled when they first run, once for each shape they meet."""
-        self.image.compile(dynamic=False)
-        self.text.compile(dynamic=False)
+        """Has torch compile both towers when they first run; the blocks of a transformer share one program."""
+        for tower in (self.image, self.text):
+            blocks = tower.transformer.blocks if isinstance(tower, ImageTower | TextTower) else [tower]
+            for block in blocks:
+                block.compile(dynamic=False)
 
 
 def new_towers(size: Size, vocab_size: int) -> tuple[nn.Module, nn.Module]:
     image = size.image_encoder.build() if size.image_encoder else ImageTower(size)
-    text = size.text_encoder.build() if size.text_encoder else TextTower(size, vocab_size=vocab_size)
-    return image, text
+    if size.text_encoder:
+        return image, size.text_encoder.build()
+    return image, (TokenMean if size.token_mean else TextTower)(size, vocab_size=vocab_size)
 
 
 def projection(size: Size, width: int) -> nn.Module:
     if size.head is not None:
         return Projection(width, size.embedding, size.head)
     return nn.Linear(width, size.embedding, bias=size.projection_bias)
-
-
-def as_is(tower: nn.Module) -> Callable[..., Tensor]:
-    """The tower, compiled if it is; but as written while evaluating, whose many shapes would each be compiled."""
-    return tower.forward if torch.is_inference_mode_enabled() else tower
 
 
 def initialise(module: nn.Module) -> None:
@@ -168,10 +193,13 @@ def shape_of(config: ModelConfig) -> Size:
         raise UserError(
             f"`model.shape` is not the shape of a model: {shortened(str(error))}", hint=hint
         ) from None
+    if size.image_encoder and config.patch_size not in (None, size.patch_size):
+        raise UserError(f"the image tower of `{config.size}` has no patches", hint="omit `--patch-size`")
     size = replace(size, **{name: value for name in SHAPE if (value := getattr(config, name))})
     if size.image_size % size.patch_size:
+        what = "stride" if size.image_encoder else "patch size"
         raise UserError(
-            f"an image size of {size.image_size} is not a multiple of the patch size {size.patch_size}",
+            f"an image size of {size.image_size} is not a multiple of the {what} {size.patch_size}",
             hint=f"choose a multiple of {size.patch_size} as `--image-size`",
         )
     return size
@@ -188,7 +216,7 @@ def build_model(config: ModelConfig, *, vocab_size: int, has_bias: bool, seed: i
 
 def count_parameters(size: Size, *, vocab_size: int, has_bias: bool) -> int:
     """What `CLIP(...).num_parameters` would say, without building it."""
-    if size.head or size.image_encoder or size.text_encoder or size.lora_rank:
+    if size.head or size.image_encoder or size.text_encoder or size.token_mean or size.lora_rank:
         with torch.device("meta"):
             return CLIP(size, vocab_size=vocab_size, has_bias=has_bias).num_parameters
     image, text, siglip = size.image.width, size.text.width, size.siglip
@@ -211,6 +239,10 @@ def flops_per_pair(size: Size, *, num_tokens: int, num_patches: int | None = Non
 
     A product of [m, k] by [k, n] counts 2mkn. The last block works at one place only, so it counts as it is run.
     """
+    if (own := size.image_encoder) and own.kind == "resnet":
+        return resnet_flops(own.numbers["widths"], size.image_size) + 2 * size.embedding * (
+            size.image.width + size.text.width
+        )
     kept = num_patches or size.num_patches
     patches = 2 * kept * 3 * size.patch_size**2 * size.image.width
     projections = 2 * size.embedding * (size.image.width + size.text.width)

@@ -1,4 +1,5 @@
-"""Pretrained encoders of other projects as towers: pixels or token ids in, one vector of features each out.
+"""Encoders other than CLIP's own transformers as towers, most of them pretrained: pixels or token ids in, one vector of
+features each out.
 
 Shapes: B images or texts, T tokens, D width of the features.
 """
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import MLP, Attention, Shape
+from lapclip.model.resnet import ResNet
 
 LAST_LAYERS = 4  # of a text encoder that features are read from, besides its first
 MAX_NUMBER, MAX_NUMBERS = 2_000_000, 2000  # that describe an encoder
@@ -41,7 +43,7 @@ class Encoder:
         """The module with random weights."""
         try:
             return ENCODERS[self.kind](**self.numbers)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
             problem = f"the model has a tower of kind `{shortened(self.kind)}` that cannot be built"
             hint = "copy the whole folder again"
             raise UserError(f"{problem}: {shortened(str(error))}", hint=hint) from None
@@ -230,5 +232,5 @@ class Onnx(nn.Module):
 
 ENCODERS: dict[str, Callable[..., nn.Module]] = {
     "efficientnet-lite": EfficientNetLite, "bert": Bert, "timm": TimmImage, "transformers": TransformersText,
-    "onnx": Onnx,
+    "onnx": Onnx, "resnet": ResNet,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 Shapes: B pairs, T tokens, P patches, K patches kept, D width, E embedding.
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,10 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lapclip.model.blocks import AttentionPool, Block, Shape
 from lapclip.model.encoders import Encoder
-
-# Mean and spread of OpenAI's training images; every CLIP since has kept them, so weights can be exchanged.
-PIXEL_MEAN = (0.48145466, 0.4578275, 0.40821073)
-PIXEL_STD = (0.26862954, 0.26130258, 0.27577711)
+from lapclip.model.resnet import PIXEL_MEAN, PIXEL_STD
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Size:
     head: Head | None = None  # in place of the linear projections, where the towers are frozen
     image_encoder: Encoder | None = None  # in place of the image tower
     text_encoder: Encoder | None = None
+    token_mean: bool = False  # the text tower is the mean of its token embeddings
     lora_rank: int = 0  # of the adapters that are trained in place of the towers' weights
     resize: str = "packed"  # how images become squares: one of `data.decode.RESIZES`
     vocabulary: Vocabulary | None = None  # None: that of lapclip's own tokenizers
@@ -105,7 +104,12 @@ class Transformer(nn.Module):
         if self.recompute and torch.is_grad_enabled():
             # Nothing in a block is random, so there is no random state to keep for the second pass.
             return checkpoint(block, x_BTD, mask, at_B, use_reentrant=False, preserve_rng_state=False)
-        return block(x_BTD, mask, at_B)
+        return as_is(block)(x_BTD, mask, at_B)
+
+
+def as_is(module: nn.Module) -> Callable[..., Tensor]:
+    """The module, compiled if it is; but as written while evaluating, whose many shapes would each be compiled."""
+    return module.forward if torch.is_inference_mode_enabled() else module
 
 
 class ImageTower(nn.Module):
@@ -170,6 +174,20 @@ class TextTower(nn.Module):
         x_BTD = self.embed(tokens_BT) + self.positions[: tokens_BT.shape[1]]
         at_B = ends_B if self.is_causal else torch.full_like(ends_B, tokens_BT.shape[1] - 1)
         return self.transformer(x_BTD, at_B, causal=self.is_causal)
+
+
+class TokenMean(nn.Module):
+    """The mean of a caption's token embeddings: from few captions it generalises better than a transformer."""
+
+    def __init__(self, size: Size, *, vocab_size: int):
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, size.text.width)
+        self.norm = nn.LayerNorm(size.text.width, size.norm_eps)
+
+    def forward(self, tokens_BT: Tensor, ends_B: Tensor) -> Tensor:
+        is_caption_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) <= ends_B[:, None]
+        total_BD = (self.embed(tokens_BT) * is_caption_BT[..., None]).sum(1)
+        return self.norm(total_BD / (ends_B[:, None] + 1))
 
 
 class Projection(nn.Module):

@@ -52,7 +52,7 @@ SMOOTHED = ("loss", "accuracy", "grad_norm", "pairs_per_second")
 SETUP_SECONDS = 10  # granted to a folder without a lock and without events
 OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
 RISING_LOSS = ("over-fitting", "loss-rises-recall-too")  # kinds of warnings that judge it; the last one holds
-MEMORISED = 0.9  # of the pairs of a batch; with recall not above chance, a rise is no noise of few images
+MEMORISED, SATURATED = 0.8, 0.98  # of the pairs of a batch: training knows most of them, or nearly all
 LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
 MAX_GAP = 300  # seconds between two readings of the power that are still taken together
 
@@ -287,21 +287,28 @@ class History:
     @property
     def over_fits(self) -> str:
         """What shows that a run that used up its budget over-fits: recall does not rise, and validation loss does."""
-        known = [(e.loss, e.step, e.recall["num_images"]) for e in self.evaluations if e.loss is not None]
-        lowest, step, num_images = min(known, default=(math.inf, 0, 1))
-        before = [one.loss for one in self.steps if one.step <= step][-NUM_RECENT:]
+        known = [(e.loss, e.recall["num_images"]) for e in self.evaluations if e.loss is not None]
+        lowest, num_images = min(known, default=(math.inf, 1))
         judged = [w.kind for w in self.warnings if w.kind in RISING_LOSS][-1:]
-        fell = bool(before) and fmean(before) > (self.recently("loss") or 0.0)
-        if not self.has_had_its_budget or not fell or judged == ["loss-rises-recall-too"]:
-            return ""
         rose, accuracy = "while validation loss rises", self.recently("accuracy") or 0.0
-        recent = min(loss for loss, *_ in known[-2:])  # one high value is no rise
-        if is_chance(self.recall) and accuracy >= MEMORISED and recent >= OVERFIT_LOSS * lowest:
+        recent = min((loss for loss, _ in known[-2:]), default=0.0)  # one high value is no rise
+        if not self.has_had_its_budget or accuracy < MEMORISED or judged == ["loss-rises-recall-too"]:
+            return ""
+        if is_chance(self.recall) and recent >= OVERFIT_LOSS * lowest:
             memorised = f"a training accuracy of {accuracy:.0%}, {rose}"
             return f"recall is not significantly above chance with {memorised}"
-        since = stalled_since([(e.step, mean_recall(e.recall)) for e in self.evaluations])
-        is_seen = since is not None and recent >= loss_limit(lowest, num_images)
-        return f"mean recall has not risen since step {since:,}, {rose}" if is_seen else ""
+        is_seen = self.stalled_since is not None and recent >= loss_limit(lowest, num_images)
+        return f"mean recall has not risen since step {self.stalled_since:,}, {rose}" if is_seen else ""
+
+    @property
+    def stalled_since(self) -> int | None:
+        """The step from which on mean recall has not risen; None if it may still rise."""
+        return stalled_since([(e.step, mean_recall(e.recall)) for e in self.evaluations])
+
+    @property
+    def is_saturated(self) -> bool:
+        """Whether nearly all training pairs are matched and recall no longer rises, so that more training is no use."""
+        return (self.recently("accuracy") or 0.0) >= SATURATED and self.stalled_since is not None
 
     @property
     def peak_memory(self) -> int | None:
@@ -392,16 +399,18 @@ def is_chance(recall: dict[str, Any] | None) -> bool:
     return bool(ends) and all(interval and interval[0] <= chance for interval, chance in ends)
 
 
-def is_as_good(recall: dict[str, Any], highest: float | None, *, over_fits: bool = False) -> bool:
-    """Whether it is the highest so far, or no further below it than one standard error of a share over these images.
+def is_as_good(
+    recall: float, loss: float, num_images: int, highest: float | None, best: tuple[float, float]
+) -> bool:
+    """Whether mean recall is the highest so far, or within one standard error of it and no worse than the present best.
 
-    Of two within the noise the later one has learned more, unless it over-fits: among 18 validation images an early
-    peak is luck.
+    `best` has mean recall and validation loss of the present best checkpoint: worse is worse in both. Of two within the
+    noise the later one has learned more: among 18 validation images an early peak is luck.
     """
-    if highest is None or mean_recall(recall) >= highest:
+    if highest is None or recall >= highest:
         return True
-    error = math.sqrt(max(0.0, highest * (1 - highest)) / recall["num_images"])
-    return mean_recall(recall) >= highest - error and not over_fits
+    error = math.sqrt(max(0.0, highest * (1 - highest)) / num_images)
+    return recall >= highest - error and (recall >= best[0] or loss <= best[1])
 
 
 class Summary:

@@ -1,7 +1,7 @@
-"""A source in, batches at the model's size out: cropped, flipped and recoloured on the CPU, ahead of the step.
+"""A source in, batches at the model's size out: augmented on the CPU, ahead of the step.
 
-What happens to an image depends on seed and step alone. While a step runs, on whatever device, one thread prepares the
-next batch. Shapes: B images, S pixels a side as stored, H as the model sees them.
+What happens to an image or a caption depends on seed and step alone. While a step runs, on whatever device, one thread
+prepares the next batch. Shapes: B images, S pixels a side as stored, H as the model sees them.
 """
 
 from collections.abc import Generator, Iterator
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from lapclip.config import DataConfig
 from lapclip.data.batches import Batch, load_batches
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import Tokenizer
+from lapclip.data.tokenizer import PAD, Tokenizer
 from lapclip.model.towers import Size
 
 
@@ -42,9 +42,14 @@ def feed(
         seed=seed,
         first_step=first_step,
         workers=workers,
+        captions_per_image=config.captions_per_image or 1,
     )
     augmented = (
-        augment_batch(batch, config, image_size=size.image_size, seed=seed, step=step)
+        drop_words(
+            augment_batch(batch, config, image_size=size.image_size, seed=seed, step=step),
+            config.word_dropout or 0.0,
+            np.random.default_rng([seed, step, 3]),
+        )
         for step, batch in enumerate(batches, first_step)
     )
     with closing(batches):
@@ -80,6 +85,19 @@ def augment_batch(batch: Batch, config: DataConfig, *, image_size: int, seed: in
         factors = torch.from_numpy(rng.uniform(1 - colour, 1 + colour, (3, num, 1, 1, 1)).astype(np.float32))
         images = jitter(images, *factors)
     return replace(batch, images=images.clamp_(0, 255).round_().to(torch.uint8).numpy())
+
+
+def drop_words(batch: Batch, share: float, rng: np.random.Generator) -> Batch:
+    """Removes about that share of the tokens between the start and the end of each caption."""
+    if share == 0:
+        return batch
+    places, ends = np.arange(batch.tokens.shape[-1]), batch.ends[..., None]
+    is_dropped = (places > 0) & (places < ends) & (rng.random(batch.tokens.shape, np.float32) < share)
+    num_dropped = is_dropped.sum(-1, keepdims=True)
+    # Those that stay move forward, in their order.
+    tokens = np.take_along_axis(batch.tokens, is_dropped.argsort(-1, kind="stable"), -1)
+    tokens[places > ends - num_dropped] = PAD
+    return replace(batch, tokens=tokens, ends=(ends - num_dropped)[..., 0])
 
 
 def sampling_grid(

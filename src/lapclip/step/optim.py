@@ -11,6 +11,7 @@ from lapclip.config import TrainConfig
 from lapclip.model.clip import CLIP
 from lapclip.model.lora import LowRank
 
+USUAL_DECAY = 0.1
 BLOCK = re.compile(r"(image|text)\.(?:.*\.)?blocks\.(\d+)\.")
 
 
@@ -18,11 +19,11 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     """AdamW; weight decay on matrices only, since decaying gains, biases and the temperature hurts small models."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     factors = layer_factors(model, config.layer_decay if config.tune in ("last-k", "text", "full") else 1.0)
-    groups = []
+    groups, decayed = [], USUAL_DECAY if config.weight_decay is None else config.weight_decay
     for factor in sorted(set(factors.values()), reverse=True):
         here = [p for name, p in trained.items() if factors[name] == factor]
         for some, decay in (
-            ([p for p in here if p.ndim >= 2], config.weight_decay),
+            ([p for p in here if p.ndim >= 2], decayed),
             ([p for p in here if p.ndim < 2], 0.0),
         ):
             groups.append({"params": some, "weight_decay": decay, "factor": factor})

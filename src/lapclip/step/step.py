@@ -27,6 +27,10 @@ SCALE_GROWTH_STEPS = 1000  # without an overflow in fp16, until the loss scale i
 MAX_LOSS_SCALE = 2.0**24
 
 
+# What a model takes.
+Chunk = tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[Tensor | None, Tensor | None]]
+
+
 @dataclass(frozen=True)
 class Inputs:
     """A batch on the model's device."""
@@ -34,15 +38,18 @@ class Inputs:
     images: Tensor
     tokens_BT: Tensor
     ends_B: Tensor
-    same_BB: Tensor
+    same_BB: Tensor  # with several captions of each image [N, B, B]
     keep_BK: Tensor | None
     chance: float  # of the accuracy
     teacher: tuple[Tensor, Tensor] | None = None  # a teacher's embeddings of the same images and captions
+    drop: tuple[Tensor | None, Tensor | None] = (None, None)  # factors of the features of images and captions
 
-    def chunk(self, start: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        stop = start + size
-        keep = None if self.keep_BK is None else self.keep_BK[start:stop]
-        return self.images[start:stop], self.tokens_BT[start:stop], self.ends_B[start:stop], keep
+    def chunk(self, start: int, size: int) -> Chunk:
+        rows = slice(start, start + size)
+        keep_CK, *drop = (
+            None if all_rows is None else all_rows[rows] for all_rows in (self.keep_BK, *self.drop)
+        )
+        return self.images[rows], self.tokens_BT[rows], self.ends_B[rows], keep_CK, (drop[0], drop[1])
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -52,11 +59,8 @@ class Inputs:
 def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: int | None = None) -> Inputs:
     """The batch as tensors on the device; images travel as bytes. `fixed_length` pads captions to few lengths."""
     images, captions = torch.from_numpy(batch.image_ids), torch.from_numpy(batch.caption_ids)
-    # An image and a caption belong together when some pair of the batch has that image and that caption.
-    if len(images.unique()) == len(captions.unique()) == len(images):
-        same_BB = torch.eye(len(images), dtype=torch.bool)  # as is usual
-    else:
-        same_BB = (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
+    several = [same_pairs(images, captions_B) for captions_B in captions.view(len(images), -1).T]
+    same_BB = several[0] if captions.ndim == 1 else torch.stack(several)
     tokens_BT = torch.from_numpy(batch.tokens)
     length = tokens_BT.shape[1]
     fixed_length = None if tokens_BT.is_floating_point() else fixed_length  # features have no length
@@ -74,6 +78,13 @@ def move(batch: Batch, device: Device, keep_BK: Tensor | None, *, fixed_length: 
         chance=same_BB.float().mean().item(),
         teacher=teacher,
     )
+
+
+def same_pairs(images: Tensor, captions: Tensor) -> Tensor:
+    """[B, B]: an image and a caption belong together when some pair of the batch has that image and that caption."""
+    if len(images.unique()) == len(captions.unique()) == len(images):
+        return torch.eye(len(images), dtype=torch.bool)  # as is usual
+    return (images[:, None] == images).float() @ (captions[:, None] == captions).float() > 0
 
 
 def fixed_length(device: Device, compile: bool, text_length: int) -> int | None:
@@ -98,6 +109,17 @@ def choose_patches(step: int, *, seed: int, batch_size: int, num_patches: int, s
     return torch.from_numpy(np.sort(noise.argpartition(num_kept, axis=1)[:, :num_kept], axis=1))
 
 
+def choose_features(inputs: Inputs, model: CLIP, step: int, *, seed: int, dropout: float) -> Inputs:
+    """Drops some features of each image and caption in a step; drawn for the whole batch, as `choose_patches` does."""
+    if dropout == 0:
+        return inputs
+    rng = np.random.default_rng([seed, step, 4])
+    shapes = (len(inputs.images), model.size.image.width), (*inputs.ends_B.shape, model.size.text.width)
+    kept = ((rng.random(shape, np.float32) >= dropout).astype(np.float32) for shape in shapes)
+    image_BD, text_BD = (torch.from_numpy(some / (1 - dropout)).to(inputs.images.device) for some in kept)
+    return replace(inputs, drop=(image_BD, text_BD))
+
+
 def contrastive_step(
     model: CLIP,
     inputs: Inputs,
@@ -112,7 +134,7 @@ def contrastive_step(
     Loss and in-batch accuracy, still on the device.
     """
     autocast = partial(device_named(plan.device).autocast, plan.precision)
-    batch_size, chunk = len(inputs.images), plan.chunk
+    batch_size, chunk = len(inputs.images), -(-plan.chunk // model.chunk_multiple) * model.chunk_multiple
     is_chunked = chunk < batch_size
     if is_chunked:
         with torch.no_grad(), autocast():
@@ -123,7 +145,12 @@ def contrastive_step(
         with autocast():
             image_BE, text_BE = model(*inputs.chunk(0, batch_size))
     about = model.scale(), model.bias, inputs.same_BB
-    loss = total = loss_fn(image_BE, text_BE, *about)
+    if text_BE.ndim == 2:
+        loss = total = loss_fn(image_BE, text_BE, *about)
+    else:
+        several = zip(text_BE.unbind(1), inputs.same_BB, strict=True)
+        losses = [loss_fn(image_BE, own_BE, *about[:2], same_BB) for own_BE, same_BB in several]
+        loss = total = torch.stack(losses).mean()
     if inputs.teacher is not None:  # each tower also learns to match the teacher's other one
         teacher_image_BE, teacher_text_BE = inputs.teacher
         total = loss + loss_fn(image_BE, teacher_text_BE, *about) + loss_fn(teacher_image_BE, text_BE, *about)
@@ -131,10 +158,10 @@ def contrastive_step(
     (total * loss_scale).backward()
     profiler.lap("backward")
     for start in range(0, batch_size, chunk) if is_chunked else ():
-        images, tokens_CT, ends_C, keep_CK = inputs.chunk(start, chunk)
+        images, tokens_CT, ends_C, keep_CK, drop = inputs.chunk(start, chunk)
         towers = (
-            (image_BE, partial(model.embed_images, images, keep_CK)),
-            (text_BE, partial(model.embed_texts, tokens_CT, ends_C)),
+            (image_BE, partial(model.embed_images, images, keep_CK, drop[0])),
+            (text_BE, partial(model.embed_texts, tokens_CT, ends_C, drop[1])),
         )
         # One tower after the other, so that never both towers' activations are held.
         for whole_BE, embed in towers:
@@ -148,7 +175,12 @@ def contrastive_step(
 
 
 def in_batch_accuracy(image_BE: Tensor, text_BE: Tensor, same_BB: Tensor) -> Tensor:
-    """How often the nearest caption of an image is its own, and the other way round: the documents' accuracy."""
+    """How often the nearest caption of an image is its own, and the other way round: the documents' accuracy.
+
+    Of several captions of each image, the first.
+    """
+    if text_BE.ndim == 3:
+        text_BE, same_BB = text_BE[:, 0], same_BB[0]
     cosine_BB = image_BE @ text_BE.T
     pairs_B = torch.arange(len(cosine_BB), device=cosine_BB.device)
     captions_correct = same_BB[pairs_B, cosine_BB.argmax(dim=1)].float().mean()

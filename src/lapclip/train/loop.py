@@ -34,13 +34,13 @@ from lapclip.machine.device import device_named, release_memory, set_up_process
 from lapclip.machine.hardware import peak_memory_bytes
 from lapclip.machine.power import BATTERY_CHECK_SECONDS, reason_to_pause
 from lapclip.runs.events import Continued, Evaluated, Event, Finished, Paused, Saved, Started, Step, Warned
-from lapclip.runs.history import is_as_good, loss_limit, mean_recall
+from lapclip.runs.history import is_as_good, mean_recall
 from lapclip.runs.run import Run
 from lapclip.step.feed import feed
 from lapclip.step.loss import LOSSES
 from lapclip.step.optim import build_optimizer, freeze, schedule, set_lr
 from lapclip.step.profile import Inspector, StepProfiler
-from lapclip.step.step import Update, choose_patches, fixed_length, move
+from lapclip.step.step import Update, choose_features, choose_patches, fixed_length, move
 from lapclip.train import messages
 from lapclip.train.messages import Clock
 from lapclip.train.prepare import open_here, own_tokenizer
@@ -135,6 +135,7 @@ class Loop:
             set_lr(self.update.optimizer, lr)
             profiler.lap("other")
             inputs = move(batch, device, keep_BK, fixed_length=length)
+            inputs = choose_features(inputs, model, now.step, seed=cfg.seed, dropout=cfg.dropout or 0.0)
             profiler.lap("transfer")
             plan = self.update.plan
             with self.saved_on_failure():  # the weights are as before the step
@@ -162,7 +163,7 @@ class Loop:
                     seconds=now.seconds,
                     progress=min(1.0, share),
                     seconds_left=max(0.0, now.seconds / share - now.seconds),
-                    num_different=len(np.unique(batch.caption_ids)),
+                    num_different=len(np.unique(batch.caption_ids.reshape(cfg.batch_size, -1)[:, 0])),
                     chance=inputs.chance,
                 )
             )
@@ -213,6 +214,11 @@ class Loop:
             yield from self.tell(Warned(now.step, f"{self.distrust}; training on the CPU instead", hint))
         has_changed = run.load_machine().get("data") not in (None, data.fingerprint)
         yield from self.tell(*messages.before_training(data, self.embedder, now.step, cfg, has_changed))
+        if now.step == 0 and cfg.tune is None and any(part.files for part in data.parts):
+            rate = run.load_machine().get("bench", {}).get("pairs_per_second")
+            yield from self.tell(
+                *messages.too_long(self.budget, data.training.num_pairs, cfg.batch_size, rate)
+            )
         if has_changed:
             now.best_step = now.best_recall = now.highest = None  # measured on other images
             run.write_machine(run.load_machine() | {"data": data.fingerprint})
@@ -283,14 +289,14 @@ class Loop:
         with torch.no_grad():
             scale, bias = model.scale().cpu(), None if model.bias is None else model.bias.cpu()
             loss = pool_loss(pool, self.update.loss_fn, scale, bias, batch_size)
-        now.lowest_loss = min(loss, now.lowest_loss or loss)
-        over_fits = loss > loss_limit(now.lowest_loss, recall["num_images"])
-        is_best = now.step > 0 and is_as_good(recall, now.highest, over_fits=over_fits)
+        mean, num_images = mean_recall(recall), recall["num_images"]
+        best = mean_recall(now.best_recall) if now.best_recall else 0.0, now.best_loss or 0.0
+        is_best = now.step > 0 and is_as_good(mean, loss, num_images, now.highest, best)
         if now.step > 0:  # before, it is the pretrained model's
-            now.highest = max(now.highest or 0.0, mean_recall(recall))
+            now.highest = max(now.highest or 0.0, mean)
         now.last_eval_step, now.last_eval_seconds = now.step, now.seconds
         if is_best:
-            now.best_step, now.best_recall = now.step, recall
+            now.best_step, now.best_recall, now.best_loss = now.step, recall, loss
         snapshot = None
         try:
             snapshot = take_snapshot(self.run.path, validation, pool, now.step)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import nn
 
+from lapclip.autotune.plans import Budget
 from lapclip.config import Plan, TrainConfig
 from lapclip.data.advice import in_eights, percentiles
 from lapclip.data.doctor import remarks
@@ -20,6 +21,7 @@ from lapclip.train.prepare import NUM_CAPTIONS_READ, sample_captions
 from lapclip.weights import checkpoint
 
 MAX_FAULTS_NAMED = 10  # each by itself, of images that turn out unreadable while training
+MAX_EPOCHS = 100  # that a model trained from scratch learns from; see docs/log.md
 MIN_SHARE_TRUNCATED = 0.01  # of the captions, to warn about
 # A step that takes longer than so many seconds and times the usual, with the CPU no busier than this share.
 SLEEP_SECONDS, SLEEP_FACTOR, SLEEP_BUSY = 5.0, 10, 0.2
@@ -59,6 +61,20 @@ def before_training(
         message = f"{share:.0%} of the captions are longer than {text_length} tokens and are truncated"
         hint = f"`--text-length {in_eights(percentiles(lengths, [99])['99'])}` keeps 99% whole, but is slower"
         yield Warned(step, message, hint)
+
+
+def too_long(
+    budget: Budget, num_images: int, batch_size: int, pairs_per_second: float | None
+) -> Iterator[Warned]:
+    """A budget longer than the images can use; in minutes, at the speed that was measured."""
+    if budget.steps is None and pairs_per_second is None:
+        return
+    epochs = budget.num_epochs(num_images, batch_size, pairs_per_second or 0.0)
+    if epochs > MAX_EPOCHS:
+        used = f"the budget is about {epochs:,.0f} epochs of {num_images:,} images"
+        message = f"{used}; after about {MAX_EPOCHS} a new model mostly memorises them"
+        hint = f"more images would help most; `--epochs {MAX_EPOCHS}` takes less time"
+        yield Warned(0, message, hint, kind="long-budget")
 
 
 def validation_limit(data: Data, num_validation: int) -> ValidationLimit:

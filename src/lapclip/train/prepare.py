@@ -46,6 +46,7 @@ from lapclip.weights import checkpoint, reading
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
 MAX_PAIRS_WITH_WORDS = 1_000_000  # whose words are recorded, in a few seconds
 NUM_GENERAL = 512  # images at most; `num_validation` is lowered to what the training source has
+NUM_COUNTED = 101  # images whose captions are counted
 NUM_FETCHED = 16  # pairs, to know how long drawing or decoding one takes
 NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
@@ -77,8 +78,10 @@ def open_general(config: Config, data: Data) -> Generator[Progress, None, Sample
     share = config.data.validation_share or (data.found["validation_share"].value if data.found else None)
     own = replace(config.data, source=data.source, validation_share=share)
     trained = [own, *([base.load_config().data] if base else [])]
+    openable = trained if base and base.may_open(base.load_config()) else [own]
     asked = DataConfig(source=config.data.general, workers=config.data.workers)
-    opened, is_own = yield from open_unseen(asked, shape_of(config.model).image_size, trained)
+    opened, shared = yield from open_unseen(asked, shape_of(config.model).image_size, trained, openable)
+    is_own = shared in ("source", "images")
     source = evaluation_set(opened, validation_only=is_own).source
     indices = source.sample(NUM_GENERAL)
     fingerprint = digest(opened.fingerprint.encode(), bytes([is_own]), indices.tobytes()).hex()
@@ -158,7 +161,7 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
         follow |= {*PLAN} if "device" in flags else {"chunk"}
     asked = {name for name, choice in choices.items() if choice.origin == "asked"}
     config = load_config(run.path / "config.toml", flags)
-    config = with_values(config, dict.fromkeys(follow - flags.keys() - asked))
+    config = with_values(config, dict.fromkeys(follow - flags.keys() - asked) | since_then(config))
     _, draft = draft_of(config, data or finished(open_here(config)), own_tokenizer(config, run))
     resolved, new_choices, rate = yield from resolve_here(draft)
     if resolved != before:
@@ -166,6 +169,12 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
         changed = {n: c for n, c in new_choices.items() if n in flags or c.origin != "asked"}
         run.write_machine(machine | recorded(kept | changed) | ({"bench": rate} if rate else {}))
     return resolved
+
+
+def since_then(config: Config) -> dict[str, Any]:
+    """What a run that was written before there were these settings trains with."""
+    new = {"captions_per_image": 1, "word_dropout": 0.0, "dropout": 0.0}
+    return {name: value_of(config, name) or before for name, before in new.items()}
 
 
 def own_tokenizer(config: Config, run: Run) -> Tokenizer:
@@ -192,10 +201,12 @@ def draft_of(
     config = with_values(config, data.settings)
     config, choices = resolve_settings(config, summary, kind)
     assert config.train.batch_size and config.model.text_length
-    random = np.random.default_rng(0)
-    longest = [random.choice(lengths, config.train.batch_size).max() for _ in range(32)]  # of a batch
+    random, several = np.random.default_rng(0), config.data.captions_per_image or 1
+    longest = [
+        random.choice(lengths, config.train.batch_size * several).max() for _ in range(32)
+    ]  # of a batch
     num_tokens = min(config.model.text_length, -(-int(np.median(longest)) // 8) * 8)
-    work = Work(config.model, config.train, tokenizer.vocab_size, num_tokens)
+    work = Work(config.model, config.train, tokenizer.vocab_size, num_tokens, several)
     return tokenizer, Draft(config, choices, summary, read_machine(), work)
 
 
@@ -241,7 +252,14 @@ def summarise(
         is_remote=is_remote,
         fetch_seconds=0.0 if is_remote else seconds_to_fetch(data.training, size.image_size),
         found=data.found,
+        captions_per_image=typical_captions(data.training),
     )
+
+
+def typical_captions(source: Source) -> int:
+    """How many captions at least half of the images have."""
+    some = np.linspace(0, source.num_different - 1, NUM_COUNTED).astype(int)
+    return int(np.median([len(source.captions(int(index))) for index in some]))
 
 
 def seconds_to_fetch(source: Source, image_size: int) -> float:

@@ -194,10 +194,10 @@ def comparison_section(result: Mapping[str, Any]) -> Section:
     model, other = code(result["model"]), code(against["model"])
     words, rows = [], []
     for name, test in tests.items():
-        points, ends = 100 * test["difference"], " to ".join(f"{100 * end:+.1f}" for end in test["interval"])
+        points, ends = 100 * test["difference"], " to ".join(f"{100 * end:+z.1f}" for end in test["interval"])
         low, high = test["interval"]
         is_significant = test["p_value"] < SIGNIFICANT and (low > 0 or high < 0)
-        rows.append((name, f"{points:+.1f}", ends, f"{test['p_value']:.2g}", is_significant))
+        rows.append((name, f"{points:+z.1f}", ends, f"{test['p_value']:.2g}", is_significant))
         p_value = "p < 0.001" if test["p_value"] < 0.001 else f"p = {test['p_value']:.2g}"
         if (what := IN_WORDS.get(name)) and is_significant:
             often = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} often"
@@ -205,7 +205,7 @@ def comparison_section(result: Mapping[str, Any]) -> Section:
         elif what:
             words.append(
                 f"No significant difference between {model} and {other} in how often they find {what}: "
-                f"{points:+.1f} points (95% interval {ends}; {p_value})."
+                f"{points:+z.1f} points (95% interval {ends}; {p_value})."
             )
     note = (
         "The same images and captions for both. p is how often a difference this large arises when each image's "

@@ -20,8 +20,8 @@ SECONDS_BETWEEN_LINES = 10  # on a pipe
 SECONDS_BETWEEN_READS = 2.0
 
 
-def sentence(event: Event) -> str:
-    """What happened, in one line; nothing for an event that is not worth one."""
+def sentence(event: Event, history: History) -> str:
+    """What happened, in one line; nothing for an event that is not worth one. The history has it already."""
     match event:
         case Started():
             resumed = f"resuming after {duration(event.seconds)} of training"
@@ -38,6 +38,9 @@ def sentence(event: Event) -> str:
             said = f"step {event.step:,}: {', '.join(shares)}"
             if event.general:
                 said += f", general recall@10 {percent(event.general['text_to_image']['recall@10'])}"
+            trained = [mean_recall(e.recall) for e in history.evaluations if event.is_best and e.step]
+            if trained and mean_recall(event.recall) < max(trained):
+                return f"{said}, within the noise of the highest: the later checkpoint is kept as `best`"
             return said + ", saved as `best`" * event.is_best
         case Interpolated():
             return f"step {event.step:,}: {interpolated_words(event)}"
@@ -54,7 +57,8 @@ def interpolated_words(event: Interpolated) -> str:
     """Which mean of the pretrained and the trained weights was best."""
     means = [percent(mean_recall(recall)) for recall in event.recall]
     each = ", ".join(f"{alpha:g}: {mean}" for alpha, mean in zip(event.alphas, means, strict=True))
-    return f"`best` is {event.chosen:g} of the way from the pretrained to the trained weights; mean recall at {each}"
+    way = f"{event.chosen:g} of the way from the pretrained to the trained weights"
+    return f"`best` is {'the trained model' if event.chosen == 1 else way}; mean recall at {each}"
 
 
 def forgetting(summary: Summary) -> list[str]:
@@ -142,7 +146,7 @@ class Screen:
             if time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or event.progress >= 1:
                 self.last_line = time.monotonic()
                 self.say(f"step {event.step:,}: {progress(history).strip()}")
-        elif (line := sentence(event)) and not is_known:
+        elif (line := sentence(event, history)) and not is_known:
             self.say(line)
 
     def say(self, text: str) -> None:
@@ -156,7 +160,7 @@ def follow_in_lines(summary: Summary) -> int:
     screen, history = Screen(Console(soft_wrap=True, color_system=None)), summary.history
     screen.say(f"run {summary.run.reference}: {summary.state_words}, {how_far(summary)}")
     if summary.is_over and history.evaluated:
-        screen.say(sentence(history.evaluated))
+        screen.say(sentence(history.evaluated, history))
     while not summary.is_over:
         time.sleep(SECONDS_BETWEEN_READS)
         for event in summary.read()[0]:

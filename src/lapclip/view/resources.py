@@ -9,7 +9,8 @@ from lapclip.units import NOT_MEASURED, UNKNOWN, count, duration, energy, number
 from lapclip.view.document import Section, Table, columns_of, find, shown
 
 MAX_TEXT = 20_000  # characters of the settings file
-RESOLVED = ("pack", "crop", "flip", "colour", *SHAPE)  # no reason is recorded for their defaults
+# No reason is recorded for their defaults.
+RESOLVED = ("pack", "crop", "flip", "colour", "word_dropout", "dropout", "keep_patches", *SHAPE)
 
 
 def time_section(summary: Summary) -> Section:

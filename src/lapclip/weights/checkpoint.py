@@ -39,7 +39,7 @@ class Progress:
     best_step: Count | None = None
     best_recall: dict[str, Any] | None = None
     highest: Share | None = None  # mean recall so far; `best` may be a later checkpoint with the same recall
-    lowest_loss: float | None = None  # of validation
+    best_loss: float | None = None  # of validation
     loss_scale: AboveZero = 2.0**16  # of fp16, where small gradients would underflow
     last_overflow_step: Count = 0
 

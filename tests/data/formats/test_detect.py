@@ -175,7 +175,7 @@ def test_a_format_can_be_forced(tmp_path):
         ("notes.md", "no format that", "a source is"),
         ("photos/00.jpg", "`photos/00.jpg` is one image", "`photos`"),
         ("cut.json", "ends early", "download it again"),
-        ("one.json", "no array of several images", "`image` and `caption`"),
+        ("one.json", "no array of several images", '`[{"image": "cat.jpg", "caption":'),
         ("hf:", "hf:", ""),
         ("", "is not a source", ""),
         ("photos@x", "`photos@x` does not exist", "`photos@2`"),

@@ -606,8 +606,7 @@ def test_json_captions_may_be_lists_objects_and_numbers_and_broken_lines_are_cou
         "is not a JSON object": [f"pairs.jsonl:row {row}" for row in (3, 4, 5, 7)],
         "has an empty caption": ["black.png"],
         "is missing": ["?.png"],
-        "has no caption": ["black.png"],
-    }
+    }, "each is told once"
 
 
 @pytest.mark.parametrize("end", ["", ", ", ', {"image": "blue', f", {'[' * 100_000}", "] and more"])
@@ -675,3 +674,49 @@ def test_a_table_in_parts_is_one_table_with_the_sides_of_the_lists_beside_it():
 )
 def test_text_is_a_table_if_it_names_images_and_says_something_of_each(text, expected):
     assert looks_like_table(Path(write(text, "captions.txt"))) is expected
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_json_that_maps_images_to_captions_is_read_as_its_file_and_as_its_folder(indent):
+    from lapclip.data.formats.detect import open_catalogue
+
+    save_images("set")
+    images = sorted(os.listdir("set"))
+    mapping = {name: f"image {name}" for name in images} | {images[0]: ["one", "two, \u00fc"]}
+    Path("set/captions.json").write_text(json.dumps(mapping, indent=indent))
+    for source in ("set", "set/captions.json"):
+        catalogue = open_catalogue(source, Options())[0]
+        expected = {
+            name: [caption] if isinstance(caption, str) else caption for name, caption in mapping.items()
+        }
+        assert dict(zip(catalogue.names, catalogue.captions, strict=True)) == expected
+    Path("set/captions.json").write_text(json.dumps(mapping, indent=indent)[:-5])
+    assert "complete JSON object" in str(mistakes("set/captions.json")), "what is cut off is named"
+    Path("set/captions.json").write_text('{"red.png": "a", "blue.png": "b"}\n{"green.png": "c"}')
+    assert "complete JSON object" in str(mistakes("set/captions.json")), "and what follows"
+
+
+def test_a_json_that_is_not_understood_is_named_with_the_form_that_is_expected():
+    from lapclip.data.formats.detect import open_catalogue
+
+    save_images("set")
+    Path("set/data.json").write_text('{"images": [{"name": "red.png", "meta": {"text": "a red image"}}]}')
+    with pytest.raises(UserError, match=r'`data.json` was expected to be `\{"cat.jpg": "a cat"'):
+        open_catalogue("set", Options())
+
+
+def test_names_from_another_computer_are_found_below_the_folder_of_images_and_nowhere_else():
+    os.makedirs("other/deep")
+    for name in ("here.png", "deep/there.PNG", "Twice.png", "twice.PNG"):
+        Path("other", name).write_bytes(picture("red"))
+    Path("secret.png").write_bytes(picture("blue"))
+    rows = [r"C:\Users\me\here.png,a", "/home/me/deep/There.png,b", f"{Path('secret.png').absolute()},c",
+            "../secret.png,d", "TWICE.PNG,e"]  # fmt: skip
+    os.mkdir("tables")
+    table = write("\n".join(["image,caption", *rows]), "tables/pairs.csv")
+    catalogue = opened(table, images="other")
+    paths = [os.path.relpath(path, "other") for path in catalogue.reader.paths]
+    assert paths == ["here.png", "deep/there.PNG"] and catalogue.captions == [["a"], ["b"]]
+    with pytest.raises(UserError) as refused:
+        opened(table, images="tables")
+    assert "--images FOLDER" not in refused.value.hint, "which was done"

@@ -8,7 +8,7 @@ from typing import Any
 
 from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem
-from lapclip.data.formats.folder import folders_with, last_part, legible
+from lapclip.data.formats.folder import JSON_FORMS, folders_with, last_part, legible
 from lapclip.data.formats.names import side_in, side_of
 from lapclip.errors import UserError, typed
 from lapclip.files import open_regular
@@ -101,7 +101,7 @@ def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
         return "karpathy", read_karpathy(images, file, problems)
     raise UserError(
         f"`{file}` has no list of `images` with `annotations` or `sentences`, and is no array of several images",
-        hint="pass COCO's `captions_*.json`, a Karpathy `dataset_*.json`, or objects with `image` and `caption`",
+        hint=f"write {JSON_FORMS}",
     )
 
 

@@ -210,10 +210,8 @@ def real_names(source: str) -> set[str]:
     return {os.path.realpath(os.path.join(os.sep, name)) for name, _ in parse_source(source)}
 
 
-def names_of(source: str) -> set[str]:
-    """The real path of a source; of a folder also those of its tables, of its table also that of the folder."""
-    name = os.path.realpath(os.path.join(os.sep, source))
-    folder = name if os.path.isdir(name) else os.path.dirname(name)
-    found = find_tables(Path(folder), set(os.listdir(folder))) if os.access(folder, os.R_OK) else ()
-    tables = {str(table) for own in found for table in own}
-    return {name} | (tables if name == folder else {folder} if name in tables else set())
+def are_nested(some: Iterable[str], others: Iterable[str]) -> bool:
+    """Whether the folder of one of these paths is that of one of the others, lies in it or holds it."""
+    real = [[os.path.realpath(path) for path in paths] for paths in (some, others)]
+    one, two = ({path if os.path.isdir(path) else os.path.dirname(path) for path in own} for own in real)
+    return any(os.path.commonpath([a, b]) in (a, b) for a in one - {os.sep} for b in two - {os.sep})

@@ -28,6 +28,7 @@ ENDINGS = (".jpg", ".png", ".jpeg", ".webp")  # tried for a name without one
 USUAL = re.compile(r"images|img|flickr30k_images|flicker8k_dataset|(train|val|test)\d{4}")
 MAX_FOLDERS = 1_000  # beside a table or captions, that are looked into
 NUM_OPENED = 40  # images or names, to see what a folder holds
+JSON_FORMS = '`{"cat.jpg": "a cat", ...}`, `[{"image": "cat.jpg", "caption": "a cat"}, ...]` or as of COCO'
 
 
 @dataclass
@@ -57,7 +58,7 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
     kind = options.format or kind_of(listing)
     folders = [places[os.path.dirname(image)][1] for image in listing.names]
     if kind is None:
-        raise without_captions(name, listing.names, folders)
+        raise without_captions(name, listing, folders)
     has_classes = are_classes(folders)
     if kind == "txt":
         used = {text for image in listing.names for text in texts_beside(listing, image)}
@@ -86,9 +87,12 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
     return gathering.catalogue(name, kind)
 
 
-def without_captions(name: str, images: list[str], folders: list[str]) -> NoCaptions:
+def without_captions(name: str, listing: Listing, folders: list[str]) -> NoCaptions:
     """The error for images without captions; `folders` has the folder of each image."""
+    images = listing.names
     example, found = shortened(images[0]), f"`{name.rstrip('/')}/` has images but no captions"
+    for file in sorted(Path(listing.root).glob("*.json"))[:1]:
+        found += f"; `{shortened(file.name)}` was expected to be {JSON_FORMS}"
     index = f"`lapclip models get tinyclip-8m`, then `lapclip index {typed(name)} --model tinyclip-8m`"
     hint = f"search them with a pretrained model: {index} (`lapclip models` lists others); "
     if 2 * sum(caption_in_name(image) != "" for image in images) > len(images):
@@ -170,8 +174,8 @@ def num_found(folder: str, names: list[str]) -> int:
     return 0
 
 
-def find_image(folders: Folders, name: str) -> str | Problem:
-    """An image's file, also if its name was written on Windows or without a suffix."""
+def find_image(folders: Folders, name: str, is_asked: bool = False) -> str | Problem:
+    """An image's file, also if its name was written without a suffix or, in a folder asked for, on another computer."""
     if name[:10].lower().startswith(("http://", "https://")):
         return Problem("skipped", "is a web address, and nothing is downloaded")
     found = folders.find(name)
@@ -181,6 +185,10 @@ def find_image(folders: Folders, name: str) -> str | Problem:
     for other in others if isinstance(found, Problem) else ():
         if not isinstance(path := folders.find(other), Problem):
             return path
+    if is_asked and isinstance(found, Problem):
+        parts = name.replace("\\", "/").lower().split("/")
+        ends = (os.path.join(*parts[start:]) for start in range(len(parts)))
+        return next((folders.find(folders.below[end]) for end in ends if end in folders.below), found)
     return found
 
 

@@ -100,7 +100,10 @@ def open_table(files: list[Path], name: str, options: Options) -> Catalogue:
     if columns is None:
         return gathering.catalogue(name, "csv")  # says what is wrong
     folder = os.path.dirname(os.path.abspath(files[0]))
-    find = partial(find_image, image_folders(tables[0], columns, folder, options))
+    folders, is_asked = image_folders(tables[0], columns, folder, options), options.images is not None
+    find = partial(find_image, folders, is_asked=is_asked)
+    if is_asked:
+        gathering.hint = f"pass another folder: no image of any of these names is in `{options.images}`"
     reader = gather(tables, columns, gathering, find)
     if columns.side is None:
         set_sides(gathering, folder)

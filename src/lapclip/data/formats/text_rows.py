@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import Problems
-from lapclip.data.files import Kind, is_image_name
+from lapclip.data.files import SUFFIXES, Kind, is_image_name
 from lapclip.data.formats.columns import (
     MAX_SAMPLED,
     NUM_SAMPLED,
@@ -36,7 +36,9 @@ NO_UTF_8 = re.compile("[\udc80-\udcff]")  # bytes of another encoding, as Python
 NOT_UTF_8 = "is not UTF-8; read as Windows-1252"
 TOO_LONG = f"has a line of more than {MAX_LINE // 2**20} MB"
 ARRAY = re.compile(rb"\s*\[\s*(?=\{)")  # the start of an array of JSON objects
-BETWEEN = re.compile(r"[\s,]*", re.ASCII)  # its values
+IMAGE_KEY = rb'"[^"]{1,1000}(%s)"\s*:' % "|".join(map(re.escape, SUFFIXES)).encode()
+MAPPING = re.compile(rb"\s*\{\s*(?=%s)" % IMAGE_KEY, re.IGNORECASE)  # of `{"cat.jpg": "a cat", ...}`
+BETWEEN = re.compile(r"[\s,:]*", re.ASCII)  # their values
 DECODER = json.JSONDecoder(strict=False)
 MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
@@ -60,7 +62,7 @@ class TextTable(Table):
     is_quoted: bool = True
     is_spaced: bool = False  # with a space between separator and quote
     has_header: bool = False
-    is_array: bool = False  # of JSON objects, with or without line breaks
+    end: str = ""  # of an array of JSON objects, or of a mapping from images to captions; not of lines
 
     def sample(self) -> list[list[Any]]:
         rows = []
@@ -100,7 +102,7 @@ class TextTable(Table):
         return (json_rows if self.format == "jsonl" else csv_rows)(self, caption, note)
 
     def objects(self) -> Iterator[Line]:
-        """The values of a JSON array as if each was a line; one that is damaged or too long is the last."""
+        """The values of a JSON array or mapping as if each was a line; one that is damaged or too long is the last."""
         text, at, place, begin = "", 0, self.start, 0
         with open_regular(self.path) as file:
             file.seek(place)
@@ -116,11 +118,16 @@ class TextTable(Table):
                     if len(text) - at >= MAX_LINE or not (more := texts.read(len(text) - at + 2**16)):
                         break
                     text, at = text[at:] + more, 0
-        if text[begin : begin + 1] != "]":
+        if not text.startswith(self.end, begin) or (self.end == "}" and text[begin + 1 :].strip()):
             yield place, text[begin : begin + 100] or "?", False
 
     def lines(self) -> Iterator[Line]:
-        if self.is_array:
+        if self.end == "}":
+            values = self.objects()
+            for (place, image, *one), (_, caption, *other) in zip_longest(values, values, fillvalue=(0, "?")):
+                yield place, f'{{"image": {image}, "caption": {caption}}}', any(one + other)
+            return
+        if self.end:
             yield from self.objects()
             return
         # Bytes that are not UTF-8 are kept as they are, so that the places of lines are right.
@@ -231,7 +238,7 @@ def json_rows(table: TextTable, caption: int | None, note: Note) -> Iterator[Cel
             if was_repaired:
                 note("repaired", NOT_UTF_8, number)
             if (found := to_object(text)) is None:
-                note("unreadable", f"is not a {'complete ' if table.is_array else ''}JSON object", number)
+                note("unreadable", f"is not a {'complete ' if table.end else ''}JSON object", number)
             else:
                 yield number, place, [found.get(name) for name in table.names]
 
@@ -251,15 +258,16 @@ def look_at_text(path: Path, format: str | None, max_bytes: int = 4 * 2**20) -> 
         head = file.read(2**20)
     encoding, start = next(((name, len(mark)) for mark, name in MARKS if head.startswith(mark)), ("utf-8", 0))
     is_old_mac = "\n".encode(encoding) not in head and "\r".encode(encoding) in head
-    array = ARRAY.match(head, start) if format in (None, "jsonl") and encoding == "utf-8" else None
-    start = array.end() if array else start
-    table = TextTable(path, "jsonl", (), encoding, "\r" if is_old_mac else "\n", start, is_array=bool(array))
+    forms = ((ARRAY, "]"), (MAPPING, "}")) if format in (None, "jsonl") and encoding == "utf-8" else ()
+    found = ((match.end(), end) for form, end in forms if (match := form.match(head, start)))
+    start, end = next(found, (start, ""))
+    table = TextTable(path, "jsonl", (), encoding, "\r" if is_old_mac else "\n", start, end=end)
     lines = first_lines(table, NUM_SAMPLED, max_bytes)
     if format == "jsonl" or (format is None and lines and to_object(lines[0]) is not None):
         some = first_lines(table, 10 * NUM_SAMPLED, MAX_SAMPLED)
         names = dict.fromkeys(name for line in some for name in to_object(line) or ())
         return replace(table, names=tuple(names))
-    if array:
+    if end:
         raise ValueError("is JSON that is damaged or ends early, in its first object")
     allowed = {"tsv": SEPARATORS[:1], "csv": SEPARATORS[1:]}.get(format or "", SEPARATORS)
     separator = max(allowed, key=lambda separator: separator_score(lines, separator))
