@@ -140,6 +140,8 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", choices=["lapclip", "open_clip", "documents"])
     asked = parser.parse_args()
+    if Path(asked.source).exists():
+        asked.source = str(Path(asked.source).resolve())  # runs are made in folders of their own
     for name in [asked.only] if asked.only else ["lapclip", "open_clip", "documents"]:
         for number in range(asked.seeds if name == "lapclip" else 1):
             seed = asked.first_seed + number

@@ -15,6 +15,7 @@ import pytest
 from conftest import SMALL, opened, picture_folder, wait_for
 from PIL import Image
 
+from lapclip.cli.evaluate import next_step
 from lapclip.config import load_config, with_values
 from lapclip.embedder import TEMPLATES, load
 from lapclip.runs.run import Run
@@ -112,6 +113,24 @@ def test_folders_of_classes_are_named_without_training(call):
     assert "omitted: 1 image that cannot be read" in call("eval", "mine", "animals").stdout
 
 
+def test_a_model_of_classes_is_measured_on_class_folders_whatever_the_names_of_files(call):
+    for number, image in enumerate(sorted(Path("animals").glob("*/*.png"))):
+        image.rename(
+            image.with_name(f"the small picture {number} of something {'abcdefghijkl'[number] * 3}.png")
+        )
+    shown = call("eval", "mine", "animals", "--json")
+    assert "format: `names`, detected" in shown.stderr and "zero_shot" not in json.loads(shown.stdout)
+    own = Run(Path("runs/mine"))
+    config = own.load_config()
+    own.write_config(replace(config, data=replace(config.data, format="classes")))
+    shown = call("eval", "mine", "animals", "--json")
+    result = json.loads(shown.stdout)
+    assert result["format"] == "classes" and result["zero_shot"]["num_classes"] == 3
+    assert "class folders are used, as in training" in shown.stderr
+    asked = json.loads(call("eval", "mine", "animals", "--format", "names", "--json").stdout)
+    assert asked["format"] == "names" and "zero_shot" not in asked
+
+
 def test_captions_of_unknown_words_are_given_as_the_cause(call):
     for caption in Path("photos").glob("*.txt"):
         caption.unlink()
@@ -121,6 +140,11 @@ def test_captions_of_unknown_words_are_given_as_the_cause(call):
     shown = call("eval", "mine", "photos").stderr
     assert "100% of the words of these captions are in no training caption" in shown and "longer" not in shown
     assert json.loads(call("eval", "mine", "--json").stdout)["share_unknown_words"] < 0.1
+    better = json.loads(done.stdout)
+    better["text_to_image"]["interval@10"] = [0.9, 1.0]
+    assert "100% of the words" in next_step(better, ["mine"], None, False), (
+        "also where recall is above chance"
+    )
 
 
 def test_the_source_it_was_trained_on_is_measured_by_its_validation_set(call):

@@ -80,6 +80,13 @@ def test_a_large_jpeg_is_scaled_while_decoding_and_looks_the_same():
     assert np.abs(difference).mean() < 2
 
 
+@pytest.mark.parametrize("size", [(72, 72), (300, 200)])
+def test_what_duplicates_are_found_by_does_not_depend_on_the_size_of_the_pack(size):
+    noise = np.random.default_rng(0).integers(256, size=(*size[::-1], 3), dtype=np.uint8)
+    small, large = (decode(encoded(Image.fromarray(noise)), side).record for side in (72, 256))
+    assert small == large
+
+
 def png_of_size(width: int, height: int) -> bytes:
     """A PNG that says it is so large and holds next to nothing: a decompression bomb."""
 

@@ -160,10 +160,17 @@ def open_measured(
     requests: Sequence[int],
 ) -> "tuple[EvaluationSet, dict[str, Any]]":
     """What to measure on, and its name; only images that no model was trained on."""
+    from lapclip.data.formats.folder import has_classes_too
     from lapclip.data.open import open_unseen
     from lapclip.data.split import evaluation_set
 
     config = models[0][0]
+    was_classes = source is not None and config is not None and config.data.format == "classes"
+    if source is not None and was_classes and flags.get("format") is None and has_classes_too(source):
+        flags = flags | {"format": "classes"}
+        say(
+            "class folders are used, as in training, and not the captions of files: `--format` overrides this"
+        )
     trained = [own.data for own, _ in models if own]
     openable = [own.data for own, run in models if own and run and run.may_open(own)]
     data = config.data if config and source is None else load_config(flags={"source": source}).data
@@ -184,8 +191,12 @@ def open_measured(
         measured = replace(measured, for_other=for_other)
     if measured.own_sides:
         say(f"the source has a {' and a '.join(measured.own_sides)} split: only that is used")
-    name = opened.source if source is None else source
-    return measured, {"source": name, "held_out": is_own}
+    about = {"source": opened.source if source is None else source, "held_out": is_own}
+    if format := opened.found.get("format"):
+        about["format"] = format.value
+        if source is not None and flags.get("format") is None:
+            say(f"format: `{format.value}`, {format.why}; `--format` overrides it")
+    return measured, about
 
 
 def show(result: Mapping[str, Any], num_mistakes: int) -> None:
@@ -251,7 +262,7 @@ def next_step(result: dict[str, Any], arguments: Sequence[str], folder: Path | N
     if classified := result.get("zero_shot"):  # captions that are only class names ask few questions
         is_as_chance &= classified["interval@1"][0] <= classified["chance"]
     unknown = result["share_unknown_words"]
-    if is_as_chance and unknown is not None and unknown > MANY_UNKNOWN:
+    if unknown is not None and unknown > MANY_UNKNOWN:
         return f"{unknown:.0%} of the words of these captions are in no training caption: train on captions like these"
     if is_as_chance and folder and (over_fits := summarize(Run(folder)).over_fits):
         return f"this is not significantly better than chance; in training, {over_fits}"

@@ -98,9 +98,8 @@ def read_square(
         record["traits"] = trait_bits(image, turned)
         square = upright(square_by(resize, image, size, extent), image)
         if with_thumb:
-            whole = square
-            if width != height:
-                whole = upright(resize_rgb(image, (4 * THUMB, 4 * THUMB), (0, 0, *extent)), image)
+            # Of the image, not of the square: the split must not depend on the size of the pack.
+            whole = upright(resize_rgb(image, (4 * THUMB, 4 * THUMB), (0, 0, *extent)), image)
             record["thumb"] = np.asarray(whole.resize((THUMB, THUMB), Image.Resampling.BOX))
             grey = np.asarray(whole.convert("L").resize((9, 8), Image.Resampling.BOX), dtype=np.int16)
             record["dhash"] = np.packbits(grey[:, 1:] < grey[:, :-1]).view("<u8")[0]

@@ -54,9 +54,7 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
         found = f"{listing.num_files:,} files and no images" if listing.num_files else "no files"
         hint = "pass a folder with images, such as JPEG or PNG files"
         raise UserError(f"`{name}` holds {found}{gathering.most_common_problem()}", hint=hint)
-    places = placed(listing.names)
-    kind = options.format or kind_of(listing)
-    folders = [places[os.path.dirname(image)][1] for image in listing.names]
+    places, kind, folders = placed(listing.names), options.format or kind_of(listing), class_folders(listing)
     if kind is None:
         raise without_captions(name, listing, folders)
     has_classes = are_classes(folders)
@@ -103,6 +101,12 @@ def without_captions(name: str, listing: Listing, folders: list[str]) -> NoCapti
         found += f"; names of folders such as {', '.join(silent[:3])} do not describe them"
         found += " (`--format classes` uses them anyway)"
     return NoCaptions(found, hint=hint)
+
+
+def class_folders(listing: Listing) -> list[str]:
+    """The class folder of each image; "" where there is none."""
+    places = placed(listing.names)
+    return [places[os.path.dirname(image)][1] for image in listing.names]
 
 
 def are_classes(folders: list[str]) -> bool:
@@ -247,11 +251,14 @@ def kind_of(listing: Listing) -> str | None:
         return "metadata"
     if are_captions(names):
         return "names"
-    places = placed(names)
-    classes = [places[os.path.dirname(name)][1] for name in names]
-    if are_classes(classes):
-        return "classes"
-    return None
+    return "classes" if are_classes(class_folders(listing)) else None
+
+
+def has_classes_too(name: str) -> bool:
+    """Whether a source is a folder that is read by names or metadata of its files, but has class folders too."""
+    path = Path(os.path.expanduser(name))
+    listing = look_through(path, Options()) if path.is_dir() else None
+    return bool(listing and kind_of(listing) in ("names", "metadata") and are_classes(class_folders(listing)))
 
 
 def spread(names: list[str], most: int) -> list[str]:
