@@ -6,7 +6,8 @@
 - `lapclip`: `lapclip train SOURCE --minutes N`, nothing else set;
 - `open_clip`: OpenCLIP's smallest ViT, `ViT-S-32-alt`, with its loss, tokenizer, random crops and the optimizer
   settings of its training script (AdamW, 5e-4, betas 0.9 and 0.98, eps 1e-6, weight decay 0.2, cosine schedule). The
-  script's warm-up of 10,000 steps would not end within the minutes, so it is a tenth of the budget; batches of 128;
+  script's warm-up of 10,000 steps would not end within the minutes, so it is a tenth of the budget; batches of 128, in
+  bf16 by autocast, its script's default;
 - `documents`: `lapclip train SOURCE --minutes N --size small`, the documents' model and batch.
 
 They run one after the other, each in a process of its own; evaluation is not counted. Prints one JSON object per run.
@@ -50,8 +51,8 @@ def with_lapclip(flags: list[str], asked: argparse.Namespace, seed: int) -> dict
 
 def with_open_clip(source: str, minutes: float, seed: int) -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+    import torchvision_without_cuda  # noqa: F401, I001 - before what imports torchvision
     import open_clip
-    import torchvision_without_cuda  # noqa: F401
     from torchvision.transforms import v2
 
     from lapclip.config import DataConfig
@@ -98,7 +99,9 @@ def with_open_clip(source: str, minutes: float, seed: int) -> dict[str, Any]:
         for group in optimizer.param_groups:
             group["lr"] = LR * factor
         optimizer.zero_grad()
-        loss_fn(*model(images, tokens)).backward()
+        with torch.autocast("cpu", torch.bfloat16):
+            embedded = model(images, tokens)
+        loss_fn(*(one.float() for one in embedded)).backward()
         optimizer.step()
         with torch.no_grad():
             model.logit_scale.clamp_(0, math.log(100))

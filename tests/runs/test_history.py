@@ -145,6 +145,7 @@ def test_a_run_that_knows_its_pairs_and_finds_no_more_is_saturated():
     assert is_saturated(1.0, 0.43, 0.41, 0.42, 0.42)
     assert not is_saturated(0.9, 0.43, 0.41, 0.42, 0.42), "there is more to learn"
     assert not is_saturated(1.0, 0.41, 0.42, 0.42, 0.43), "recall still rises"
+    assert is_saturated(0.9, 0.41, 1.0), "everything is found"
 
 
 def test_recall_at_chance_shows_over_fitting_also_over_few_images():

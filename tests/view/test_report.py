@@ -355,6 +355,7 @@ def test_noise_is_that_of_images_and_advice_to_resume_is_not_given_to_a_finished
     document = document_of([summarize(run)])
     assert "less than the noise of 10.0 points" in " ".join(document.sections[0].words)
     assert document.sections[1].points == ["Run the full evaluation: `lapclip eval told`."]
+    assert "1 warning" not in " ".join(document.sections[0].words), "it was resumed since"
 
 
 def test_the_lowest_validation_loss_is_told():

@@ -10,7 +10,7 @@ from typing import Literal
 from lapclip.config import MAX_SCALE, Config
 from lapclip.errors import typed
 from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
-from lapclip.runs.history import MEMORISED, loss_limit, mean_recall, stalled_since
+from lapclip.runs.history import ENDED_EARLY, MEMORISED, loss_limit, mean_recall, stalled_since
 
 USUAL_LR = 2e-3  # the highest of `autotune.resolve.RECIPES`
 MUCH_DECAY = 1.0  # of the weights; 0.1 is usual
@@ -153,7 +153,7 @@ def rate_still_high(config: Config, last: Step, step: int, name: str) -> Warned 
     done, rate = f"{last.progress:.0%} of its budget", f"{last.lr / peak:.0%} of its peak"
     message = f"training ends at {done}, with the learning rate at {rate}"
     hint = f"the model would improve further while it decays: `lapclip train --resume {name}`"
-    return Warned(step, message, hint, "lr-still-high")
+    return Warned(step, message, hint, ENDED_EARLY)
 
 
 EXPLODING_BLOCK = 50  # judged together: single long gradients are usual and are shortened

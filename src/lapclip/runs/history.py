@@ -51,6 +51,9 @@ NUM_RECENT_INSPECTIONS = 5
 SMOOTHED = ("loss", "accuracy", "grad_norm", "pairs_per_second")
 SETUP_SECONDS = 10  # granted to a folder without a lock and without events
 OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
+ENDED_EARLY = (
+    "lr-still-high"  # a kind of warning about how a run ended, which no longer holds once it is resumed
+)
 RISING_LOSS = ("over-fitting", "loss-rises-recall-too")  # kinds of warnings that judge it; the last one holds
 MEMORISED, SATURATED = 0.8, 0.98  # of the pairs of a batch: training knows most of them, or nearly all
 LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
@@ -177,7 +180,7 @@ class History:
         for seen in (self.steps, self.inspections, self.evaluations):
             seen.keep(lambda other: other.step <= event.step)
         self.energy.keep(lambda mark: mark[0] <= event.step)
-        self.warnings = [w for w in self.warnings if w.step <= event.step]
+        self.warnings = [w for w in self.warnings if w.step <= event.step and w.kind != ENDED_EARLY]
         if self.best is not None and self.best.step > event.step:
             self.best = max((e for e in self.evaluations if e.is_best), key=lambda e: e.step, default=None)
 
@@ -307,8 +310,10 @@ class History:
 
     @property
     def is_saturated(self) -> bool:
-        """Whether nearly all training pairs are matched and recall no longer rises, so that more training is no use."""
-        return (self.recently("accuracy") or 0.0) >= SATURATED and self.stalled_since is not None
+        """Whether more training is no use: recall is 1, or no longer rises with nearly all training pairs matched."""
+        is_perfect = self.recall is not None and mean_recall(self.recall) == 1
+        knows_pairs = (self.recently("accuracy") or 0.0) >= SATURATED
+        return is_perfect or (knows_pairs and self.stalled_since is not None)
 
     @property
     def peak_memory(self) -> int | None:

@@ -13,7 +13,15 @@ from typing import Any
 
 from lapclip.config import model_name
 from lapclip.errors import code, one_line, shortened
-from lapclip.runs.history import NUM_RECENT, RISING_LOSS, Summary, have_same_validation, is_chance, summarize
+from lapclip.runs.history import (
+    ENDED_EARLY,
+    NUM_RECENT,
+    RISING_LOSS,
+    Summary,
+    have_same_validation,
+    is_chance,
+    summarize,
+)
 from lapclip.runs.run import Run
 from lapclip.runs.status import MACHINE
 from lapclip.units import UNKNOWN, count, duration, epochs, listed, number, percent, plural, rate, times
@@ -25,7 +33,7 @@ from lapclip.view.lines import forgetting
 
 MIN_EVALUATIONS = 4
 MAX_ADVICE = 3  # hints of warnings
-AT_THE_END = ("lr-still-high", *RISING_LOSS)  # kinds of warnings; the report says this of the whole run
+AT_THE_END = (ENDED_EARLY, *RISING_LOSS)  # kinds of warnings; the report says this of the whole run
 MAX_EPOCHS = 1000  # one by one, for programs
 FOOTER = "Written by lapclip from the recorded events of the run."
 
