@@ -25,7 +25,7 @@ from lapclip.config import DeviceName
 from lapclip.data.decode import Decoded
 from lapclip.data.images import as_list, decode_as_trained, list_of_texts, squares
 from lapclip.data.tokenizer import Tokenizer
-from lapclip.errors import UserError, printable, shortened, suggest
+from lapclip.errors import UserError, printable, reason_for, shortened, suggest
 from lapclip.machine.device import Device, device_named, no_memory_left, ran_out_of_memory
 from lapclip.model.clip import CLIP, shape_of
 from lapclip.runs.run import RUNS, Run, is_run, open_run
@@ -148,10 +148,9 @@ class Embedder:
         """Float32 unit rows of images that are bytes [n, 3, S, S] already, with S = `image_size`."""
         expected = (3, self.image_size, self.image_size)
         if pixels.dtype != np.uint8 or pixels.shape[1:] != expected:
-            raise UserError(
-                f"pixels are {pixels.dtype} {list(pixels.shape)}, not uint8 [n, {', '.join(map(str, expected))}]",
-                hint="use `images`, which takes images of any size",
-            )
+            shape = ", ".join(map(str, expected))
+            what = f"pixels are {pixels.dtype} {list(pixels.shape)}, not uint8 [n, {shape}]"
+            raise UserError(what, hint="use `images`, which takes images of any size")
         return self.embed(pixels, self.embed_pixels)
 
     @accepts_pictures
@@ -195,9 +194,8 @@ class Embedder:
         number_of = {label: number for number, label in enumerate(classes)}
         true_N = np.array([number_of[label] for label in labels])
         label_LE = self.label_rows(classes, templates)
-        return Classifier(
-            tuple(classes), fit_label_rows(self.image_rows(images), true_N, label_LE, self.scale)
-        )
+        rows = fit_label_rows(self.image_rows(images), true_N, label_LE, self.scale)
+        return Classifier(tuple(classes), rows)
 
     def probabilities(self, cosine_NL: np.ndarray) -> np.ndarray:
         """Softmax over labels of the scaled cosines of images and labels, in double precision."""
@@ -355,7 +353,7 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
     try:
         found = find_model(Path(path))
     except OSError as error:  # a name that is too long, a folder without permission
-        what = f"`{shortened(str(path))}`: {(error.strerror or str(error)).lower()}"
+        what = f"`{shortened(str(path))}`: {reason_for(error).lower()}"
         raise UserError(f"cannot open {what}", hint="name a readable folder") from None
     model = place.place(found.model).eval()
     about: dict[str, Any] = {"name": found.name, "weights": found.weights, "templates": found.templates}
@@ -412,12 +410,10 @@ def nothing_there(path: Path) -> UserError:
         hint = f"name its folder: `{path.parent}`"
         return UserError(f"`{path}` is a file, but a model is a folder or a file of weights", hint=hint)
     markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, open_clip.DESCRIPTION, MODEL)
-    known = [
-        child.name if folder == RUNS else str(child)
-        for folder in (path.parent, RUNS)
-        for child in (sorted(folder.iterdir()) if folder.is_dir() else ())
-        if child != path and any((child / marker).is_file() for marker in markers)
-    ]
+    folders = [folder for folder in (path.parent, RUNS) if folder.is_dir()]
+    others = [child for folder in folders for child in sorted(folder.iterdir()) if child != path]
+    models = [child for child in others if any((child / marker).is_file() for marker in markers)]
+    known = [child.name if child.parent == RUNS else str(child) for child in models]
     there = "; there are " + ", ".join(f"`{name}`" for name in known[:5]) if known else "; there is none here"
     shown = shortened(str(path))
     what = f"`{shown}` holds no model" if path.is_dir() else f"there is no model `{shown}`"

@@ -68,6 +68,11 @@ def suggest_path(path: str, *others: str, is_folder: bool = False) -> str:
     return ""
 
 
+def reason_for(error: Exception) -> str:
+    """What went wrong, in the words of the system if it has some."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def printable(text: str) -> str:
     """Text that can only be read: names of files and words from them may hold anything."""
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)

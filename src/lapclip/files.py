@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lapclip.errors import UserError, code
+from lapclip.errors import UserError, code, reason_for
 
 BLOCK = 4096  # bytes: the content stays within one block, so that it can be written on a full disk
 PATIENCE_SECONDS = 3.0
@@ -38,9 +38,8 @@ def open_regular(path: str | Path, flags: int = os.O_RDONLY, mode: str = "rb") -
 
 
 def open_handle(path: str | Path, flags: int) -> int:
-    own = (
-        os.O_NOFOLLOW if flags & os.O_RDWR else 0
-    )  # in an untrusted folder, a link may name any file of the user
+    # In an untrusted folder, a link may name any file of the user.
+    own = os.O_NOFOLLOW if flags & os.O_RDWR else 0
     number = os.open(path, flags | own | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
@@ -285,12 +284,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def cannot_write(path: Path, error: OSError) -> UserError:
-    in_cache = "set LAPCLIP_CACHE to a folder on another disk"
-    elsewhere = "choose a writable folder; `--resume` continues a run that had begun"
-    return UserError(
-        f"cannot write `{path}`: {(error.strerror or str(error)).lower()}",
-        hint=f"free some disk space, or {in_cache if path.is_relative_to(cache_folder()) else elsewhere}",
-    )
+    hint = "choose a writable folder; `--resume` continues a run that had begun"
+    if path.is_relative_to(cache_folder()):
+        hint = "set LAPCLIP_CACHE to a folder on another disk"
+    what = f"cannot write `{path}`: {reason_for(error).lower()}"
+    return UserError(what, hint=f"free some disk space, or {hint}")
 
 
 def cache_folder() -> Path:

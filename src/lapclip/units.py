@@ -24,6 +24,9 @@ class Progress:
     needed_bytes: int = 0  # of disk space, for all of it
 
 
+LongWork = Generator[Progress, None, T]  # yields how far it is, and returns its result
+
+
 def finished(work: Generator[object, None, T]) -> T:
     """The result of work whose progress is not shown."""
     while True:

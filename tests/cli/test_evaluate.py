@@ -68,10 +68,10 @@ def here(trained, tmp_path, one_thread):
 def test_a_person_reads_all_of_it_within_80_columns(call):
     done = call("eval", "mine", "--against", "other", "--mistakes", "3")
     assert done.returncode == 0, done.stderr
-    expected = ("text → image", "95% interval", "chance", "among 16 images", "`mine`", "`other`", "p = ")
+    expected = ("text → image", "95% interval", "chance", "with 16 images", "`mine`", "`other`", "p = ")
     assert all(text in done.stdout for text in expected), done.stdout
     assert done.stdout.count("first: image") == 3 and "image → text @10 " in done.stdout
-    table = done.stdout[: done.stdout.index("Each query is ranked")]
+    table = done.stdout[: done.stdout.index("Each caption is compared")]
     assert max(map(len, table.splitlines())) <= 80 and not {*"\u2026\x1b"} & {*done.stdout}
     assert "next: " in done.stderr
 
@@ -193,11 +193,11 @@ def test_images_that_a_run_trained_on_are_never_measured_in_whatever_source_they
     for name, images in unseen.items():
         measured = call("eval", "mine", name, "--mistakes", "60", "--json")
         found = json.loads(measured.stdout)
-        assert "trained on some of these images" in measured.stderr and found["held_out"]
+        assert "used for training" in measured.stderr and found["held_out"]
         assert found["num_images"] == len(images), name
         assert {Path(one["picture"]).stem for one in found["mistakes"]} <= images
     beside = call("eval", "mine", "all/new", "--json")
-    assert json.loads(beside.stdout)["num_images"] == 20 and "trained on" not in beside.stderr
+    assert json.loads(beside.stdout)["num_images"] == 20 and "used for training" not in beside.stderr
 
 
 def test_a_test_split_beside_the_folder_of_training_is_measured_alone(call):
@@ -272,6 +272,18 @@ def test_what_either_model_was_trained_on_is_never_measured(call):
     own = json.loads(call("eval", "mine", "--json").stdout)
     for arguments in (["mine", "--against", "other"], ["other", "photos", "--against", "mine"]):
         assert json.loads(call("eval", *arguments, "--json").stdout)["num_images"] == own["num_images"]
+
+
+def test_a_comparison_says_when_the_other_model_was_trained_on_some_of_the_images(call):
+    below = Path("photos/below").absolute()
+    below.mkdir()
+    for path in sorted(Path("photos").glob("*.*"))[:40]:  # images and their captions
+        path.rename(below / path.name)
+    trained_on("mine", str(below.parent), share=0.4)
+    trained_on("other", str(below), share=0.1)
+    done = call("eval", "mine", "--against", "other", "--mistakes", "0")
+    assert done.returncode == 0, done.stderr
+    assert "some of these images were used for training: only the others are used" in done.stderr
 
 
 def test_a_comparison_gives_each_model_the_figures_it_has_alone_whatever_their_image_sizes(call):

@@ -124,7 +124,9 @@ def test_photos_without_captions_are_still_examined(tmp_path, call):
     (folder / "IMG_8.jpg").write_bytes(b"")
     done = call("data", "check", str(folder), *NANO)
     assert done.returncode == 1 and "has images but no captions" in done.stderr
-    assert "7 of 8 readable" in done.stdout and "1 copy: `00.jpg` = `IMG_7.jpg`" in done.stdout
+    assert (
+        "7 of 8 readable" in done.stdout and "1 copy or near-duplicate: `00.jpg` = `IMG_7.jpg`" in done.stdout
+    )
     assert "`IMG_8.jpg` is empty" in done.stdout
     assert not any(line.startswith(("captions", "tokens", "split")) for line in done.stdout.splitlines())
     found = json.loads(call("data", "check", str(folder), *NANO, "--json").stdout)
@@ -344,6 +346,9 @@ def test_missing_images_are_said_and_too_many_stop_a_run(tmp_path, call):
     table(missing=30)
     done = call("train", "t.csv", *NANO, "--image-size", "16", "--steps", "1")
     assert done.returncode == 1 and "30 images that" in done.stderr and "--images FOLDER" in done.stderr
+    assert "--max-unreadable 0.51" in done.stderr
+    checked = json.loads(call("data", "check", "t.csv", "--json").stdout)
+    assert any("training refuses this source: 30 images" in advice for advice in checked["advice"])
 
 
 def test_names_do_not_move_the_cursor(tmp_path, call):

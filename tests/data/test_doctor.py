@@ -6,16 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from lapclip.config import SETTINGS
+from lapclip.config import SETTINGS, DataConfig
 from lapclip.data.advice import DataFacts, advise, share_outside_a_to_z
 from lapclip.data.catalogue import Catalogue, Gathering
 from lapclip.data.decode import FORMATS, RECORD, TRAITS
 from lapclip.data.doctor import Report, examine, lines, remarks, script_of
 from lapclip.data.files import FileReader
-from lapclip.data.open import Files
+from lapclip.data.open import Files, open_source
 from lapclip.data.pack import Pack
 from lapclip.data.pairs import TRAIN, VALIDATION
+from lapclip.units import finished
 
 
 def catalogue_of(*captions: list[str], sides=None, labels=None) -> Catalogue:
@@ -29,6 +31,7 @@ def records_for(catalogue: Catalogue) -> np.ndarray:
     records = np.zeros(len(catalogue.names), RECORD)
     records["row"] = np.arange(len(records))
     records["width"], records["height"] = 500, 375
+    records["thumb"][..., 0] = np.arange(records["thumb"].shape[2])
     return records
 
 
@@ -121,7 +124,7 @@ def test_the_rows_name_what_is_wrong_and_leave_out_what_is_not():
     report = checked(catalogue, records, {2: "is empty"}, groups=[0, 0, 1])
     assert report.num_duplicate_images == 1 and report.duplicate_images == [["0.jpg", "1.jpg"]]
     rows = dict(lines(report))
-    assert rows["duplicates"] == "1 copy: `0.jpg` = `1.jpg`"
+    assert rows["duplicates"] == "1 copy or near-duplicate: `0.jpg` = `1.jpg`"
     assert rows["unreadable"] == "1: `2.jpg` is empty"
     assert rows["images"] == "2 of 3 readable"
 
@@ -217,3 +220,33 @@ def test_the_script_of_a_caption_is_that_of_its_letters():
     }  # fmt: skip
     assert {caption: script_of(caption) for caption in captions} == captions
     assert share_outside_a_to_z(["Dog 123 🦄!"]) == 0 and share_outside_a_to_z(["äb", "собы"]) == 5 / 6
+
+
+def test_folders_that_may_be_classes_are_pointed_out_where_captions_are_names_of_files(tmp_path):
+    for number, folder in enumerate(["cats", "dogs"] * 12):
+        path = (
+            tmp_path
+            / "photos"
+            / folder
+            / f"a {['red', 'small', 'old'][number % 3]} toy {chr(97 + number)}x.png"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((24, 24), 60 + number).save(path)
+    found = finished(open_source(DataConfig(source=str(tmp_path / "photos")), 16)).parts[0].files
+    assert found.catalogue.format == "names"
+    (advice,) = [one for one in remarks(found.catalogue, found.pack.records) if one.kind == "classes"]
+    assert "`cats`, `dogs`" in advice.why and "`--format classes`" in advice.why
+
+
+def test_images_of_a_single_colour_are_pointed_out(tmp_path):
+    """As white icons on transparency, which is drawn on white."""
+    folder = tmp_path / "icons"
+    folder.mkdir()
+    for number in range(12):
+        icon = Image.new("RGBA", (24, 24), (255, 255, 255, 0))
+        icon.paste((255, 255, 255, 255) if number < 3 else (20 * number, 0, 90, 255), (4, 4, 20, 9 + number))
+        icon.save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"icon number {number}")
+    found = finished(open_source(DataConfig(source=str(folder)), 16)).parts[0].files
+    (advice,) = [one for one in remarks(found.catalogue, found.pack.records) if one.kind == "plain"]
+    assert advice.why == "25.0% of the images are of a single colour; transparent parts are drawn on white"

@@ -102,7 +102,7 @@ def test_equal_captions_make_chance_higher_and_guessing_easier():
 def test_a_larger_batch_is_advised_only_where_it_brings_other_captions():
     few, mixed = (said(step(n, num_different=d) for n in range(1, 100))[0] for d in (8, 16))
     assert "--batch-size" not in few.hint and "`--batch-size 64`" in mixed.hint
-    assert "about 8 different captions" in few.message and "with 7 captions instead of 31" in few.message
+    assert "about 8 different captions" in few.message and "with 7 instead of 31 captions" in few.message
     assert "all 32 pairs" in said(step(n, num_different=1) for n in range(1, 20))[0].message
     assert kinds(step(n, num_different=28) for n in range(1, 100)) == []
 

@@ -12,7 +12,9 @@ from lapclip.units import finished
 SCALE = 20.0
 
 
-def measured(per_class: int, *, num_classes: int = 5, misled: float, copies: int = 1, width: int = 64):
+def measured(
+    per_class: int | list[int], *, num_classes: int = 5, misled: float, copies: int = 1, width: int = 64
+):
     """Few-shot accuracy on clusters of images, with labels that lie some way off their cluster."""
     random = np.random.default_rng(3)
     centre = random.normal(size=(num_classes, width))
@@ -45,6 +47,16 @@ def test_every_class_keeps_an_image_to_test_and_equal_images_count_once():
     assert [one["num_images"] for one in measured(5, misled=1.0)["results"]] == [20, 5]
     assert [one["num_images"] for one in measured(4, misled=1.0)["results"]] == [15]
     assert measured(1, misled=1.0) is None
+
+
+def test_a_class_with_one_image_does_not_prevent_the_measurement():
+    """It has no example, and its image is tested."""
+    (one,) = measured([4, 4, 1, 4, 4], misled=1.0)["results"]
+    assert one["num_images"] == 4 * 3 + 1 and one["num_smaller_classes"] == 1
+    assert measured([4, 1, 1, 1, 4], misled=1.0) is None, "most classes have too few"
+
+
+def test_equal_images_count_once():
     assert measured(5, misled=1.0, copies=3) == measured(5, misled=1.0), (
         "copies would be known from the examples"
     )

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from lapclip.evaluate.full import differences
 from lapclip.evaluate.statistics import intervals, sign_flips, wilson_interval
 
 TRUTH, NUM_SETS = 0.4, 400
@@ -68,3 +69,9 @@ def test_the_chance_is_that_over_all_signs(monkeypatch):
     sums = [abs(np.dot(signs, difference)) for signs in product((-1, 1), repeat=7)]
     exact = np.mean(np.array(sums) >= abs(difference.sum()) - 1e-9)
     assert sign_flips(difference[:, None])[1][0] == pytest.approx(exact, abs=0.015)
+
+
+def test_an_interval_of_a_difference_ends_at_100_points():
+    own, other, asked = (np.full((4, 1), share) for share in (1.0, 0.3, 1.0))
+    (found,) = differences(own, other, asked)
+    assert found["difference"] == pytest.approx(0.7) and found["interval"][1] == 1.0

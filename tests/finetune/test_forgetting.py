@@ -216,3 +216,24 @@ def test_a_line_that_does_not_fit_together_is_no_event():
     assert from_line(to_line(event)) == event
     for damage in ({"chosen": 0.5}, {"recall": [RECALL]}, {"general": [RECALL, {}]}):
         assert from_line(to_line(replace(event, **damage))) is None
+
+
+def test_validation_images_that_the_pretrained_model_was_trained_on_are_warned_of(made, call):
+    shutil.copytree(made, ".", dirs_exist_ok=True)
+    flags = [{"0.5": "{}"}.get(flag, flag) for flag in RUN]
+
+    def warnings(name: str, base: str, share: str) -> tuple[list[str], str]:
+        own = [flag.format(share) for flag in flags]
+        done = call("train", "photos", "--from", base, "--run", name, "--tune", "full", *own)
+        assert done.returncode == 0, done.stderr
+        return [warned.kind for warned in summarize(open_run(name)).history.warnings], done.stderr
+
+    assert "seen-before" not in warnings("first", "base", "0.2")[0]
+    assert "seen-before" not in warnings("same", "first", "0.2")[0], "the same split"
+    kinds, said = warnings("more", "same", "0.5")
+    assert "seen-before" in kinds and "were training images of the model" in " ".join(said.split())
+    expected = json.loads(call("eval", "first", "--json").stdout)["num_images"]
+    done = call("eval", "more", "--json")
+    assert json.loads(done.stdout)["num_images"] == expected, "only what no run before it was trained on"
+    said = call("report", "more", "--markdown").stdout
+    assert "| batch" in said and "| size |" not in said, "the shape is that of `base`"

@@ -104,6 +104,19 @@ def test_parts_of_the_towers_are_trained_and_the_rest_stays(base, call, tune):
     assert call("train", "--resume", "mine", "--steps", "8").returncode == 0
 
 
+def test_adapters_are_refused_where_there_is_no_attention_and_a_frozen_network_stays_as_it_is(call):
+    picture_folder(Path("photos"), 40)
+    flags = ["--steps", "2", "--batch-size", "16", "--eval-every", "100", "--threads", "1"]
+    made = call("train", "photos", "--size", "resnet-tiny", "--image-size", "32", "--run", "network", *flags)
+    assert made.returncode == 0, made.stderr
+    refused = call("train", "photos", "--from", "network", "--tune", "lora", *flags)
+    assert refused.returncode == 1 and "`network` has no attention layers" in refused.stderr
+    tuned = call("train", "photos", "--from", "network", "--tune", "text", "--run", "mine", *flags)
+    assert tuned.returncode == 0, tuned.stderr
+    before, after = (lapclip.load(name).model.image.state_dict() for name in ("network", "mine"))
+    assert all(torch.equal(before[name], after[name]) for name in before), "running statistics too"
+
+
 def test_merged_adapters_compute_what_they_did_apart():
     torch.manual_seed(0)
     model = CLIP(replace(SIZE, lora_rank=3), vocab_size=40).eval()

@@ -82,6 +82,20 @@ def test_the_last_block_worked_at_one_place_equals_the_whole_block(tower):
     torch.testing.assert_close(transformer(x, at, causal=causal), expected)
 
 
+def test_leaving_padding_out_changes_no_gradient():
+    found = []
+    for few_shapes in (True, False):
+        model = small_model()
+        model.prepare_for(few_shapes=few_shapes, compile=False)
+        assert model.text.transformer.packs is not few_shapes
+        _, tokens, ends = some_inputs()
+        tokens = torch.cat([tokens, torch.zeros(5, 4, dtype=torch.long)], dim=1)
+        embedded = model.embed_texts(tokens, ends)
+        (embedded * torch.linspace(-1, 1, embedded.numel()).view_as(embedded)).sum().backward()
+        found.append((embedded, [p.grad for p in model.text.parameters()]))
+    torch.testing.assert_close(found[0], found[1])
+
+
 def test_bytes_are_normalised_as_every_clip_does():
     model, (images, _, _) = small_model(), some_inputs()
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (PIXEL_MEAN, PIXEL_STD))

@@ -1,6 +1,7 @@
 """Any batch in the memory of one chunk, with the gradients of the whole batch."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from lapclip.model.clip import CLIP, SIZES, build_model
 from lapclip.model.towers import Shape
 from lapclip.step.loss import LOSSES
 from lapclip.step.step import (
+    Twin,
     choose_features,
     choose_patches,
     contrastive_step,
@@ -72,6 +74,79 @@ def test_a_residual_network_and_several_captions_have_the_same_gradients_in_chun
         learned = {n: p.grad for n, p in model.named_parameters() if p.grad.abs().sum() > 0}
         found.append({"loss": loss, **learned, **dict(model.named_buffers())})
     assert_alike(*found, 1e-4)
+
+
+@pytest.mark.parametrize("size", [SIZE, SIZES["resnet-tiny"]])
+def test_halves_computed_at_the_same_time_have_the_gradients_of_the_batch(size):
+    """And to the bit the same ones each time, although the order in which the halves finish is not fixed."""
+    batch, found = first_batch(72, SceneSource(num_pairs=60), image_size=size.image_size), []
+    inputs, before = move(batch, Device("cpu"), None), torch.get_num_threads()
+    for is_split in (False, True, True, True):
+        torch.manual_seed(0)
+        model = CLIP(size, vocab_size=TOKENIZER.vocab_size)
+        twin = Twin(model) if is_split else None
+        torch.set_num_threads(2 if is_split else 1)  # two threads on one operation round differently
+        loss, _ = contrastive_step(model, inputs, LOSSES["softmax"], Plan("cpu", "fp32", 2, 72), twin=twin)
+        learned = {n: p.grad for n, p in model.named_parameters() if p.grad.abs().sum() > 0}
+        found.append({"loss": loss, **learned})
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+    assert_alike(found[0], found[1], 1e-4)
+    for other in found[2:]:
+        assert other.keys() == found[1].keys() and all(torch.equal(other[n], found[1][n]) for n in other)
+
+
+def test_running_statistics_are_those_of_both_halves():
+    batch = first_batch(64, SceneSource(num_pairs=60), image_size=64)
+    inputs, found = move(batch, Device("cpu"), None), []
+    for is_split in (False, True):
+        torch.manual_seed(0)
+        model = CLIP(SIZES["resnet-tiny"], vocab_size=TOKENIZER.vocab_size)
+        twin = Twin(model) if is_split else None
+        for _ in range(40):
+            contrastive_step(model, inputs, LOSSES["softmax"], Plan("cpu", "fp32", 1, 64), twin=twin)
+        found.append(model.image.norm.running_mean.clone())
+        assert twin is None or torch.equal(twin.model.image.norm.running_mean, found[-1])
+    torch.testing.assert_close(found[0], found[1], rtol=0.5, atol=0.02)
+
+
+def test_a_batch_too_small_for_halves_has_the_running_statistics_of_one_module():
+    found, inputs = [], move(first_batch(20, SOURCE, image_size=64), Device("cpu"), None)
+    for is_split in (False, True):
+        torch.manual_seed(0)
+        model = CLIP(SIZES["resnet-tiny"], vocab_size=TOKENIZER.vocab_size)
+        twin = Twin(model) if is_split else None
+        contrastive_step(model, inputs, LOSSES["softmax"], Plan("cpu", "fp32", 1, 20), twin=twin)
+        found.append(model.image.norm.running_mean)
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("chunk", [14, 5])
+def test_a_tower_that_is_frozen_whole_has_no_gradient(chunk):
+    """As the image tower of a SigLIP model, which has no projection, under `--tune text`."""
+    torch.manual_seed(0)
+    model = CLIP(replace(SIZE, siglip=True, embedding=32, text_length=16), vocab_size=TOKENIZER.vocab_size)
+    model.image.requires_grad_(False)
+    batch = first_batch(14, SOURCE, image_size=32)
+    inputs = move(
+        replace(batch, tokens=batch.tokens[:, :16], ends=batch.ends.clip(max=15)), Device("cpu"), None
+    )
+    contrastive_step(model, inputs, LOSSES["softmax"], Plan("cpu", "fp32", 1, chunk))
+    assert all(p.grad is None for p in model.image.parameters())
+    assert model.project_text.weight.grad.abs().sum() > 0
+
+
+def test_a_half_that_fails_is_reported_after_the_other_has_ended():
+    ended = []
+    with pytest.raises(MemoryError):
+        Twin(build("softmax")).run(partial(raise_, MemoryError()), partial(ended.append, 1))
+    assert ended == [1]
+    with pytest.raises(MemoryError):
+        Twin(build("softmax")).run(partial(ended.append, 1), partial(raise_, MemoryError()))
+
+
+def raise_(error: Exception) -> None:
+    raise error
 
 
 def test_dropped_features_follow_from_seed_and_step_and_keep_their_mean():

@@ -1,6 +1,7 @@
 """Training on what people have: exact after a resume however the images come, and honest when the source changes."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 from conftest import SMALL, opened, picture_folder
@@ -43,6 +44,12 @@ def test_a_budget_longer_than_the_images_can_use_is_said_before_the_first_step(t
     (warned,) = said(3000)
     assert warned.step == 0 and "1,000 epochs of 24 images" in warned.message and "`--epochs " in warned.hint
     assert said(30) == []
+    config = config_for(photos)
+    run = prepare(replace(config, train=replace(config.train, steps=None, minutes=600.0)))
+    stop_after(1, run)
+    assert [w.kind for w in of(Warned, run.events())].count("long-budget") == 1, (
+        "without a measured speed too"
+    )
 
 
 @pytest.mark.slow

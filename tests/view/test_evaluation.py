@@ -108,7 +108,7 @@ def test_no_text_becomes_an_element_and_nothing_is_loaded(result, images):
 def test_protocol_pool_and_top_five_are_said_where_they_matter(result):
     assert "2 pools of 500" in how_measured(result) and "any is correct" in how_measured(result)
     one = result | {"pool": {"size": 1000, "num_pools": 1}, "protocol": "published"}
-    assert "among 1,000 images" in how_measured(one) and "published" in how_measured(one)
+    assert "with 1,000 images" in how_measured(one) and "published" in how_measured(one)
     assert "first five" not in zero_shot_words(result)[0], "of two classes"
     result["zero_shot"]["num_classes"] = 10
     assert "100% it is among the first five" in zero_shot_words(result)[0]

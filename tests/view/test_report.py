@@ -336,7 +336,12 @@ def test_the_end_is_said_as_it_was(end, said, next_step):
         ([0.1, 0.4, 0.5, 0.5, 0.5], "Recall@1 stayed at 50.0% from step 60 on"),
         ([0.1, 0.4, 0.5, 0.4, 0.5], "Recall@1 was 50.0% at step 60 and at the end, and varied between."),
         ([0.1, 0.4, 0.5, 0.5, 0.51], "changed from 50.0% at step 60 to 51.0%, by less than the noise"),
-        ([0.1, 0.5, 0.6, 0.4, 0.3], "became worse at the end"),
+        ([0.1, 0.5, 0.6, 0.4, 0.3], "became worse: recall@1 fell from 60.0% at step 60 to 30.0%"),
+        ([0.7, 0.2, 0.2, 0.2, 0.2], "became worse: recall@1 fell from 70.0% at step 20 to 20.0%"),
+        (
+            [0.1, 0.2, 0.3, 0.52, 0.5],
+            "rose from 30.0% at step 60 to 50.0%; it was highest with 52.0% at step 80",
+        ),
         ([0.1, 0.2], ""),
     ],
 )
@@ -404,11 +409,39 @@ def test_a_run_that_memorised_its_pairs_is_nowhere_advised_to_train_longer(capfd
     assert "training accuracy of 100%" in printed and advice in printed and "--resume" not in printed
     said = next_step(history.recall | {"share_unknown_words": 0.0}, ["told"], run.path, has_page=False)
     assert "in training, recall is not significantly above chance" in said and advice in said
-    for accuracy, is_advised in ((0.9, True), (1.0, False)):  # all pairs are known, and recall does not rise
-        name = f"ordinary-{accuracy}"
-        ordinary = told(memorised(accuracy=accuracy, interval=(0.5, 1.0)), name, epochs=10.0)
-        show_result(ordinary, history.finished, None, stopped=False)
-        assert (f"--resume {name} --epochs 20" in capfd.readouterr().err) == is_advised
+    show_result(told(memorised(interval=(0.5, 1.0)), "known"), history.finished, None, stopped=False)
+    assert "--resume" not in capfd.readouterr().err, "all pairs are known, and recall does not rise"
+
+
+def test_a_run_that_found_no_more_than_chance_says_so_and_one_that_cannot_be_measured_does_not(capfd):
+    from lapclip.cli.train import show_result
+
+    for is_said in (True, False):
+        events = memorised(accuracy=0.5, losses=(0.0, 0.0, 0.0, 0.0))
+        recalls = [] if is_said else [event.recall for event in events if getattr(event, "recall", None)]
+        for recall in recalls:  # all images have the same caption
+            for way in ("text_to_image", "image_to_text"):
+                recall[way] |= {f"chance@{k}": 1.0 for k in (1, 5, 10)}
+        run = told(events, f"chance-{is_said}")
+        show_result(run, summarize(run).history.finished, None, stopped=False)
+        printed = capfd.readouterr().err
+        assert ("not significantly above chance" in printed) == is_said and "over-fits" not in printed
+
+
+@pytest.mark.parametrize(
+    "recalls, is_advised",
+    [([0.1, 0.2, 0.3, 0.4, 0.5], True), ([0.5, 0.2, 0.2, 0.2, 0.2], False), ([0.2], True)],
+)
+def test_terminal_and_report_advise_longer_training_only_while_it_may_help(recalls, is_advised, capfd):
+    from lapclip.cli.train import show_result
+
+    events = [started(), *(step(n) for n in range(1, 101))]
+    events += [evaluated(20 * (n + 1), value) for n, value in enumerate(recalls)]
+    run = told([*events, finished(100)], epochs=10.0)
+    show_result(run, summarize(run).history.finished, None, stopped=False)
+    assert ("--resume told --epochs 20" in capfd.readouterr().err) == is_advised
+    if len(recalls) > 1:
+        assert ("--resume told --epochs 20" in as_markdown_of([summarize(run)])) == is_advised
 
 
 def test_a_report_finds_no_problems_of_its_own():

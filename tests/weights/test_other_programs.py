@@ -395,6 +395,9 @@ def test_a_residual_network_is_not_exported_but_saved_and_loaded(tmp_path):
     with pytest.raises(UserError, match="residual network") as refused:
         export(embedder, "openclip", tmp_path / "other")
     assert "--size tiny" in refused.value.hint and not (tmp_path / "other").exists()
+    with pytest.raises(UserError, match="transformers has no place for a residual network") as refused:
+        export(embedder, "hf", tmp_path / "other")
+    assert "--to openclip" in refused.value.hint, "which has a place for `tiny`, as transformers has not"
     embedder.save(tmp_path / "saved")
     images = np.random.default_rng(0).integers(0, 256, (3, 3, 64, 64), dtype=np.uint8)
     saved = load(tmp_path / "saved")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lapclip.autotune.work import Work
+from lapclip.autotune.work import Work, place
 from lapclip.config import Config, Plan, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.data.source import Source
@@ -132,9 +132,7 @@ def place_checked(model: CLIP, work: Work, batch: Batch, plan: Plan) -> CLIP:
     """
     try:
         expected = None if plan.is_plain else reference(model, work, batch, plan)
-        model = device_named(plan.device).place(model)
-        if plan.compile:
-            model.compile_towers()
+        model = place(model, device_named(plan.device), compile=plan.compile)
         found = None if expected is None else disagreement(model, work, batch, expected, plan)
         problem = f"gives wrong results for this model: {found}" if found else None
     except (RuntimeError, MemoryError) as error:
@@ -159,10 +157,10 @@ def optimizer_problem(device: Device) -> str | None:
     """Whether AdamW changes weights there as it does on the CPU; it has been wrong as well."""
     weights = torch.linspace(-1, 1, 35).view(5, 7)
     changes = []
-    for place in (processor(), device):
+    for where in (processor(), device):
         layer = nn.Linear(7, 5, bias=False)
         layer.weight.data = weights.clone()
-        layer = place.place(layer)
+        layer = where.place(layer)
         optimizer = build_optimizer(layer, TrainConfig(lr=1e-3))
         for step in range(1, 4):
             layer.weight.grad = torch.cos(step * layer.weight.detach())

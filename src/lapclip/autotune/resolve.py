@@ -13,6 +13,7 @@ from lapclip.errors import UserError
 from lapclip.machine.device import DEFAULT_THREADS, Device, device_named, present_devices
 from lapclip.machine.hardware import Machine
 from lapclip.model.clip import flops_per_pair, shape_of
+from lapclip.model.towers import Size
 from lapclip.step.optim import USUAL_DECAY
 from lapclip.units import plural
 
@@ -104,9 +105,7 @@ class Draft:
     def resolve(self, measured: Measured | None = None) -> tuple[Config, Choices]:
         """The complete config, and the choice of each setting that was undecided."""
         chosen, choices = resolve_plan(self, measured)
-        size = self.work.size
-        num_flops = 3 * flops_per_pair(size, num_tokens=size.text_length)
-        rate = chosen.pairs_per_second or TYPICAL_FLOPS / num_flops
+        rate = chosen.pairs_per_second or typical_rate(self.work.size)
         workers = resolve_workers(self.data, self.machine, self.work.batch_size, self.work.batch_size / rate)
         choices |= self.choices | {"workers": asked_or(self.config, "workers", workers)}
         if self.config.train.tune is None and not self.data.is_drawn:
@@ -115,6 +114,11 @@ class Draft:
             choices |= {n: choice for n, choice in stronger.items() if choices[n].origin != "asked"}
         values = {name: choice.value for name, choice in choices.items()}
         return with_values(self.config, values), {name: choices[name] for name in SETTINGS if name in choices}
+
+
+def typical_rate(size: Size) -> float:
+    """Pairs per second where nothing was measured."""
+    return TYPICAL_FLOPS / (3 * flops_per_pair(size, num_tokens=size.text_length))
 
 
 def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tuple[Config, Choices]:

@@ -62,10 +62,8 @@ class Work:
     def new_model(self, device: Device, *, compile: bool = False) -> CLIP:
         """The model on a device, its weights as at the start of a run."""
         settings = {"vocab_size": self.vocab_size, "seed": self.train.seed}
-        model = device.place(build_model(self.model, has_bias=self.has_bias, **settings))
-        if compile:
-            model.compile_towers()
-        return model
+        model = build_model(self.model, has_bias=self.has_bias, **settings)
+        return place(model, device, compile=compile)
 
     def random_batch(self, num_pairs: int) -> Batch:
         """Images and captions that all differ: for time their content makes no difference."""
@@ -102,3 +100,10 @@ class Work:
         if size.image_encoder and size.image_encoder.kind == "resnet":
             num_numbers += resnet_activations(size.image_encoder.numbers["widths"], size.image_size)
         return PROCESS_BYTES + 16 * self.num_parameters + chunk * 4 * num_numbers
+
+
+def place(model: CLIP, device: Device, *, compile: bool) -> CLIP:
+    """Moves a model to where it is trained, and prepares it for that."""
+    model = device.place(model)
+    model.prepare_for(few_shapes=device.is_accelerator or compile, compile=compile)
+    return model

@@ -125,11 +125,8 @@ def free_bytes(device: Device) -> int:
 
 def about_torch() -> dict[str, Any]:
     """Version, instructions, libraries and threads of the PyTorch that does the work."""
-    return {
-        "version": torch.__version__,
-        "capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-    } | parse_build(torch.__config__.show())
+    about = {"version": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability()}
+    return about | {"threads": torch.get_num_threads()} | parse_build(torch.__config__.show())
 
 
 def parse_build(text: str) -> dict[str, str | None]:
@@ -299,7 +296,7 @@ def crossovers(timings: Iterable[OpTiming], reference: str = "cpu") -> dict[str,
         seconds.setdefault(timing.device, {}).setdefault(timing.op, {})[timing.size] = timing.seconds
     usual = seconds.pop(reference, {})
     ops = dict.fromkeys(op for own in (usual, *seconds.values()) for op in own)
-    return {
-        device: {op: overtakes(usual.get(op, {}), own.get(op, {})) for op in ops}
-        for device, own in seconds.items()
-    }
+    found = {}
+    for device, own in seconds.items():
+        found[device] = {op: overtakes(usual.get(op, {}), own.get(op, {})) for op in ops}
+    return found

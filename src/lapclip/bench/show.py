@@ -36,22 +36,17 @@ Work = Generator[str, None, Result]
 def steps_section(config: Config, data: Data, command: str, *, compile: bool, fresh: bool) -> Work:
     """Execution plans of the run that `command` would train."""
     result = yield from bench_steps(config, data, compile=compile, fresh=fresh)
-    rated = (
-        f", at about {rate(result.predicted)} pairs/s including image preparation" if result.predicted else ""
-    )
     measured, chosen = result.measured, result.choice.plan
-    used = f"`{command}` uses this plan{rated}"
-    unused = f"{measured.others_in_words}, so the result is not cached and `{command}` will measure again"
-    remarks = [
-        unused if measured.is_disturbed else used,
-        measured_ago(measured.when),
-        *compile_remarks(measured),
-    ]
+    used = f"`{command}` uses this plan"
+    if measured.is_disturbed:
+        used = f"{measured.others_in_words}, so the result is not cached and `{command}` will measure again"
+    elif result.predicted:
+        used += f", at about {rate(result.predicted)} pairs/s including image preparation"
+    remarks = [used, measured_ago(measured.when), *compile_remarks(measured)]
     if abs(drift := measured.drift) >= MAX_DRIFT:
         became = "faster: it may have been busy before" if drift < 0 else "slower: it may be busy or hot"
-        remarks.append(
-            f"during measurement, the machine became {abs(drift):.0%} {became}; `--fresh` measures again"
-        )
+        became = f"during measurement, the machine became {abs(drift):.0%} {became}"
+        remarks.append(f"{became}; `--fresh` measures again")
     rows = [(part, getattr(chosen, part), reason) for part, reason in result.reasons.items()]
     reasons = Table("what training will use", columns_of("setting, value, why"), rows)
     drawn, tables = steps_ranges(measured, chosen), [steps_table(result), reasons]
@@ -134,12 +129,12 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
             yield f"{timing.op} of {timing.size} on {timing.device}"
             timings.append(timing)
         store(file, {"ops": [asdict(timing) for timing in timings]})
-    found = crossovers(timings)
-    remarks = [
-        f"{op}: {device} is {'never faster than the CPU' if n is None else f'faster than the CPU from size {n} on'}"
-        for device, sizes in found.items()
-        for op, n in sizes.items()
-    ] or ["no accelerator was timed"]
+    found, remarks = crossovers(timings), []
+    for device, sizes in found.items():
+        for op, n in sizes.items():
+            where = "never faster than the CPU" if n is None else f"faster than the CPU from size {n} on"
+            remarks.append(f"{op}: {device} is {where}")
+    remarks = remarks or ["no accelerator was timed"]
     remarks += [
         "size n means n x n values, or n tokens; first call: its extra time compared with later calls; launch: the"
         " time to start a kernel, on the CPU the time of the smallest call",
@@ -148,10 +143,7 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
     values = [(f"{t.op}, µs per call", t.device, t.size, t.seconds * 1e6) for t in timings]
     charts = log_charts("size", 2, values)
     section = Section("Operations", points=remarks, tables=[ops_table(timings)], charts=charts)
-    return Result(
-        {"ops": [asdict(timing) for timing in timings], "crossovers": found},
-        section,
-    )
+    return Result({"ops": [asdict(timing) for timing in timings], "crossovers": found}, section)
 
 
 def with_processor(devices: list[Device]) -> list[Device]:
@@ -163,9 +155,8 @@ def ops_table(timings: Sequence[OpTiming]) -> Table:
     parts = {"per call": "", "allocate": "allocate_", "first call": "first_call_", "launch": "launch_",
              "compute": "compute_", "sync": "synchronise_"}  # fmt: skip
     columns = columns_of("op, size: count, device, " + ", ".join(f"{name}: seconds" for name in parts))
-    rows = [
-        (t.op, t.size, t.device, *(getattr(t, f"{part}seconds") for part in parts.values())) for t in timings
-    ]
+    seconds = [f"{part}seconds" for part in parts.values()]
+    rows = [(t.op, t.size, t.device, *(getattr(t, name) for name in seconds)) for t in timings]
     return Table("operations, timed in blocks", columns, rows)
 
 
@@ -173,14 +164,13 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
     """All sizes."""
     devices = with_processor(devices_for(config))
     results = yield from study_sizes(devices, fresh=fresh, max_memory=config.device.max_memory)
-    ratios = {id(r): speed_up(results, r) for r in results}
-    faster = [f"`{r.size}`" for r in results if (ratios[id(r)] or 0) > 1]
+    rows = []
+    for r in results:
+        predicted, measured = predicted_speed_up(r.num_parameters), speed_up(results, r)
+        rows.append(asdict(r) | {"predicted_speed_up": predicted, "speed_up": measured})
+    faster = [f"`{row['size']}`" for row in rows if (row["speed_up"] or 0) > 1]
     which = f"for {listed(faster)}" if faster else "at no size"
     remark = f"an accelerator is faster than the CPU {which}"
-    rows = [
-        asdict(r) | {"predicted_speed_up": predicted_speed_up(r.num_parameters), "speed_up": ratios[id(r)]}
-        for r in results
-    ]
     columns = "speed-up of an accelerator over the CPU: predicted by lapclip's source documents, and measured"
     drawn = (("Pairs per second", "pairs_per_second", 1.0), ("Memory, GB", "memory_bytes", 1e9))
     values = [

@@ -54,14 +54,9 @@ def bench_steps(
     resolved, choices = draft.resolve(measured)
     plan = plan_of(resolved)
     choice = next((c for c in measured.candidates if c.plan == plan), Candidate(plan))
-    return StepsResult(
-        resolved,
-        draft.work.num_parameters,
-        measured,
-        choice,
-        {part: choices[part].reason for part in PLAN},
-        predicted_rate(choice, draft, resolved.data.workers or 0),
-    )
+    reasons = {part: choices[part].reason for part in PLAN}
+    predicted = predicted_rate(choice, draft, resolved.data.workers or 0)
+    return StepsResult(resolved, draft.work.num_parameters, measured, choice, reasons, predicted)
 
 
 def predicted_rate(choice: Candidate, draft: Draft, workers: int) -> float | None:
@@ -78,22 +73,21 @@ def predicted_rate(choice: Candidate, draft: Draft, workers: int) -> float | Non
 
 def as_json(result: StepsResult) -> dict[str, Any]:
     """The part of `lapclip bench --json` that is about steps."""
+    model, train, measured = result.resolved.model, result.resolved.train, result.measured
+    candidates = measured.candidates
     return {
-        "size": result.resolved.model.size,
-        "batch_size": result.resolved.train.batch_size,
-        "keep_patches": result.resolved.train.keep_patches,
+        "size": model.size,
+        "batch_size": train.batch_size,
+        "keep_patches": train.keep_patches,
         "num_parameters": result.num_parameters,
-        "candidates": [
-            candidate_json(candidate) | {"rejected": remark_on(candidate, result.measured)}
-            for candidate in result.measured.candidates
-        ],
+        "candidates": [candidate_json(c) | {"rejected": remark_on(c, measured)} for c in candidates],
         "choice": candidate_json(result.choice),
         "reasons": result.reasons,
         "predicted_pairs_per_second": result.predicted,
-        "drift": result.measured.drift,
-        "other_cores": result.measured.other_cores,
-        "is_disturbed": result.measured.is_disturbed,
-        "measured": result.measured.when,
+        "drift": measured.drift,
+        "other_cores": measured.other_cores,
+        "is_disturbed": measured.is_disturbed,
+        "measured": measured.when,
     }
 
 
@@ -122,10 +116,8 @@ def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
     """Reads the facts; rates come from the cache if they were measured before."""
     machine = read_machine()
     devices = list(present_devices())
-    facts = asdict(machine) | {
-        "torch": about_torch(),
-        "devices": [{"name": device.name, "about": device.about()} for device in devices],
-    }
+    about = [{"name": device.name, "about": device.about()} for device in devices]
+    facts = asdict(machine) | {"torch": about_torch(), "devices": about}
     file = folder_for(machine, {"rates": [device.name for device in devices]}) / "rates.json"
     known = None if fresh else load(file, Overview)
     rates = known.rates if known and known.rates.keys() == {device.name for device in devices} else {}
@@ -154,8 +146,6 @@ def in_words(overview: Overview) -> list[str]:
         lines.append(f"caches: {caches}")
     for device in machine["devices"]:
         rate = overview.rates[device["name"]]
-        lines.append(
-            f"{device['name']} ({device['about']}): matrix products {rate['gemm_gflops']:,.0f} GFLOP/s,"
-            f" memory {rate['bandwidth_gbs']:.1f} GB/s"
-        )
+        speed = f"{rate['gemm_gflops']:,.0f} GFLOP/s, memory {rate['bandwidth_gbs']:.1f} GB/s"
+        lines.append(f"{device['name']} ({device['about']}): matrix products {speed}")
     return lines

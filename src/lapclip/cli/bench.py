@@ -63,8 +63,7 @@ def bench(
     with stop_requests("stopping; completed measurements are kept") as requests:
         if not works:
             data = follow(open_here(config), requests, OPENING, is_kept=True)
-            command = as_command(flags)
-            works = [steps_section(config, data, command, compile=compile, fresh=fresh)]
+            works = [steps_section(config, data, as_command(flags), compile=compile, fresh=fresh)]
         overview = follow(look_over(fresh=fresh), requests, "measuring")
         results = [follow(work, requests, "measuring") for work in works]
     facts = in_words(overview)
@@ -90,11 +89,8 @@ def bench(
 
 def as_command(flags: dict[str, Any]) -> str:
     """The training that was measured, as one would type it."""
-    said = [
-        f"{SETTINGS[name].flag} {flags[name]}"
-        for name in (*STEP, *PLAN)
-        if name in flags and name not in (*SWITCHES, "compile")
-    ]
+    named = [name for name in (*STEP, *PLAN) if name in flags and name not in (*SWITCHES, "compile")]
+    said = [f"{SETTINGS[name].flag} {flags[name]}" for name in named]
     given = [name for name in SWITCHES if name in flags]
     said += [f"--{'' if flags[name] else 'no-'}{name.replace('_', '-')}" for name in given]
     return " ".join(["lapclip train", *([flags["source"]] if "source" in flags else []), *said])

@@ -29,6 +29,7 @@ NUM_UNREADABLE = 3  # files that are named
 IMAGE_SIZE = 144  # pixels of an image on the page, which shows it smaller: for high-resolution screens
 MANY_UNKNOWN = 0.5  # of the words of the captions: then the model cannot tell them apart
 MAX_DRAWN = 50  # mistakes on a sheet, which is then 9,000 pixels high
+OPTIONAL_FILE = Parameter(consume_multiple=(0, 1), negative="", show_default=False)
 
 
 @with_settings("format", "images", "image_column", "caption_column")
@@ -43,9 +44,7 @@ def evaluate(
     template: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
     mistakes: int | None = None,
     sheet: Path | None = None,
-    html: Annotated[
-        list[Path] | None, Parameter(consume_multiple=(0, 1), negative="", show_default=False)
-    ] = None,
+    html: Annotated[list[Path] | None, OPTIONAL_FILE] = None,
     json: AsJson = False,
     flags: dict[str, Any],
 ) -> int:
@@ -67,6 +66,7 @@ def evaluate(
         html: write an HTML page; by default `evaluation.html` in the run, or in this folder
     """
     from lapclip.data.formats.detect import refuse_missing
+    from lapclip.runs.run import bases_of
 
     check_numbers(num_validation, pool_size, mistakes)
     fetch_missing(run, against)
@@ -77,6 +77,7 @@ def evaluate(
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
     models = [(config, its_run), *([] if against is None else [config_of(against)])]
+    models += [base for own, _ in models if own for base in bases_of(own)]  # what they saw is not new either
     if source is not None:
         refuse_missing(source, flags.get("format"))
     hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
@@ -168,19 +169,18 @@ def open_measured(
     was_classes = source is not None and config is not None and config.data.format == "classes"
     if source is not None and was_classes and flags.get("format") is None and has_classes_too(source):
         flags = flags | {"format": "classes"}
-        say(
-            "class folders are used, as in training, and not the captions of files: `--format` overrides this"
-        )
+        used = "class folders are used, as in training, and not the captions of files"
+        say(f"{used}: `--format` overrides this")
     trained = [own.data for own, _ in models if own]
     openable = [own.data for own, run in models if own and run and run.may_open(own)]
     data = config.data if config and source is None else load_config(flags={"source": source}).data
     work = open_unseen(replace(data, **flags), image_sizes[0], trained, openable)
     opened, shared = follow(work, requests, OPENING, is_kept=True)
     is_own = source is None or shared in ("source", "images")
-    if source is not None and shared == "source":
+    if opened.shares_images:
+        say("some of these images were used for training: only the others are used")
+    elif source is not None and shared == "source":
         say("the model was trained on this source or a part of it: only its validation set is used")
-    elif shared == "images":
-        say("the model was trained on some of these images: only the others are used")
     elif shared == "unknown":
         say("the source of training cannot be opened to compare: its training images may be among these")
     elif config is None:
@@ -243,14 +243,8 @@ def mistake_lines(mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
     for mistake in mistakes:
         first = mistake["found"][0]["picture"] if mistake["found"] else "another"
         lines.append(f"{mistake['rank']:>8,}. {shortened(mistake['caption'], 65)}")
-        lines.append(f"{'':10}{end_of(mistake['picture'])}; first: {end_of(first)}")
+        lines.append(f"{'':10}{shortened_path(mistake['picture'], 30)}; first: {shortened_path(first, 30)}")
     return lines
-
-
-def end_of(name: str, width: int = 30) -> str:
-    """A printable name; of a long path its end."""
-    shown = shortened(name, 10_000)
-    return shown if len(shown) <= width else "..." + shown[3 - width :]
 
 
 def next_step(result: dict[str, Any], arguments: Sequence[str], folder: Path | None, has_page: bool) -> str:
@@ -277,18 +271,17 @@ def write_files(
     result: Mapping[str, Any], source: "Source", page: Path | None, sheet: Path | None
 ) -> dict[str, str]:
     """Writes the page and the sheet if asked for, each whole or not at all; returns their paths."""
-    written = {}
+    written, mistakes = {}, result["mistakes"]
     if page is not None:
         from lapclip.files import write_atomically
         from lapclip.view.evaluation import evaluation_page
 
-        write_atomically(page, evaluation_page(result, small_images(source, result["mistakes"])))
+        write_atomically(page, evaluation_page(result, small_images(source, mistakes)))
         written["page"] = str(page)
-    if sheet is not None:
-        if draw_mistakes(sheet, source, result["mistakes"]):
-            written["sheet"] = str(sheet)
-        else:
-            say("there are no mistakes to draw: no sheet is written")
+    if sheet is not None and draw_mistakes(sheet, source, mistakes):
+        written["sheet"] = str(sheet)
+    elif sheet is not None:
+        say("there are no mistakes to draw: no sheet is written")
     return written
 
 

@@ -21,7 +21,8 @@ def export(
 
     Args:
         run: a run, by name or path (its best checkpoint), or a folder or file with a model
-        to: `hf` for transformers (CLIPModel or SiglipModel), `openclip` for OpenCLIP
+        to: `hf` for transformers (the `vit-*` sizes and CLIP or SigLIP models), `openclip` for OpenCLIP (these CLIP
+            models, `tiny` and other transformers); the default size `resnet-tiny` is for lapclip only
         output: the folder to write; it must not exist yet
     """
     from lapclip.runs.run import find_run

@@ -76,10 +76,8 @@ def index(
         say(f"using the model `{chosen.name}`, {chosen.why}; `--model` chooses another")
     earlier = [info.fingerprint for info in list_indexes() if info.model == chosen.path]
     if earlier and embedder.fingerprint not in earlier:
-        say(
-            f"`{chosen.name}` was trained further since it was indexed: all images are embedded again; "
-            "until then, searches use the old index"
-        )
+        again = "all images are embedded again; until then, searches use the old index"
+        say(f"`{chosen.name}` was trained further since it was indexed: {again}")
     with stop_requests("stopping; images that are already embedded are kept") as requests:
         work = update(embedder, name=chosen.name, model=chosen.path, folders=folders, fresh=fresh)
         summary = follow(work, requests, "indexing", is_kept=True)
@@ -103,8 +101,7 @@ def choose_model(model: str | None) -> ChosenModel:
     from lapclip.runs.run import RUNS, all_runs, find_run
     from lapclip.search.index import MODEL, indexes_of, path_of_model
 
-    known = indexes_of(model)
-    if known:
+    if known := indexes_of(model):
         last, why = known[0], "" if model else "as before"
         if os.path.exists(last.model):
             return ChosenModel(last.model, last.model, last.name, why)
@@ -118,9 +115,8 @@ def choose_model(model: str | None) -> ChosenModel:
             path = os.path.realpath(run.path)
             return ChosenModel(path, path, run.name, "the newest run")
     what = f"there is no model to index with: `{RUNS.absolute()}` holds no run with a checkpoint"
-    raise UserError(
-        what, hint=f"train one: `{own_name()} train`; for photos without captions: `{own_name()} models`"
-    )
+    hint = f"train one: `{own_name()} train`; for photos without captions: `{own_name()} models`"
+    raise UserError(what, hint=hint)
 
 
 def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:
@@ -143,20 +139,18 @@ def say_summary(summary: "Summary") -> None:
         f"link{'' if summary.num_links == 1 else 's'} to images already indexed": summary.num_links,
     }  # fmt: skip
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
-    say(
-        f"{plural(summary.num_indexed, 'image')} of {plural(len(summary.folders), 'folder')} in the index: "
-        f"{', '.join(parts) or 'nothing new'}; {duration(summary.seconds)}"
-    )
+    images, folders = plural(summary.num_indexed, "image"), plural(len(summary.folders), "folder")
+    done = ", ".join(parts) or "nothing new"
+    say(f"{images} of {folders} in the index: {done}; {duration(summary.seconds)}")
     for path, why in summary.unreadable:
         say(f"  {shortened_path(path)} {shortened(why)}")
     if summary.num_unreadable:
         count = plural(summary.num_unreadable, "file")
         say(f"{count} could not be read; lapclip tries again after a change")
     for folder, why in summary.unreachable.items():
-        say(
-            f"`{shortened(folder)}` cannot be opened: {why}; its images stay in the index "
-            f"(to remove them: `{own_name()} index --forget {typed(folder)}`)"
-        )
+        forget = f"`{own_name()} index --forget {typed(folder)}`"
+        stay = f"its images stay in the index (to remove them: {forget})"
+        say(f"`{shortened(folder)}` cannot be opened: {why}; {stay}")
     for folder in [folder for folder in summary.empty if folder not in summary.unusable]:
         say(f"`{shortened(folder)}` holds no images")
     for folder in summary.unopened[:3]:

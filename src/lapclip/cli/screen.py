@@ -156,10 +156,8 @@ class Stopped(KeyboardInterrupt):
         self.message, self.hint = message, hint
 
 
-SECONDS_QUIET, SECONDS_BETWEEN = (
-    5.0,
-    60.0,
-)  # without a terminal: before the first line on some work, and the next
+# Without a terminal: before the first line on some work, and the next.
+SECONDS_QUIET, SECONDS_BETWEEN = 5.0, 60.0
 
 
 def follow(

@@ -8,17 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import CycloptsError, Parameter
 from rich.console import Console
 
 from lapclip.cli.flags import AsJson, Switch, output_file, refuse_together, whole_number
 from lapclip.cli.screen import follow, own_name, print_json, print_table, say, until_closed, working
-from lapclip.errors import UserError, install_command, shortened, suggest
+from lapclip.errors import UserError, install_command, reason_for, shortened, suggest
 from lapclip.files import open_regular, writing
 from lapclip.units import duration, plural
 
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 MAX_RESULTS = 10_000
 MAX_NOTES = 3  # on words that no training caption contains, one line each
 THUMBNAIL_SIZE = 320  # pixels of an image on a sheet or in a terminal
+Form = Literal["table", "paths", "null", "json"]  # of the results
 COLUMNS = "score: number, image, size: number, "  # the last one says that there are copies
 
 
@@ -78,22 +78,22 @@ def search(
         open: open the best result in the system's image viewer
         duplicates: list groups of identical and nearly identical images
     """
-    query, as_paths = join_words(words), paths or null
+    query = join_words(words)
+    form: Form = "json" if json else "null" if null else "paths" if paths else "table"
     if top is not None and not 1 <= top <= MAX_RESULTS:
         raise UserError(f"`--top` is {top}", hint=f"use 1 to {MAX_RESULTS:,}")
     if min_score is not None and not -1 <= min_score <= 1:
         raise UserError(f"`--min-score` is {min_score}", hint="use a score from -1 to 1")
-    refuse_together(paths=as_paths, json=json)
+    refuse_together(paths=paths or null, json=json)
     wanted = read_filter(folder, after, before, min_size)
     limits = {"`--folder`": folder, "`--after`": after, "`--before`": before, "`--min-size`": min_size}
     filters = [flag for flag, value in limits.items() if value is not None]
-    show = partial(show_results, json=json, paths=as_paths, null=null)
     if duplicates:
         if query or like or unlike or sheet or copy_to or open:
             what = "`--duplicates` does not take a query, `--sheet`, `--copy-to` or `--open`"
             raise UserError(what, hint="omit these: all images are compared with each other")
         record, groups = find_duplicates(model, -1.0 if min_score is None else min_score, wanted, top)
-        show(record, groups, [row for group in groups for row in group_rows(group)])
+        show_results(form, record, groups, [row for group in groups for row in group_rows(group)])
         num_near = sum(not all(one.is_identical for one in group) for group in groups)
         found = f"{len(groups) - num_near:,} of identical files, {num_near:,} with near-duplicates"
         if not json:
@@ -117,10 +117,10 @@ def search(
     record |= {"results": [match.record() for match in matches], "num_pictures": index.num_images}
     record |= {"num_gone": results.num_gone, "model": index.model, "index": str(index.path), "copied": copied}
     record |= {"unknown_words": searcher.embedder.tokenizer.unknown_words(query)}
-    if matches and not (json or as_paths):
+    if matches and form == "table":
         show_thumbnails(matches, thumbnails)
-    show(record, [matches], [row_of(match, f"{match.score:.3f}") for match in matches])
-    if num_wanted and not (json or as_paths):
+    show_results(form, record, [matches], [row_of(match, f"{match.score:.3f}") for match in matches])
+    if num_wanted and form == "table":
         among = plural(num_wanted, "matching image" if filters else "image")
         say(f"{len(matches):,} of {among} for `{shortened(question)}`, {duration(seconds)}")
     if filters and not num_wanted:
@@ -188,8 +188,7 @@ def image_bytes(name: str) -> bytes:
         data = read_file(os.path.expanduser(name))
         read_whole(data, 32)
     except (OSError, ValueError, Unreadable) as error:
-        why = (isinstance(error, OSError) and error.strerror) or str(error)
-        what = f"`{shortened(name)}` cannot be used as an image: {why.lower()}"
+        what = f"`{shortened(name)}` cannot be used as an image: {reason_for(error).lower()}"
         raise UserError(what, hint=way_out(error)) from None
     return data
 
@@ -238,22 +237,16 @@ def prepare_graph(searcher: "Searcher") -> None:
 
 
 def show_results(
-    record: dict[str, Any],
-    groups: "Sequence[Sequence[Match]]",
-    rows: Sequence[Sequence[str]],
-    *,
-    json: bool,
-    paths: bool,
-    null: bool,
+    form: Form, record: dict[str, Any], groups: "Sequence[Sequence[Match]]", rows: Sequence[Sequence[str]]
 ) -> None:
     """Results as one JSON object, as paths, or as a table."""
     from lapclip.view.document import Table, columns_of
 
     with until_closed():
-        if json:
+        if form == "json":
             print_json(record)
-        elif paths:
-            write_paths([[match.entry.path for match in group] for group in groups], null)
+        elif form != "table":
+            write_paths([[match.entry.path for match in group] for group in groups], form == "null")
         elif rows:
             print_table(Table("", columns_of(COLUMNS), rows))
 

@@ -174,6 +174,8 @@ def begin_pretrained(
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
     has_heads = settings.train.tune in (None, "heads") and not is_inherited
     prepare = preparing_heads if has_heads else preparing_towers
+    if has_heads and settings.train.minutes:
+        say("features and head settings are prepared first; `--minutes` counts the training after that")
     run, cached = follow(prepare(settings, found, name, data, reserved), requests, "setting up", is_kept=True)
     return run, run.load_config(), data, cached
 
@@ -337,9 +339,10 @@ def write_page(run: "Run") -> Path | None:
 
 
 def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: bool) -> None:
-    from lapclip.runs.history import summarize
+    from lapclip.runs.history import is_chance, summarize
     from lapclip.units import duration, plural, size
     from lapclip.view.lines import forgetting, recall_table
+    from lapclip.view.report import last_quarter
 
     what = "done" if not stopped else "stopped and saved" if result.step else "stopped before the first step"
     say(
@@ -359,11 +362,15 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
         say(f"the report: {page}")
     if summary.over_fits:
         say(summary.over_fits)
+    elif result.recall is not None and is_chance(result.recall) and not stopped:
+        images = plural(result.recall["num_images"], "validation image")
+        say(f"on {images}, recall is not significantly above chance")
     say("next:")
     if result.checkpoint is not None:
         say(f"  {own_name()} eval {run.reference}")
         source = run.load_config().data.source
         if Path(source).is_dir():
             say(f"  {own_name()} index {typed(source)} --model {run.reference}")
-    if stopped or not (summary.over_fits or summary.history.is_saturated):
+    trend, told = last_quarter(summary)
+    if stopped or ((trend > 0 or not told) and not (summary.over_fits or summary.history.is_saturated)):
         say(f"  {own_name()} train --resume {run.reference}{'' if stopped else summary.doubled}")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lapclip.errors import typed
 from lapclip.units import percent, plural
 
 DEFAULT_BATCH_SIZE = 128
@@ -20,6 +21,12 @@ MAX_UNREADABLE = 0.01
 MAX_CUT = 0.05  # of the captions
 SHARE, MAX_SHARE, ENOUGH = 0.05, 0.2, 50  # of the images; more of few, until so many are for validation
 MAX_CLASS_RATIO = 10  # images in the largest class for each in the smallest
+
+
+def command_to_show(source: str, format: str | None) -> str:
+    """What draws the pairs as training reads them; the kind of a folder's captions may have been asked for."""
+    how = f" --format {format}" if format in ("classes", "names", "metadata", "txt") else ""
+    return f"lapclip data show {typed(source)}{how}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +60,9 @@ class Advice:
     setting: str | None
     value: Any
     why: str
-    kind: Literal["", "names", "column", "shared", "table", "prefix", "languages", "cropped"] = ""
+    kind: Literal[
+        "", "names", "column", "shared", "plain", "classes", "table", "prefix", "languages", "cropped"
+    ] = ""
 
     @property
     def sentence(self) -> str:
@@ -94,10 +103,8 @@ def share_outside_a_to_z(captions: Iterable[str]) -> float:
 def advise(facts: DataFacts) -> list[Advice]:
     """Settings first; nothing where the defaults fit."""
     settings = (advise_tokenizer, advise_text_length, advise_batch_size, advise_loss)
-    return [
-        *(advice for advise_setting in settings if (advice := advise_setting(facts))),
-        *(Advice(None, None, why) for why in warnings(facts)),
-    ]
+    found = [advice for advise_setting in settings if (advice := advise_setting(facts))]
+    return found + [Advice(None, None, why) for why in warnings(facts)]
 
 
 def advise_tokenizer(facts: DataFacts) -> Advice | None:

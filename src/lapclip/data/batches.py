@@ -36,9 +36,7 @@ class Batch:
     faults: tuple[str, ...] = ()  # images that could not be read; others took their places
     indices: np.ndarray | None = None  # [B], the number of each image in its source
     captions: tuple[str, ...] = ()
-    teacher: tuple[np.ndarray, np.ndarray] | None = (
-        None  # a teacher's embeddings of images and captions [B, E]
-    )
+    teacher: tuple[np.ndarray, np.ndarray] | None = None  # its embeddings of images and captions [B, E]
 
 
 @dataclass(frozen=True)
@@ -86,9 +84,9 @@ def load_batches(
             # By tokens, not by letters: what the model cannot tell apart is the same caption.
             _, caption_ids = np.unique(tokens, axis=0, return_inverse=True)
             if each > 1:
-                tokens, ends, caption_ids = (
-                    a.reshape(batch_size, each, *a.shape[1:]) for a in (tokens, ends, caption_ids)
-                )
+                several = (batch_size, each)
+                tokens, ends = tokens.reshape(*several, -1), ends.reshape(several)
+                caption_ids = caption_ids.reshape(several)
             groups = source.groups(some.indices)
             about = some.faults, some.indices, tuple(some.captions[::each])
             yield Batch(some.images, tokens, ends, groups, caption_ids, *about)
@@ -165,8 +163,7 @@ def fetch_singly(
                 faults.append(f"`{shortened_path(source.name(int(taken[place])))}` {shortened(str(problem))}")
                 taken[place] = (taken[place] + 1) % source.num_different
         else:
-            raise UserError(
-                f"{MAX_TRIES} images in a row cannot be read, the last one {faults[-1]}",
-                hint="check that the source still exists: `lapclip data check` lists its problems",
-            )
+            hint = "check that the source still exists: `lapclip data check` lists its problems"
+            what = f"{MAX_TRIES} images in a row cannot be read, the last one {faults[-1]}"
+            raise UserError(what, hint=hint)
     return taken, np.stack(images), tuple(faults)

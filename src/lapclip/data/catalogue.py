@@ -145,11 +145,8 @@ class Gathering:
         """All images with a caption; the numbers of `reader` are those that `add` returned."""
         if self.missing and not self.captions:
             missing, problem = next(iter(self.missing.items()))
-            raise UserError(
-                f"none of the {len(self.missing):,} images listed in `{name}` can be used;"
-                f" `{shortened_path(missing)}` {problem.what}",
-                hint=self.hint,
-            )
+            what = f"none of the {len(self.missing):,} images listed in `{name}` can be used"
+            raise UserError(f"{what}; `{shortened_path(missing)}` {problem.what}", hint=self.hint)
         names, reader = list(self.index), reader or FileReader(self.paths)
         kept = [number for number, captions in enumerate(self.captions) if captions]
         if len(kept) < len(names):
@@ -176,10 +173,9 @@ class Gathering:
 
     def most_common_problem(self) -> str:
         """`: each of 12 is missing, such as ...`, or nothing."""
-        return "".join(
-            f": each of {count:,} {what}, such as `{self.problems.names[what][0]}`"
-            for what, count in self.problems.counts.most_common(1)
-        )
+        for what, count in self.problems.counts.most_common(1):
+            return f": each of {count:,} {what}, such as `{self.problems.names[what][0]}`"
+        return ""
 
 
 def clean_caption(text: str) -> str:

@@ -96,7 +96,7 @@ def read_square(
         record["width"], record["height"] = (height, width) if is_lying else (width, height)
         record["format"] = FORMATS.index(image.format or "")
         record["traits"] = trait_bits(image, turned)
-        square = upright(square_by(resize, image, size, extent), image)
+        square = square_by(resize, image, size, extent)
         if with_thumb:
             # Of the image, not of the square: the split must not depend on the size of the pack.
             whole = upright(resize_rgb(image, (4 * THUMB, 4 * THUMB), (0, 0, *extent)), image)
@@ -123,9 +123,9 @@ def resized_whole(width: float, height: float, size: int, resize: str, factor: i
 def square_by(
     resize: str, image: Image.Image, size: int, extent: tuple[float, float] | None = None
 ) -> Image.Image:
-    """A square as RGB, by one of `RESIZES`; `packed` is the first of its two steps."""
+    """A square as RGB, upright, by one of `RESIZES`; `packed` is the first of its two steps."""
     if resize == "packed":
-        return center_square(image, size, extent)
+        return upright(center_square(image, size, extent), image)
     image.load()  # which turns a TIFF upright
     width, height = extent or image.size
     across, down = resized_whole(width, height, size, resize)
@@ -136,7 +136,8 @@ def square_by(
     top = down - size - top if turned in (3, 4, 6, 7) else top
     x, y = width / across, height / down
     by = Image.Resampling.BILINEAR if resize.endswith("-bilinear") else Image.Resampling.BICUBIC
-    return resize_rgb(image, (size, size), (left * x, top * y, (left + size) * x, (top + size) * y), by)
+    box = (left * x, top * y, (left + size) * x, (top + size) * y)
+    return upright(resize_rgb(image, (size, size), box, by), image)
 
 
 def read_whole(data: bytes, max_side: int) -> Image.Image:
@@ -232,10 +233,8 @@ def refuse_too_large(image: Image.Image, data: bytes, width: int, height: int) -
         if orientation(image) != 1:  # turned as it loads
             num_bytes += num_pixels * stored
     if num_pixels > MAX_PIXELS or num_bytes > MAX_BYTES:
-        raise Unreadable(
-            f"has {width * height / 1e6:,.0f} million pixels and needs {num_bytes / 1e6:,.0f} MB of memory, "
-            "too much to decode safely"
-        )
+        needs = f"{width * height / 1e6:,.0f} million pixels and needs {num_bytes / 1e6:,.0f} MB of memory"
+        raise Unreadable(f"has {needs}, too much to decode safely")
 
 
 def coefficient_bytes(image: Image.Image, data: bytes) -> float:

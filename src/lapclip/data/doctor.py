@@ -13,7 +13,8 @@ import numpy as np
 
 from lapclip.data.advice import MAX_TEXT_LENGTH, Advice, DataFacts, advise, percentiles, share_outside_a_to_z
 from lapclip.data.catalogue import NUM_NAMED, Catalogue
-from lapclip.data.decode import FORMATS, TRAITS, read_whole
+from lapclip.data.decode import FORMATS, THUMB, TRAITS, read_whole
+from lapclip.data.formats.folder import are_classes, folders_of
 from lapclip.data.formats.names import are_captions, caption_in_name
 from lapclip.data.open import Files
 from lapclip.data.pairs import VALIDATION
@@ -25,6 +26,7 @@ NUM_CAPTIONS_NAMED = 20
 MAX_READ = 100_000  # captions whose letters are looked at, from all over the source
 NUM_COMPARED, MIN_COMPARED = 10_000, 20  # images, and different captions, to see what captions have in common
 LANGUAGE_MARK = re.compile(r"[a-z]{2,3}([_@.][a-zA-Z0-9-]+)*=")  # `de.utf8=`, `pt_BR.utf8=`
+MAX_PLAIN = 0.01  # of the images
 MAX_LONG, LONG = 0.1, 2  # share of images whose longer side is that many times the other
 PERCENTILES = (50, 90, 95, 99, 100)
 SCRIPT_NAMES = {"CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana", "KATAKANA-HIRAGANA": "Kana"}
@@ -90,6 +92,7 @@ def examine(
     of_each = (dict.fromkeys(map(str.casefold, catalogue.captions[number])) for number in readable.tolist())
     counts = Counter(caption for own in of_each for caption in own)
     shared = Counter({caption: count for caption, count in counts.items() if count > 1})
+    limits = sorted({MAX_TEXT_LENGTH, text_length})
     report = Report(
         num_images=len(readable),
         num_captions=len(captions),
@@ -107,9 +110,7 @@ def examine(
         tokenizer=tokenizer,
         text_length=text_length,
         caption_tokens=percentiles(lengths, PERCENTILES),
-        caption_tokens_cut={
-            str(n): float((lengths > n).mean()) for n in sorted({MAX_TEXT_LENGTH, text_length})
-        },
+        caption_tokens_cut={str(n): float((lengths > n).mean()) for n in limits},
         sizes=sizes_of(records, known, catalogue.names) if len(known) else None,
         num_small=int((np.minimum(records["width"], records["height"])[known] < image_size).sum()),
         columns=catalogue.columns,
@@ -145,11 +146,21 @@ def remarks(catalogue: Catalogue, records: np.ndarray) -> Iterator[Advice]:
     if num_long > MAX_LONG * num_known:
         what = f"{percent(num_long / num_known)} of the images have an aspect ratio above {LONG}:1"
         yield Advice(None, None, f"{what}; the model sees only the centre square of each", "cropped")
+    thumbs = records["thumb"][sides[0] > 0].reshape(num_known, THUMB * THUMB, 3)
+    num_plain = int((np.ptp(thumbs, axis=1) <= 1).all(axis=1).sum()) if num_known else 0
+    if num_plain > MAX_PLAIN * num_known:
+        what = f"{percent(num_plain / num_known)} of the images are of a single colour"
+        yield Advice(None, None, f"{what}; transparent parts are drawn on white", "plain")
     some = catalogue.captions[:: -(-len(catalogue.captions) // NUM_COMPARED)]
     captions = list(dict.fromkeys(caption for own in some for caption in own))
     if owners := {"classes": "folders", "names": "files"}.get(catalogue.format):
         few = listed([f"`{brief(caption)}`" for caption in captions])
         yield Advice(None, None, f"the captions are the names of the {owners}: {few}", "names")
+    folders = folders_of(catalogue.names) if catalogue.format in ("names", "metadata") else []
+    if are_classes(folders):
+        few = listed([f"`{brief(folder)}`" for folder in sorted({*folders} - {""})])
+        what = f"the images are in folders that may be classes: {few}; `--format classes` uses their names"
+        yield Advice(None, None, what, "classes")
     names = catalogue.names[:: -(-len(catalogue.names) // NUM_COMPARED)]
     is_shared = catalogue.format in ("txt", "metadata", "classes") and 2 * len(captions) < sum(map(len, some))
     if is_shared and are_captions(names, min_words=1):
@@ -260,7 +271,8 @@ def lines(report: Report) -> Iterator[tuple[str, str]]:
     unused = f"; {report.num_unused:,} for testing, not used" if report.num_unused else ""
     yield "split", f"{report.num_train:,} training, {report.num_validation:,} validation ({whose}){unused}"
     if report.duplicate_images:
-        copies = "1 copy" if report.num_duplicate_images == 1 else f"{report.num_duplicate_images:,} copies"
+        num = report.num_duplicate_images
+        copies = "1 copy or near-duplicate" if num == 1 else f"{num:,} copies or near-duplicates"
         yield "duplicates", f"{copies}: {equal(report.duplicate_images)}"
     if report.duplicate_captions:
         caption, count = next(iter(report.duplicate_captions.items()))

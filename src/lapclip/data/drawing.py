@@ -82,9 +82,8 @@ def draw_image(scene: Scene, image_size: int, random: Random) -> Image.Image:
 
 @lru_cache(maxsize=256)
 def light_table(time: str, brightness: int) -> list[int]:
-    return [
-        min(255, level * (channel + brightness) // 256) for channel in LIGHT[time] for level in range(256)
-    ]
+    factors = [channel + brightness for channel in LIGHT[time]]
+    return [min(255, level * factor // 256) for factor in factors for level in range(256)]
 
 
 def draw_pattern(draw: ImageDraw.ImageDraw, pattern: str, top: int, pixels: int, mark: Colour) -> None:

@@ -12,19 +12,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lapclip.data.decode import (
-    Decoded,
-    Unreadable,
-    center_square,
-    channels_first,
-    read_square,
-    square_by,
-    upright,
-)
+from lapclip.data.decode import Decoded, Unreadable, center_square, channels_first, read_square, square_by
 from lapclip.data.files import read_file
 from lapclip.data.pack import size_for
 from lapclip.data.workers import in_order
-from lapclip.errors import UserError, install_command, printable
+from lapclip.errors import UserError, install_command, printable, reason_for
 
 MIN_FOR_THREADS = 8  # images; for fewer no threads are started
 TOLERANCE = 1e-4  # beyond 0 and 1, as interpolation leaves it
@@ -77,11 +69,11 @@ def square_of(image: Any, size: int, resize: str, called: str) -> np.ndarray:
             raise UserError(f"{called} has type `{type(image).__name__}`, which is not an image", hint=hint)
         if 0 in image.size:
             raise Unreadable("has no pixels")
-        stored = upright(square_by(resize, image, first_size(size, resize)), image)
+        stored = square_by(resize, image, first_size(size, resize))
         return channels_first(center_square(stored, size))
     except (Unreadable, OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise UserError(f"cannot read {called} as an image: {printable(why)}", hint=way_out(error)) from None
+        what = f"cannot read {called} as an image: {printable(reason_for(error))}"
+        raise UserError(what, hint=way_out(error)) from None
 
 
 def way_out(error: Exception) -> str:
@@ -116,10 +108,9 @@ def array_image(array: np.ndarray, called: str) -> Image.Image:
             raise UserError(what, hint="scale it: `array / 255`, or undo its normalisation")
         array = np.rint(array.clip(0, 1) * 255).astype(np.uint8)
     if not is_image or array.dtype != np.uint8:
-        raise UserError(
-            f"{called} is an array of {array.dtype} {list(array.shape)}, not of uint8 or floats [height, width, 3]",
-            hint="convert it: `numpy.moveaxis(array, 0, -1).astype(numpy.uint8)`",
-        )
+        found = f"{called} is an array of {array.dtype} {list(array.shape)}"
+        hint = "convert it: `numpy.moveaxis(array, 0, -1).astype(numpy.uint8)`"
+        raise UserError(f"{found}, not of uint8 or floats [height, width, 3]", hint=hint)
     return Image.fromarray(np.ascontiguousarray(array))
 
 

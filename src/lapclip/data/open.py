@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from lapclip.data.split import content_groups, own_side, split, told_apart
 from lapclip.data.synthetic import DocumentsSource, SceneSource, ValidationScenes
 from lapclip.errors import UserError, install_command, shortened, shortened_path, suggest
 from lapclip.files import writing
-from lapclip.units import Progress, plural
+from lapclip.units import LongWork, plural
 
 MAX_SCENES = 100_000_000  # their order is held in memory
 MIN_IMAGES = 4
@@ -75,6 +75,7 @@ class Data:
     found: Mapping[str, Advice] = field(default_factory=dict)  # settings that follow from the source
     general: Sample | None = field(default=None, repr=False)  # of another source: what a model forgets
     shares_images: bool = False  # with what models were trained on
+    num_seen: int = 0  # validation images that the model which training starts from was trained on
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -93,9 +94,7 @@ class Data:
             part.files = None
 
 
-def open_source(
-    config: DataConfig, image_size: int, seen: Collection[str] = ()
-) -> Generator[Progress, None, Data]:
+def open_source(config: DataConfig, image_size: int, seen: Collection[str] = ()) -> LongWork[Data]:
     """Opens what `source` names, packs what is not packed, and yields its progress; what is seen is not evaluated."""
     named = parse_source(config.source)
     found = [None if name.split(":")[0] == "synthetic" else find_files(config, name) for name, _ in named]
@@ -132,7 +131,7 @@ def open_source(
 
 def open_unseen(
     config: DataConfig, image_size: int, trained: Sequence[DataConfig], openable: Sequence[DataConfig]
-) -> Generator[Progress, None, tuple[Data, Shared]]:
+) -> LongWork[tuple[Data, Shared]]:
     """A source to evaluate on, and what it shares with those trained on: its validation side was trained on by none."""
     paths = [os.path.abspath(os.path.expanduser(name)) for name, _ in parse_source(config.source)]
     own = [one for one in trained if real_names(one.source) & {*map(os.path.realpath, paths)}]
@@ -155,6 +154,13 @@ def open_unseen(
     if any(real_names(one.source) & real_names(opened.source) for one in trained):
         return opened, "source"
     return opened, "images" if opened.shares_images else "nothing" if is_known else "unknown"
+
+
+def may_share(one: DataConfig, other: DataConfig) -> bool:
+    """Whether two sources may have files in common, by where they are."""
+    names, others = real_names(one.source), real_names(other.source)
+    places = [*names, *filter(None, [one.images])]
+    return bool(names & others) or are_nested(places, {*others, other.images or os.sep})
 
 
 def hide(files: list[Files], seen: Collection[str]) -> bool:

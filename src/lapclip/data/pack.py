@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,23 +17,14 @@ from typing import BinaryIO
 
 import numpy as np
 
+from lapclip import files
 from lapclip.data.catalogue import Catalogue, Reader
 from lapclip.data.decode import RECORD, WHOLE, Decoded, Unreadable, decode, digest
 from lapclip.data.files import MISSING
 from lapclip.data.workers import submit_ahead, with_held, worker_pool
-from lapclip.errors import UserError
-from lapclip.files import (
-    Taken,
-    cache_folder,
-    read_json,
-    release_lock,
-    remove_folder,
-    take_lock,
-    write_atomically,
-    writing,
-)
+from lapclip.errors import UserError, reason_for
 from lapclip.machine.hardware import num_usable_cores
-from lapclip.units import Progress
+from lapclip.units import LongWork, Progress
 
 VERSION = 1
 FAULTS = "unreadable.json"
@@ -66,7 +57,7 @@ def size_for(image_size: int) -> int:
 
 
 def packs_folder() -> Path:
-    return cache_folder() / "packs"
+    return files.cache_folder() / "packs"
 
 
 def folder_for(identity: str, size: int) -> Path:
@@ -77,9 +68,7 @@ def folder_for(identity: str, size: int) -> Path:
     return packs_folder() / f"{plain}-{size}px-{key}"
 
 
-def pack(
-    catalogue: Catalogue, identity: str, size: int, workers: int | None = None
-) -> Generator[Progress, None, Pack]:
+def pack(catalogue: Catalogue, identity: str, size: int, workers: int | None = None) -> LongWork[Pack]:
     """Decodes what is not in the pack yet, and yields its progress; when killed, the next call goes on from there."""
     path = folder_for(identity, size)
     stamps = np.fromiter(all_stamps(catalogue), dtype=np.uint64, count=len(catalogue.names))
@@ -93,7 +82,7 @@ def pack(
             is_packed = (records["row"] >= 0) & has_thumb
             known: dict[str, str] = {}  # why unchanged files cannot be decoded, by stamp
             with contextlib.suppress(OSError, ValueError):
-                known = read_json(path / FAULTS)
+                known = files.read_json(path / FAULTS)
             is_known = np.array([stamp == 0 or str(stamp) in known for stamp in stamps.tolist()], dtype=bool)
             missing = np.flatnonzero(~is_packed & ~is_known)
             num_new = int((records["row"][missing] < 0).sum())
@@ -112,7 +101,7 @@ def pack(
                 yield Progress(PACKING, done, len(missing), len(faults), needed)
             records = journal.chosen(found)
         if lasting := {str(stamps[n]): str(why) for n, why in faults.items() if not why.may_pass}:
-            write_atomically(path / FAULTS, json.dumps(known | lasting))
+            files.write_atomically(path / FAULTS, json.dumps(known | lasting))
     num_needing_extra = sum(fault.extra is not None for fault in faults.values())
     broken = np.flatnonzero(records["row"] < 0).tolist()
     unreadable = {n: str(faults.get(n) or known.get(str(stamps[n]), MISSING.what)) for n in broken}
@@ -153,7 +142,7 @@ def decode_one(reader: Reader, number: int, size: int) -> Outcome:
     except Unreadable as problem:
         return Unreadable(str(problem), problem.extra)  # a new one: the caught one holds all of the image
     except OSError as error:
-        return Unreadable(f"cannot be read: {(error.strerror or str(error)).lower()}", may_pass=True)
+        return Unreadable(f"cannot be read: {reason_for(error).lower()}", may_pass=True)
     except ValueError as error:
         return Unreadable(str(error), may_pass=True)
 
@@ -163,7 +152,7 @@ class Journal:
 
     def __init__(self, path: Path, size: int):
         self.path, self.row_bytes = path, 3 * size * size
-        with writing(path):
+        with files.writing(path):
             self.pixels_file: BinaryIO = (path / "pixels").open("ab+")
             self.records_file: BinaryIO = (path / "records").open("ab+")
         # Records whose pixels are not on the disk, as a killed process leaves them, are cut off.
@@ -212,7 +201,7 @@ class Journal:
         record = decoded.record
         row = self.rows.setdefault(record["content"].tobytes(), self.num_rows)
         record["stamp"], record["row"] = stamp, row
-        with writing(self.path):
+        with files.writing(self.path):
             if row == self.num_rows:  # no image of the same content is there
                 self.pixels_file.write(decoded.pixels.tobytes())
                 self.num_rows += 1
@@ -224,7 +213,7 @@ class Journal:
 
     def sync(self) -> None:
         """Pixels first: a record never promises what is not there."""
-        with writing(self.path):
+        with files.writing(self.path):
             for file in (self.pixels_file, self.records_file):
                 file.flush()
                 os.fsync(file.fileno())
@@ -243,7 +232,7 @@ def describe_folder(path: Path, identity: str, size: int) -> None:
     """Writes whose folder it is, for `lapclip data remove`."""
     if not (path / "pack.json").exists():
         about = {"version": VERSION, "source": identity, "size": size}
-        write_atomically(path / "pack.json", json.dumps(about))
+        files.write_atomically(path / "pack.json", json.dumps(about))
 
 
 @contextlib.contextmanager
@@ -251,12 +240,12 @@ def locked(path: Path) -> Iterator[None]:
     """One process at a time adds to a pack; the lock ends with the process. Waits a while for another one."""
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     while True:
-        with writing(path):
+        with files.writing(path):
             try:
                 path.mkdir(parents=True, exist_ok=True)
-                handle = take_lock(path / "lock")
+                handle = files.take_lock(path / "lock")
                 break
-            except (Taken, FileNotFoundError):  # the second when it was removed at this moment
+            except (files.Taken, FileNotFoundError):  # the second when it was removed at this moment
                 if time.monotonic() > deadline:
                     problem = f"another process is packing into `{path}`"
                     raise UserError(problem, hint="wait until it is done, then try again") from None
@@ -264,7 +253,7 @@ def locked(path: Path) -> Iterator[None]:
         os.utime(handle)  # when it was last used
         yield
     finally:
-        release_lock(handle, keep=True)
+        files.release_lock(handle, keep=True)
 
 
 def has_room(sources: list[tuple[Catalogue, str]], size: int) -> bool:
@@ -283,11 +272,9 @@ def free_bytes() -> int:
 
 def check_disk(needed: int) -> None:
     if needed > (free := free_bytes()):
-        raise UserError(
-            f"the pack needs {needed / 1e9:.2f} GB more in `{packs_folder()}`, and {free / 1e9:.2f} GB are free",
-            hint="free some space (`lapclip data remove` lists old packs), "
-            "or set LAPCLIP_CACHE to a folder on a larger disk",
-        )
+        what = f"the pack needs {needed / 1e9:.2f} GB more in `{packs_folder()}`, and {free / 1e9:.2f} GB are free"
+        larger = "or set LAPCLIP_CACHE to a folder on a larger disk"
+        raise UserError(what, hint=f"free some space (`lapclip data remove` lists old packs), {larger}")
 
 
 def folder_bytes(path: Path) -> int:
@@ -315,7 +302,7 @@ def list_packs() -> list[CachedPack]:
     found = []
     for file in packs_folder().glob("*/pack.json"):
         try:
-            source = str(read_json(file)["source"])
+            source = str(files.read_json(file)["source"])
         except (OSError, ValueError, KeyError):
             source = "?"
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
@@ -327,4 +314,4 @@ def list_packs() -> list[CachedPack]:
 def remove_pack(pack: CachedPack) -> None:
     """Removes a pack, unless another process is packing into it."""
     with locked(pack.path):
-        remove_folder(pack.path)
+        files.remove_folder(pack.path)

@@ -67,16 +67,10 @@ def draw_scene(random: Random) -> Scene:
     category = random.choice(CATEGORIES)
     kinds = random.sample(KINDS[category], 2)
     places = random.sample(PLACES, 2)
-    things = [
-        Thing(
-            kind=kind,
-            colour=random.choice([c for c in COLOURS if c != UNSEEN_COLOUR[kind]]),
-            count=random.choice(COUNTS),
-            size=random.choice(SIZES),
-            place=place,
-        )
-        for kind, place in zip(kinds, places, strict=True)
-    ]
+    things = []
+    for kind, place in zip(kinds, places, strict=True):
+        colour = random.choice([c for c in COLOURS if c != UNSEEN_COLOUR[kind]])
+        things.append(Thing(kind, colour, random.choice(COUNTS), random.choice(SIZES), place))
     return Scene(category, random.choice(BACKGROUNDS[category]), random.choice(TIMES), *things)
 
 
@@ -97,11 +91,8 @@ def draw_family(random: Random, layout: int) -> list[Scene]:
     base = replace(scene, second=replace(scene.second, colour=UNSEEN_COLOUR[scene.second.kind]))
     four, two = FAMILIES[layout % len(FAMILIES)]
     # Seeded by the family, so that the second attribute takes the same two values in all its members.
-    return [
-        with_two
-        for with_four in vary(base, four, 4, random)
-        for with_two in vary(with_four, two, 2, Random(f"{base} {two}"))
-    ]
+    members = vary(base, four, 4, random)
+    return [scene for one in members for scene in vary(one, two, 2, Random(f"{base} {two}"))]
 
 
 def vary(scene: Scene, attribute: str, num_values: int, random: Random) -> list[Scene]:
@@ -152,14 +143,13 @@ def describe(scene: Scene, random: Random) -> str:
         one, two = two, one
     ground = f"{PREPOSITIONS.get(scene.background, 'on a')} {scene.background}"
     time = random.choice(TIME_WORDS[scene.time])
-    return random.choice(
-        (
-            f"{one} and {two}, {ground} {time}",
-            f"{ground} {time}: {one}, {two}",
-            f"{time} {ground}, {one} and {two}",
-            f"a picture of {one} with {two}, {time}, {ground}",
-        )
+    sentences = (
+        f"{one} and {two}, {ground} {time}",
+        f"{ground} {time}: {one}, {two}",
+        f"{time} {ground}, {one} and {two}",
+        f"a picture of {one} with {two}, {time}, {ground}",
     )
+    return random.choice(sentences)
 
 
 def in_words(thing: Thing, random: Random) -> str:

@@ -45,24 +45,18 @@ class ValidationScenes(SceneSource):
         return draw_family(Random(f"{self.seed} family {family}"), layout=family)[member]
 
 
-# For each category two colours, and the captions its images take turns with.
-DOCUMENTS = {
-    "nature": (
-        ((34, 139, 34), (135, 206, 235)),
-        ("a green forest under a blue sky", "a calm lake between hills", "sunlight over a meadow"),
-    ),
-    "animals": (
-        ((139, 90, 43), (222, 184, 135)),
-        ("a brown dog in the grass", "a cat asleep on a chair", "a bird on a branch"),
-    ),
-    "urban": (
-        ((105, 105, 105), (192, 192, 192)),
-        ("a busy street in the city", "tall buildings at dusk", "a bridge over a river"),
-    ),
-    "food": (
-        ((220, 60, 40), (255, 200, 80)),
-        ("a fresh salad on a plate", "a bowl of hot soup", "a slice of cake"),
-    ),
+# Of the documents' images: the colours at top and bottom by category, and the captions that take turns.
+COLOURS = {
+    "nature": ((34, 139, 34), (135, 206, 235)),
+    "animals": ((139, 90, 43), (222, 184, 135)),
+    "urban": ((105, 105, 105), (192, 192, 192)),
+    "food": ((220, 60, 40), (255, 200, 80)),
+}
+CAPTIONS = {
+    "nature": ("a green forest under a blue sky", "a calm lake between hills", "sunlight over a meadow"),
+    "animals": ("a brown dog in the grass", "a cat asleep on a chair", "a bird on a branch"),
+    "urban": ("a busy street in the city", "tall buildings at dusk", "a bridge over a river"),
+    "food": ("a fresh salad on a plate", "a bowl of hot soup", "a slice of cake"),
 }
 
 
@@ -81,7 +75,7 @@ class DocumentsSource(Source):
         return CATEGORIES[(self.first + index) % len(CATEGORIES)]
 
     def image(self, index: int, size: int) -> Image.Image:
-        (top, bottom), _ = DOCUMENTS[self.category(index)]
+        top, bottom = COLOURS[self.category(index)]
         noise = np.random.default_rng([self.seed, self.first + index])
         ramp = np.linspace(0.0, 1.0, size)[:, None, None]
         gradient = (1 - ramp) * np.array(top) + ramp * np.array(bottom)
@@ -89,5 +83,5 @@ class DocumentsSource(Source):
         return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
     def captions(self, index: int) -> tuple[str, ...]:
-        _, captions = DOCUMENTS[self.category(index)]
+        captions = CAPTIONS[self.category(index)]
         return (captions[(self.first + index) // len(CATEGORIES) % len(captions)],)

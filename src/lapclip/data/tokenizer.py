@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from lapclip.errors import UserError, printable
+from lapclip.errors import UserError, printable, reason_for
 from lapclip.files import read_bounded
 
 PAD, START, END, UNKNOWN = range(4)
@@ -61,8 +61,7 @@ class Tokenizer:
         self, start: int | None, end: int, pad: int, *, is_full: bool, vocab_size: int | None = None
     ) -> "Tokenizer":
         """The same pipeline with other tokens around texts, as a pretrained model was trained with."""
-        settings = {"start": start, "end": end, "pad": pad, "is_full": is_full, "vocab_size": vocab_size}
-        new = Tokenizer(self.pipeline, **settings)  # type: ignore[arg-type]
+        new = Tokenizer(self.pipeline, start=start, end=end, pad=pad, is_full=is_full, vocab_size=vocab_size)
         new.words_file = self.words_file
         return new
 
@@ -142,7 +141,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
         pipeline = tokenizers.Tokenizer.from_str(read_bounded(path, MAX_BYTES).decode("utf-8"))
     except OSError as error:
         hint = "copy the whole run folder, including `tokenizer.json`"
-        raise UserError(f"cannot read `{path}`: {error.strerror or error}", hint=hint) from None
+        raise UserError(f"cannot read `{path}`: {reason_for(error)}", hint=hint) from None
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that

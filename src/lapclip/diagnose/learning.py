@@ -8,7 +8,7 @@ from statistics import fmean, median
 from typing import Literal
 
 from lapclip.config import MAX_SCALE, Config
-from lapclip.errors import typed
+from lapclip.data.advice import command_to_show
 from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
 from lapclip.runs.history import ENDED_EARLY, MEMORISED, loss_limit, mean_recall, stalled_since
 
@@ -66,8 +66,8 @@ class Collapsed:
             hint = "start again with less weight decay: `--weight-decay 0.1`"
         else:
             why = "all embeddings are the same, or the captions do not describe their images"
-            source = typed(self.config.data.source)
-            hint = f"check that captions and images match: `lapclip data show {source}`"
+            show = command_to_show(self.config.data.source, self.config.data.format)
+            hint = f"check that captions and images match: `{show}`"
         return Warned(event.step, f"{message}; {why}", hint, "collapsed")
 
 
@@ -130,7 +130,7 @@ class Duplicates:
         if len(self.different) < DUPLICATE_STEPS or found >= MIN_DIFFERENT * batch_size:
             return
         what = f"a batch of {batch_size} pairs has about {found:.0f} different captions"
-        told = f"each image is contrasted with {found - 1:.0f} captions instead of {batch_size - 1}"
+        told = f"each image is contrasted with {found - 1:.0f} instead of {batch_size - 1} captions"
         if round(found) == 1:
             what = f"all {batch_size} pairs of a batch have the same caption"
             told = "there is nothing to contrast"

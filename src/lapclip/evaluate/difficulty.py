@@ -22,7 +22,8 @@ NUM_BUCKETS = 1024
 
 
 def accuracy_by_difficulty(pool: Pool) -> dict[str, Any] | None:
-    """How often a caption's own image is the nearest of ten, for each level; None if the pool is too small.
+    """How often a caption's own image is the nearest of ten, for each level; None if the pool is too small, or if most
+    captions have no word in common, as names of classes.
 
     Own: of the images that share a caption, as in a folder of classes, the best one would be found too often.
 
@@ -35,7 +36,9 @@ def accuracy_by_difficulty(pool: Pool) -> dict[str, Any] | None:
     if (~is_pair_QN).sum(axis=1).min() // len(LEVELS) < NUM_CHOICES - 1:
         return None
     queries, images = tuple(pool.captions[m] for m in query_Q), pool.image_of_caption.tobytes()
-    order_QN = easy_to_hard(queries, tuple(pool.captions), images, is_pair_QN.tobytes())
+    order_QN, are_levels = easy_to_hard(queries, tuple(pool.captions), images, is_pair_QN.tobytes())
+    if not are_levels:
+        return None
     own_Q1 = np.take_along_axis(cosine_QN, pool.image_of_caption[query_Q, None], axis=1)
     is_missed_QN = ~(np.take_along_axis(cosine_QN, order_QN, axis=1) < own_Q1)
     found = {
@@ -53,8 +56,9 @@ def spread(count: int, limit: int) -> np.ndarray:
 @lru_cache(maxsize=1)  # a run evaluates the same pool again and again
 def easy_to_hard(
     queries: tuple[str, ...], captions: tuple[str, ...], image_of_caption: bytes, is_pair: bytes
-) -> np.ndarray:
-    """For each query the positions of wrong images by increasing similarity, the same number for all, [Q, N]."""
+) -> tuple[np.ndarray, bool]:
+    """For each query the positions of wrong images by increasing similarity, the same number for all, [Q, N]; and
+    whether the most similar third of them is similar at all, for most queries."""
     similarity_QN = similarity(queries, captions, np.frombuffer(image_of_caption, dtype=int))
     is_pair_QN = np.frombuffer(is_pair, dtype=bool).reshape(similarity_QN.shape)
     # Stable, so that the levels are the same every time.
@@ -62,17 +66,17 @@ def easy_to_hard(
     # A caption with more wrong images than another omits some, evenly from the easiest to the hardest.
     num_wrong_Q = (~is_pair_QN).sum(axis=1)
     places = (np.arange(num_wrong_Q.min()) + 0.5) / num_wrong_Q.min()
-    return np.take_along_axis(order_QN, (places * num_wrong_Q[:, None]).astype(int), axis=1)
+    order_QN = np.take_along_axis(order_QN, (places * num_wrong_Q[:, None]).astype(int), axis=1)
+    hard_QN = np.array_split(np.take_along_axis(similarity_QN, order_QN, axis=1), len(LEVELS), axis=1)[-1]
+    return order_QN, bool(np.median(hard_QN[:, :1]) > 0)
 
 
-def similarity(
-    queries: tuple[str, ...], captions: tuple[str, ...], image_of_caption: np.ndarray
-) -> np.ndarray:
+def similarity(queries: tuple[str, ...], captions: tuple[str, ...], image_M: np.ndarray) -> np.ndarray:
     """TF-IDF cosine of each query with the most similar caption of each image."""
     count_MD, count_QD = count_words(captions), count_words(queries)
     idf_D = np.log(len(captions) / np.maximum((count_MD > 0).sum(axis=0), 1)).astype(np.float32)
     similarity_QM = unit_rows(count_QD * idf_D) @ unit_rows(count_MD * idf_D).T
-    starts = np.unique(image_of_caption, return_index=True)[1]  # the captions of an image are consecutive
+    starts = np.unique(image_M, return_index=True)[1]  # the captions of an image are consecutive
     return np.maximum.reduceat(similarity_QM, starts, axis=1)
 
 

@@ -5,7 +5,7 @@ count as one.
 """
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from lapclip.evaluate.pool import Links, Pool, embed_pools
 from lapclip.evaluate.retrieval import DIRECTIONS, KS, Ranks, Retrieved, batch_accuracy, retrieve
 from lapclip.evaluate.statistics import sign_flips
 from lapclip.evaluate.zero_shot import Predictions, predict, zero_shot
-from lapclip.units import Progress
+from lapclip.units import LongWork, Progress
 
 NUM_FOUND = 5  # wrong images listed with a mistake
 
@@ -37,7 +37,7 @@ def evaluate(
     templates: Sequence[str] | None = None,
     num_mistakes: int = 50,
     against: Embedder | None = None,
-) -> Generator[Progress, None, dict[str, Any]]:
+) -> LongWork[dict[str, Any]]:
     """Recall, classification, difficulty and mistakes of a model, and how another model differs from it.
 
     Without `num_images` all images are used. With `pool_size` they are divided into pools of exactly that size, and
@@ -48,10 +48,9 @@ def evaluate(
     pools = yield from embed_pools(shown, num_images or source.num_different)
     for (model, _), pool in zip(shown, pools, strict=True):
         if not (np.isfinite(pool.image_NE).any() and np.isfinite(pool.text_ME).any()):
-            raise UserError(  # its recall would be no measurement
-                f"the weights of `{printable(model.name)}` are damaged: its embeddings are not finite",
-                hint="name an earlier checkpoint of the run, or another model",
-            )
+            # Its recall would be no measurement.
+            what = f"the weights of `{printable(model.name)}` are damaged: its embeddings are not finite"
+            raise UserError(what, hint="name an earlier checkpoint of the run, or another model")
     whole, folds = pools[0], divide(len(pools[0].indices), pool_size)
     retrieved = yield from retrieve(whole, folds, published)
     used = whole.part(np.sort(np.concatenate(folds)))
@@ -122,11 +121,9 @@ class Mistake:
 
 def mistakes_of(retrieved: Retrieved, limit: int) -> list[Mistake]:
     """The captions that find their own image last, over all pools."""
-    every = [
-        mistake
-        for pool, ranks, links in zip(retrieved.pools, retrieved.ranks, retrieved.links, strict=True)
-        for mistake in worst_mistakes(pool, ranks["text_to_image"], links, limit)
-    ]
+    every: list[Mistake] = []
+    for pool, ranks, links in zip(retrieved.pools, retrieved.ranks, retrieved.links, strict=True):
+        every += worst_mistakes(pool, ranks["text_to_image"], links, limit)
     return sorted(every, key=lambda mistake: (-mistake.rank, -mistake.gap))[:limit]
 
 
@@ -157,7 +154,7 @@ def worst_mistakes(pool: Pool, ranks: Ranks, links: Links, limit: int) -> list[M
 
 def classify(
     embedder: Embedder, pool: Pool, measured: EvaluationSet, templates: Sequence[str]
-) -> Generator[Progress, None, Predictions | None]:
+) -> LongWork[Predictions | None]:
     """Predicted classes of the images that have one; None where there are fewer than two classes."""
     classes, is_labelled = measured.classes, has_label(pool, measured)
     if len(classes) < 2 or not is_labelled.any():
@@ -190,7 +187,7 @@ def differences(own_UK: np.ndarray, other_UK: np.ndarray, asked_UK: np.ndarray) 
     """Each difference of two recalls with its 95% interval and p-value."""
     difference_UK, asked_K = own_UK - other_UK, asked_UK.sum(axis=0)
     total_K, (reach_K, p_value_K) = difference_UK.sum(axis=0) / asked_K, sign_flips(difference_UK)
-    interval_K2 = np.stack([total_K - reach_K / asked_K, total_K + reach_K / asked_K], axis=1)
+    interval_K2 = np.stack([total_K - reach_K / asked_K, total_K + reach_K / asked_K], axis=1).clip(-1, 1)
     columns = (total_K.tolist(), interval_K2.tolist(), p_value_K.tolist())
     names = ("difference", "interval", "p_value")
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -12,15 +12,11 @@ from lapclip.weights.reading import load_between
 
 ALPHAS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # shares of the trained model
 Recall = dict[str, Any]
+Measure = Callable[[], tuple[Pool, Recall, Recall | None]]
 
 
 def sweep(
-    model: CLIP,
-    start: Path,
-    trained: Path,
-    measure: Callable[[], tuple[Pool, Recall, Recall | None]],
-    *,
-    step: int,
+    model: CLIP, start: Path, trained: Path, measure: Measure, *, step: int
 ) -> Generator[Event, None, tuple[Interpolated, Pool]]:
     """Measures the model with each share of the trained weights, and leaves it with the best ones.
 

@@ -3,7 +3,7 @@
 Shapes: N images, M captions, E numbers of an embedding; Q queries and A answers, captions and images or the reverse.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from lapclip.data.decode import Unreadable
 from lapclip.data.source import Source
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError, shortened, shortened_path
-from lapclip.units import Progress, finished
+from lapclip.units import LongWork, Progress, finished
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,7 @@ def embed_pool(embedder: Embedder, source: Source, num_images: int) -> Pool:
     return finished(embed_pools([(embedder, source)], num_images))[0]
 
 
-def embed_pools(
-    shown: Sequence[tuple[Embedder, Source]], num_images: int
-) -> Generator[Progress, None, list[Pool]]:
+def embed_pools(shown: Sequence[tuple[Embedder, Source]], num_images: int) -> LongWork[list[Pool]]:
     """The same pool embedded by each of several models, which have the same images from sources of their own."""
     source, chunk = shown[0][1], min(embedder.chunk for embedder, _ in shown)
     sample, rows = source.sample(num_images), [list[np.ndarray]() for _ in shown]
@@ -86,7 +84,7 @@ def embed_pools(
     return pools
 
 
-def embed_captions(embedder: Embedder, captions: list[str]) -> Generator[Progress, None, np.ndarray]:
+def embed_captions(embedder: Embedder, captions: list[str]) -> LongWork[np.ndarray]:
     """Rows of captions; a caption that many images share, such as a class name, is embedded once."""
     number_of = {caption: number for number, caption in enumerate(dict.fromkeys(captions))}
     unique, rows, chunk = list(number_of), [], embedder.chunk

@@ -4,7 +4,7 @@ One blocked implementation, used while training and by `lapclip eval`.
 Shapes: N images, M captions, E numbers of an embedding; Q queries and A answers, captions and images or the reverse.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from lapclip.evaluate.difficulty import accuracy_by_difficulty
 from lapclip.evaluate.pool import Links, Pool, caption_numbers
 from lapclip.evaluate.statistics import chance_of_none, intervals
 from lapclip.step.loss import Loss
-from lapclip.units import Progress, finished
+from lapclip.units import LongWork, Progress, finished
 
 KS = (1, 5, 10)
 DIRECTIONS = ("text_to_image", "image_to_text")
@@ -84,7 +84,7 @@ class Retrieved:
         return found_UK, asked_UK
 
 
-def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> Generator[Progress, None, Retrieved]:
+def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> LongWork[Retrieved]:
     """Ranks in each pool."""
     is_whole = len(folds) == 1 and len(folds[0]) == len(whole.indices)
     pools = [whole] if is_whole else [whole.part(fold) for fold in folds]
@@ -94,8 +94,7 @@ def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> Generator
         ranks.append((yield from rank_both(pool, its_links, published)))
     images = np.concatenate(folds)
     units = {
-        direction: independent_units(whole, share_captions=direction == "text_to_image")[images]
-        for direction in DIRECTIONS
+        way: independent_units(whole, share_captions=way == "text_to_image")[images] for way in DIRECTIONS
     }
     return Retrieved(pools, links, ranks, units)
 
@@ -118,7 +117,7 @@ def independent_units(pool: Pool, *, share_captions: bool) -> np.ndarray:
             return np.unique(unit_N, return_inverse=True)[1]
 
 
-def rank_both(pool: Pool, links: Links, published: bool) -> Generator[Progress, None, dict[str, Ranks]]:
+def rank_both(pool: Pool, links: Links, published: bool) -> LongWork[dict[str, Ranks]]:
     """Ranks by direction; `links` lead from captions to images. Equal captions are one answer, unless published
     protocols are followed."""
     images = yield from rank_answers(pool.text_ME, pool.image_NE, links)
@@ -132,7 +131,7 @@ def rank_both(pool: Pool, links: Links, published: bool) -> Generator[Progress, 
 
 def rank_answers(
     query_QE: np.ndarray, answer_AE: np.ndarray, links: Links, *, max_cells: int = MAX_CELLS
-) -> Generator[Progress, None, Ranks]:
+) -> LongWork[Ranks]:
     """Ranks of correct answers, in blocks of queries so that memory is bounded."""
     num_rows = max(1, max_cells // len(answer_AE))
     blocks = []

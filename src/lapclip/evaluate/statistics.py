@@ -18,12 +18,13 @@ MAX_CELLS = 4_000_000  # numbers in memory at once
 ROUNDING = 1e-9  # of sums of fractions
 
 
-def intervals(
-    found_NK: np.ndarray, asked_NK: np.ndarray, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
-) -> np.ndarray:
-    """95% intervals of each share, [K, 2]: bootstrap percentiles; Wilson's where all images agree, as when all or
-    nothing was found, of which a bootstrap would be certain."""
-    interval_K2 = resampled_intervals(found_NK, asked_NK, num_resamples=num_resamples, seed=seed)
+def intervals(found_NK: np.ndarray, asked_NK: np.ndarray, num_resamples: int = NUM_RESAMPLES) -> np.ndarray:
+    """95% intervals of each share, [K, 2]: bootstrap percentiles over images drawn with replacement; Wilson's where all
+    images agree, as when all or nothing was found, of which a bootstrap would be certain."""
+    times = resamples(len(found_NK), num_resamples)
+    draws = [(times_RN @ found_NK) / (times_RN @ asked_NK) for times_RN in times]
+    tail = 100 * (1 - CONFIDENCE) / 2
+    interval_K2 = np.percentile(np.concatenate(draws), (tail, 100 - tail), axis=0).T
     share_K = found_NK.sum(axis=0) / asked_NK.sum(axis=0)
     for k in np.flatnonzero(np.ptp(interval_K2, axis=1) < ROUNDING):
         interval_K2[k] = wilson_interval(share_K[k] * len(found_NK), len(found_NK))
@@ -31,21 +32,9 @@ def intervals(
     return np.stack([np.minimum(interval_K2[:, 0], share_K), np.maximum(interval_K2[:, 1], share_K)], axis=1)
 
 
-def resampled_intervals(
-    sums_NK: np.ndarray, counts_NK: np.ndarray, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0
-) -> np.ndarray:
-    """Percentiles of `sum / count` over images drawn with replacement, [K, 2]."""
-    draws = [
-        (times_RN @ sums_NK) / (times_RN @ counts_NK)
-        for times_RN in resamples(len(sums_NK), num_resamples, seed)
-    ]
-    tail = 100 * (1 - CONFIDENCE) / 2
-    return np.percentile(np.concatenate(draws), (tail, 100 - tail), axis=0).T
-
-
-def resamples(num_images: int, num_resamples: int, seed: int) -> Iterator[np.ndarray]:
+def resamples(num_images: int, num_resamples: int) -> Iterator[np.ndarray]:
     """How often each image is drawn, in blocks of resamples, [R, N]."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     some = max(1, MAX_CELLS // num_images)
     for start in range(0, num_resamples, some):
         num_draws = min(some, num_resamples - start)
@@ -55,16 +44,14 @@ def resamples(num_images: int, num_resamples: int, seed: int) -> Iterator[np.nda
         yield times.reshape(num_draws, num_images).astype(np.float64)
 
 
-def sign_flips(
-    difference_NK: np.ndarray, *, num_flips: int = NUM_FLIPS, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+def sign_flips(difference_NK: np.ndarray, *, num_flips: int = NUM_FLIPS) -> tuple[np.ndarray, np.ndarray]:
     """What the summed differences would be if each image's sign were random: half of the 95% interval around the
     measured ones, and their two-sided p-values, [K] each.
 
     One is added to numerator and denominator, so that a p-value is never zero.
     """
     differs = difference_NK[(difference_NK != 0).any(axis=1)]  # the signs of zeros change nothing
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     least_K = np.abs(differs.sum(axis=0)) - ROUNDING * np.abs(differs).sum(axis=0)
     some, flipped = max(1, MAX_CELLS // max(1, len(differs))), []
     for start in range(0, num_flips, some):
@@ -83,9 +70,9 @@ def chance_of_none(num_bad_Q: np.ndarray, total: int, num_drawn: int) -> float:
     return float(np.average([math.comb(total - int(n), num_drawn) / whole for n in kinds], weights=counts))
 
 
-def wilson_interval(num_found: float, num_queries: int, confidence: float = CONFIDENCE) -> list[float]:
+def wilson_interval(num_found: float, num_queries: int) -> list[float]:
     """An interval of a share that holds even when nothing or everything was found."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     share = num_found / num_queries
     centre = share + z**2 / (2 * num_queries)
     reach = z * math.sqrt(share * (1 - share) / num_queries + z**2 / (4 * num_queries**2))

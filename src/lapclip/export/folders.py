@@ -26,6 +26,7 @@ from lapclip.weights import hugging_face, layouts, open_clip
 from lapclip.weights.checkpoint import write_tensors
 from lapclip.weights.reading import TOKENIZER, WEIGHTS
 
+SAVE = "save it for lapclip: `lapclip.load(...).save(FOLDER)`"
 FORMATS = {"hf": "transformers", "openclip": "OpenCLIP"}
 
 
@@ -45,9 +46,8 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
     size, notes = embedder.model.size, list[str]()
     refuse = partial(cannot_express, embedder.name, to)
     if size.token_mean:
-        refuse(
-            "a residual network and a mean of token embeddings", hint="train with `--size tiny`, which it has"
-        )
+        hint = "train with `--size tiny`" + (", for `--to openclip`" if to == "hf" else ", which it has")
+        refuse("a residual network and a mean of token embeddings", hint=hint)
     if size.head or size.image_encoder or size.text_encoder:
         refuse("frozen encoders with heads")
     if to == "openclip":
@@ -56,7 +56,9 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
         if size.norm_eps != 1e-5 or size.activation == "gelu_tanh":
             refuse(f"`{size.activation}` with a norm epsilon of {size.norm_eps}")
     elif not size.siglip and not size.pre_norm:
-        refuse("an image tower without a norm before its first block", hint="`--to openclip` has")
+        refuse(
+            "an image tower without a norm before its first block", hint="use `--to openclip`, which has one"
+        )
     tensors = {name: tensor.detach().cpu().float() for name, tensor in embedder.model.state_dict().items()}
     tokenizer = embedder.tokenizer
     if size.siglip:
@@ -67,14 +69,12 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
         if to == "hf" and tensors.pop("bias", None) is not None:
             notes.append("the bias of the sigmoid loss is left out; embeddings do not depend on it")
     if size.resize == "packed":
-        notes.append(
-            "images are resized in one step there, and in two here, so embeddings of files differ a little"
-        )
+        resized = "images are resized in one step there, and in two here"
+        notes.append(f"{resized}, so embeddings of files differ a little")
     with atomic_path(folder, is_folder=True) as beside:
         layout = layouts.OPENAI if to == "openclip" else layouts.SIGLIP if size.siglip else layouts.CLIP
-        write_tensors(
-            layout.to_theirs(tensors, size), beside / (WEIGHTS if to == "hf" else open_clip.FILES[0])
-        )
+        file = WEIGHTS if to == "hf" else open_clip.FILES[0]
+        write_tensors(layout.to_theirs(tensors, size), beside / file)
         vocab_size = embedder.model.vocab_size
         described = hugging_face_files if to == "hf" else open_clip_files
         about = described(size, vocab_size, tokenizer, "bias" in tensors) | tokenizer_files(size, tokenizer)
@@ -84,14 +84,13 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
         if not measured["parity"]["min_cosine"] >= MIN_COSINE:
             found = f"only {measured['parity']['min_cosine']:.5f}"
             what = f"the cosine of `{embedder.name}` with its copy for {FORMATS[to]} is {found}: nothing is written"
-            raise UserError(
-                what, hint="train it longer: weights of extreme size lose precision when converted"
-            )
+            hint = "train it longer: weights of extreme size lose precision when converted"
+            raise UserError(what, hint=hint)
     num_bytes = sum(file.stat().st_size for file in folder.iterdir())
     return Exported(folder, num_bytes, measured, notes)
 
 
-def cannot_express(name: str, to: str, what: str, hint: str = "`lapclip.load(...).save(FOLDER)` has") -> None:
+def cannot_express(name: str, to: str, what: str, hint: str = SAVE) -> None:
     raise UserError(f"{FORMATS[to]} has no place for {what}, which `{name}` has", hint=hint)
 
 
@@ -136,12 +135,10 @@ def tokenizer_files(size: Size, tokenizer: Tokenizer) -> dict[str, Any]:
     pipeline = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     ids = [*tokenizer.before, tokenizer.end]
     *before, end = (str(pipeline.id_to_token(id)) for id in ids)
-    pipeline.post_processor = TemplateProcessing(
-        single=" ".join([*before, "$A", end]), special_tokens=[*zip([*before, end], ids, strict=True)]
-    )
-    pad = (
-        str(pipeline.id_to_token(tokenizer.pad)) if size.siglip else end
-    )  # elsewhere no token sees the padding
+    single, special = " ".join([*before, "$A", end]), [*zip([*before, end], ids, strict=True)]
+    pipeline.post_processor = TemplateProcessing(single=single, special_tokens=special)
+    # Only in SigLIP do tokens see the padding.
+    pad = str(pipeline.id_to_token(tokenizer.pad)) if size.siglip else end
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": size.text_length, "eos_token": end,
         "pad_token": pad, **({"bos_token": before[0]} if before else {}),
@@ -150,9 +147,8 @@ def tokenizer_files(size: Size, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def hugging_face_files(size: Size, vocab_size: int, tokenizer: Tokenizer, has_bias: bool) -> dict[str, Any]:
-    kind, name, side = (
-        ("siglip", "Siglip", size.image_size) if size.siglip else ("clip", "CLIP", size.image_size)
-    )
+    side = size.image_size
+    kind, name = ("siglip", "Siglip") if size.siglip else ("clip", "CLIP")
     activation = next(theirs for theirs, ours in hugging_face.ACTIVATION.items() if ours == size.activation)
 
     def tower(shape: Shape) -> dict[str, Any]:

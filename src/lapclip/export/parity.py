@@ -3,7 +3,7 @@
 import warnings
 from functools import partial
 from timeit import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +16,7 @@ MIN_COSINE = 0.9999  # of formats that keep all weights
 TIMINGS = 3
 
 
-class Embeds(Protocol):
-    """What an exported model that was opened again can do."""
-
-    def pixels(self, pixels: np.ndarray) -> np.ndarray: ...
-
-    def texts(self, texts: list[str]) -> np.ndarray: ...
-
-
-def compare(original: Embedder, exported: Embeds) -> dict[str, Any]:
+def compare(original: Embedder, exported: Embedder) -> dict[str, Any]:
     """Cosines of the embeddings of the same images and texts, and how long images take beside the original."""
     scenes, side = SceneSource(NUM_IMAGES), original.image_size
     pixels = np.stack([channels_first(scenes.image(index, side)) for index in range(NUM_IMAGES)])
@@ -34,9 +26,8 @@ def compare(original: Embedder, exported: Embeds) -> dict[str, Any]:
         ours, theirs = ((model.pixels(pixels), model.texts(texts)) for model in (original, exported))
     cosines = np.concatenate([(one * other).sum(axis=1) for one, other in zip(ours, theirs, strict=True)])
     best = [(words @ images.T).argmax(axis=1) for images, words in (ours, theirs)]
-    seconds = [
-        min(repeat(partial(model.pixels, pixels), number=1, repeat=TIMINGS)) for model in (original, exported)
-    ]
+    calls = [partial(model.pixels, pixels) for model in (original, exported)]
+    seconds = [min(repeat(call, number=1, repeat=TIMINGS)) for call in calls]
     return {
         "parity": {
             "min_cosine": float(cosines.min()),

@@ -31,7 +31,7 @@ from lapclip.machine.device import DEFAULT_THREADS, processor, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.model.clip import Size, shape_of
 from lapclip.model.encoders import Onnx
-from lapclip.model.lora import add_adapters
+from lapclip.model.lora import add_adapters, targets
 from lapclip.model.towers import Vocabulary
 from lapclip.runs.run import Run
 from lapclip.train.prepare import (
@@ -141,14 +141,16 @@ def preparing_towers(
         raise UserError("two towers that were never trained together need heads first", hint=hint)
     size = found.model.size
     if config.train.tune == "lora":
+        if not targets(found.model):
+            problem = f"{code(found.name)} has no attention layers, which `--tune lora` adds adapters to"
+            raise UserError(problem, hint="use `--tune last-k` or `--tune full`")
         size = replace(size, lora_rank=config.train.lora_rank)
     loss: LossName = "sigmoid" if found.model.bias is not None else "softmax"
     config = with_values(with_shape(config, size), {"loss": loss, "tokenizer": found.tokenizer.kind})
     _, draft = draft_of(config, data, found.tokenizer)
     resolved, choices, rate = yield from resolve_here(draft)
-    choices |= {
-        n: Choice(value_of(resolved, n), "as for the pretrained model") for n in ("loss", "tokenizer")
-    }
+    determined = ("loss", "tokenizer", *(name for name in SHAPE if name in choices))
+    choices |= {n: Choice(value_of(resolved, n), "as for the pretrained model") for n in determined}
     if config.train.tune:
         choices["tune"] = Choice(config.train.tune, ASKED, "asked")
     machine = asdict(draft.machine) | {"bench": rate}

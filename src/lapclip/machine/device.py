@@ -17,7 +17,7 @@ from lapclip.config import DeviceName, PrecisionName
 from lapclip.errors import UserError
 from lapclip.machine.hardware import memory_limit_bytes, own_peak_bytes
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The last is oneDNN's, which reports any failure to create a kernel like this; it is nearly always memory.
 OUT_OF_MEMORY = (
@@ -177,10 +177,9 @@ def device_named(name: DeviceName | str) -> Device:
     device = DEVICES.get(name)
     if device is None or not device.is_present:
         there = ", ".join(f"`{other.name}`" for other in present_devices())
-        raise UserError(
-            f"there is no device `{name}`, or this PyTorch cannot use it; available: {there}",
-            hint="omit `--device`, or pass `--device auto` to use the fastest device that computes correctly",
-        )
+        hint = "omit `--device`, or pass `--device auto` to use the fastest device that computes correctly"
+        what = f"there is no device `{name}`, or this PyTorch cannot use it; available: {there}"
+        raise UserError(what, hint=hint)
     return device
 
 
@@ -193,10 +192,8 @@ def ran_out_of_memory(error: BaseException) -> bool:
 
 def no_memory_left(error: BaseException) -> UserError:
     said = str(error).strip().partition("\n")[0][:120]
-    return UserError(
-        "there is not enough memory for even one pair at a time" + (f" ({said})" if said else ""),
-        hint="close other programs, choose a smaller `--size`, or pass `--recompute`",
-    )
+    what = "there is not enough memory for even one pair at a time" + (f" ({said})" if said else "")
+    return UserError(what, hint="close other programs, choose a smaller `--size`, or pass `--recompute`")
 
 
 def has_glibc() -> bool:
@@ -214,6 +211,7 @@ def set_up_process(threads: int, *, keep_memory: bool = True) -> None:
         # Old ones refuse more than 32 MB; then nothing is changed.
         if libc.mallopt(M_MMAP_THRESHOLD, 1 << 30 if keep_memory else 1 << 25):
             libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1 if keep_memory else 1 << 26)
+        libc.mallopt(M_ARENA_MAX, 1)  # threads share one heap: those of their own shrink after each step
 
 
 def release_memory() -> None:

@@ -207,11 +207,8 @@ def limit_openmp_spinning() -> None:
 
 def versions() -> dict[str, Any]:
     """Versions of lapclip, of its checkout if it runs from one, and of the packages that compute."""
-    return {
-        "lapclip": version_of("lapclip"),
-        "commit": commit(),
-        "versions": {package: version_of(package) for package in PACKAGES},
-    }
+    computing = {package: version_of(package) for package in PACKAGES}
+    return {"lapclip": version_of("lapclip"), "commit": commit(), "versions": computing}
 
 
 def version_of(package: str) -> str | None:

@@ -59,9 +59,8 @@ def read_battery(root: Path = ROOT) -> Battery | None:
 
 def battery_from_kernel(root: Path) -> Battery | None:
     supplies = [read_supply(folder) for folder in sorted((root / "sys/class/power_supply").glob("*"))]
-    batteries = [
-        s for s in supplies if s["TYPE"] == "Battery" and s.get("SCOPE") != "Device" and "CAPACITY" in s
-    ]
+    own = [supply for supply in supplies if supply["TYPE"] == "Battery" and supply.get("SCOPE") != "Device"]
+    batteries = [battery for battery in own if "CAPACITY" in battery]
     if not batteries:
         return None
     states = {battery.get("STATUS") for battery in batteries}

@@ -187,11 +187,9 @@ def commands_here(root: Path) -> list[Command]:
 
 def is_gpu_awake(root: Path, vendor: str) -> bool:
     """Whether a display adapter of this vendor is awake, or none is known: asking a sleeping one would wake it."""
-    states = [
-        read_text(device / "power/runtime_status")
-        for device in root.glob("sys/bus/pci/devices/*")
-        if read_text(device / "vendor") == vendor and read_text(device / "class").startswith("0x03")
-    ]
+    own = [d for d in root.glob("sys/bus/pci/devices/*") if read_text(d / "vendor") == vendor]
+    displays = [device for device in own if read_text(device / "class").startswith("0x03")]
+    states = [read_text(device / "power/runtime_status") for device in displays]
     return not states or any(state != "suspended" for state in states)
 
 

@@ -1,6 +1,6 @@
 """The transformer block both towers are made of.
 
-Shapes: B pairs, T tokens (or patches), Q queries, D width, H heads.
+Shapes: B pairs, T tokens (or patches), Q queries, D width, H heads, N tokens of a whole batch without padding.
 """
 
 from collections.abc import Callable
@@ -39,6 +39,29 @@ class Shape:
         return self.hidden or 4 * self.width
 
 
+@dataclass(frozen=True)
+class Packing:
+    """Where the tokens of a batch of causal rows stand when padding is left out of all work but attention itself."""
+
+    places_N: Tensor  # in the padded batch, flattened
+    ends_B: Tensor  # the last token of each row, among the N
+    shape: tuple[int, int]  # B, T
+
+    @classmethod
+    def of(cls, ends_B: Tensor, length: int) -> "Packing":
+        is_token_BT = torch.arange(length, device=ends_B.device) <= ends_B[:, None]
+        places_N = is_token_BT.flatten().nonzero().squeeze(1)
+        return cls(places_N, (ends_B + 1).cumsum(0) - 1, (len(ends_B), length))
+
+    def pack(self, x_BTD: Tensor) -> Tensor:
+        # Not by indexing, whose gradient several threads add up in any order.
+        return F.embedding(self.places_N, x_BTD.flatten(0, 1))
+
+    def pad(self, x_ND: Tensor) -> Tensor:
+        B, T = self.shape
+        return x_ND.new_zeros(B * T, x_ND.shape[1]).index_copy(0, self.places_N, x_ND).unflatten(0, (B, T))
+
+
 class Attention(nn.Module):
     """Multi-head attention: one projection in, one out; plain `Linear`s, so that LoRA, INT8 and exporters see them."""
 
@@ -48,20 +71,28 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor | None, query_BQD: Tensor | None = None) -> Tensor:
-        """Every token attends to all that `mask` allows; with `query_BQD`, only these attend, to all tokens."""
-        B, _, D = x_BTD.shape
+    def forward(
+        self, x: Tensor, mask: Tensor | None, query_BQD: Tensor | None = None, packing: Packing | None = None
+    ) -> Tensor:
+        """Every token attends to all that `mask` allows; with `query_BQD`, only these attend, to all tokens.
+
+        Tokens are [B, T, D], or packed [N, D].
+        """
+        D = x.shape[-1]
+        padded = packing.pad if packing else (lambda rows: rows)
         if query_BQD is None:
-            q, k, v = self.qkv(x_BTD).chunk(3, dim=-1)
+            q, k, v = padded(self.qkv(x)).chunk(3, dim=-1)
         else:
             q = F.linear(query_BQD, self.qkv.weight[:D], self.qkv.bias[:D])
-            k, v = F.linear(x_BTD, self.qkv.weight[D:], self.qkv.bias[D:]).chunk(2, dim=-1)
+            k, v = padded(F.linear(x, self.qkv.weight[D:], self.qkv.bias[D:])).chunk(2, dim=-1)
+        B = k.shape[0]  # not `len`, which an export would take for a constant
         # Contiguous, because MPS has returned wrong numbers for permuted inputs (pytorch#163597, #181133).
         q, k, v = (
             t.reshape(B, -1, self.heads, D // self.heads).transpose(1, 2).contiguous() for t in (q, k, v)
         )
         y_BHQD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        return self.out(y_BHQD.transpose(1, 2).reshape(B, -1, D))
+        y_BQD = y_BHQD.transpose(1, 2).reshape(B, -1, D)
+        return self.out(packing.pack(y_BQD) if packing and query_BQD is None else y_BQD)
 
 
 class MLP(nn.Module):
@@ -115,12 +146,18 @@ class Block(nn.Module):
         self.norm2 = nn.LayerNorm(shape.width, norm_eps)
         self.mlp = MLP(shape, activation)
 
-    def forward(self, x_BTD: Tensor, mask: Tensor | None = None, at_B: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        at_B: Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> Tensor:
         """All tokens, or with `at_B` the one at that place of each row, as [B, 1, D]: the same numbers, less work."""
-        x_BQD, normed_BTD = x_BTD if at_B is None else pick(x_BTD, at_B), self.norm1(x_BTD)
-        query_BQD = None if at_B is None else pick(normed_BTD, at_B)
-        x_BQD = x_BQD + self.attention(normed_BTD, mask, query_BQD)
-        return x_BQD + self.mlp(self.norm2(x_BQD))
+        x_Q, normed = x if at_B is None else pick(x, at_B), self.norm1(x)
+        query_BQD = None if at_B is None else pick(normed, at_B)
+        x_Q = x_Q + self.attention(normed, mask, query_BQD, packing)
+        return x_Q + self.mlp(self.norm2(x_Q))
 
 
 class AttentionPool(nn.Module):
@@ -138,6 +175,8 @@ class AttentionPool(nn.Module):
         return (pooled + self.mlp(self.norm(pooled))).squeeze(1)
 
 
-def pick(x_BTD: Tensor, at_B: Tensor) -> Tensor:
-    """The token at one place of each row, as [B, 1, D]."""
-    return x_BTD.gather(1, at_B.view(-1, 1, 1).expand(-1, 1, x_BTD.shape[-1]))
+def pick(x: Tensor, at_B: Tensor) -> Tensor:
+    """The token at one place of each row, or of packed tokens, as [B, 1, D]."""
+    if x.ndim == 2:
+        return F.embedding(at_B, x)[:, None]
+    return x.gather(1, at_B.view(-1, 1, 1).expand(-1, 1, x.shape[-1]))

@@ -154,12 +154,18 @@ class CLIP(nn.Module):
             if isinstance(module, Transformer):
                 module.recompute = enabled
 
-    def compile_towers(self) -> None:
-        """Has torch compile both towers when they first run; the blocks of a transformer share one program."""
+    def prepare_for(self, *, few_shapes: bool, compile: bool) -> None:
+        """Leaves padding out, except where a program is made for each shape; may have torch compile both towers.
+
+        They are compiled when they first run; the blocks of a transformer share one program.
+        """
         for tower in (self.image, self.text):
-            blocks = tower.transformer.blocks if isinstance(tower, ImageTower | TextTower) else [tower]
-            for block in blocks:
-                block.compile(dynamic=False)
+            modules = [tower]
+            if isinstance(tower, ImageTower | TextTower):
+                tower.transformer.packs = not few_shapes
+                modules = list(tower.transformer.blocks)
+            for module in modules if compile else ():
+                module.compile(dynamic=False)
 
 
 def new_towers(size: Size, vocab_size: int) -> tuple[nn.Module, nn.Module]:

@@ -24,10 +24,15 @@ class LowRank(nn.Module):
         return weight + self.up @ self.down
 
 
+def targets(model: nn.Module) -> list[nn.Linear]:
+    """The layers that adapters are for."""
+    named = model.named_modules()
+    return [m for name, m in named if isinstance(m, nn.Linear) and name.endswith(TARGETS)]
+
+
 def add_adapters(model: nn.Module, rank: int) -> None:
-    for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and name.endswith(TARGETS):
-            parametrize.register_parametrization(module, "weight", LowRank(module.weight, rank), unsafe=True)
+    for module in targets(model):
+        parametrize.register_parametrization(module, "weight", LowRank(module.weight, rank), unsafe=True)
 
 
 def merge_adapters(model: nn.Module) -> None:

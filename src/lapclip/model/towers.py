@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from lapclip.model.blocks import AttentionPool, Block, Shape
+from lapclip.model.blocks import AttentionPool, Block, Packing, Shape
 from lapclip.model.encoders import Encoder
 from lapclip.model.resnet import PIXEL_MEAN, PIXEL_STD
 
@@ -87,6 +87,7 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(shape, activation, norm_eps) for _ in range(shape.depth))
         self.norm = nn.LayerNorm(shape.width, norm_eps)
         self.recompute = False
+        self.packs = False  # leaves padding out; each batch then has a shape of its own
 
     def forward(self, x_BTD: Tensor, at_B: Tensor | None, causal: bool) -> Tensor:
         """The token at one place of each row [B, D]; all of them [B, T, D] without `at_B`."""
@@ -94,17 +95,21 @@ class Transformer(nn.Module):
         places_T = torch.arange(T, device=x_BTD.device)
         mask_TT = places_T <= places_T[:, None] if causal else None
         mask_last = (places_T <= at_B[:, None])[:, None, None, :] if causal and at_B is not None else None
+        packing, x = None, x_BTD
+        if self.packs and causal and at_B is not None:
+            packing = Packing.of(at_B, T)
+            x, at_B = packing.pack(x_BTD), packing.ends_B
         *blocks, last = self.blocks
         for block in blocks:
-            x_BTD = self.run(block, x_BTD, mask_TT, None)
-        x_BTD = self.norm(self.run(last, x_BTD, mask_last, at_B))
-        return x_BTD if at_B is None else x_BTD.squeeze(1)
+            x = self.run(block, x, mask_TT, None, packing)
+        x = self.norm(self.run(last, x, mask_last, at_B, packing))
+        return x if at_B is None else x.squeeze(1)
 
-    def run(self, block: nn.Module, x_BTD: Tensor, mask: Tensor | None, at_B: Tensor | None) -> Tensor:
+    def run(self, block: nn.Module, *inputs: Tensor | Packing | None) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
             # Nothing in a block is random, so there is no random state to keep for the second pass.
-            return checkpoint(block, x_BTD, mask, at_B, use_reentrant=False, preserve_rng_state=False)
-        return as_is(block)(x_BTD, mask, at_B)
+            return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return as_is(block)(*inputs)
 
 
 def as_is(module: nn.Module) -> Callable[..., Tensor]:

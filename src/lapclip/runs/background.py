@@ -33,29 +33,22 @@ def start_training(run: Run, arguments: Sequence[str]) -> int:
     """Starts `lapclip train` with these arguments, as the owner of a run, in a session of its own; its process."""
     run.take_lock()
     assert run.handle is not None
-    own = ["-P", "-m", "lapclip", "train", *arguments, f"--lock-handle={run.handle}"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
     try:
         with open_regular(log_of(run), os.O_RDWR | os.O_APPEND | os.O_CREAT, "ab") as log:
             log.write(f"lapclip train {shlex.join(arguments)}\n".encode(errors="surrogateescape"))
             log.flush()
-            process = subprocess.Popen(  # noqa: S603  # ourselves
-                [sys.executable, *own],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                pass_fds=[run.handle],
-            )
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            own = [sys.executable, "-P", "-m", "lapclip", "train", *arguments, f"--lock-handle={run.handle}"]
+            process = subprocess.Popen(own, start_new_session=True, pass_fds=[run.handle], **streams)  # noqa: S603
         run.hand_over(process.pid)
     except OSError as error:
         run.release()
         raise cannot_write(log_of(run), error) from None
     except psutil.Error:  # it is gone already, and its log says why
         run.release()
-        raise UserError(
-            "training ended immediately after it started", hint=f"`{log_of(run)}` says why"
-        ) from None
+        what = "training ended immediately after it started"
+        raise UserError(what, hint=f"`{log_of(run)}` says why") from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.returncode = 0  # it outlives us, and nobody waits for it

@@ -198,12 +198,11 @@ KINDS = {kind.__name__: kind for kind in EVENTS}
 
 # The keys of nested values that views rely on, with their bounds; there may be more.
 SHARE, AMOUNT, FINITE = (0, 1), (0, 2**63), (-HUGE, HUGE)
-WAY = {f"{what}@{k}": SHARE for what in ("recall", "chance") for k in (1, 5, 10)}
+WAY: dict[str, Any] = {f"{what}@{k}": SHARE for what in ("recall", "chance") for k in (1, 5, 10)}
+WAY |= {"median_rank": AMOUNT, "interval@10": [SHARE, SHARE]}
 RECALL: dict[str, Any] = {
-    "num_images": AMOUNT,
-    "num_captions": AMOUNT,
-    "text_to_image": WAY | {"median_rank": AMOUNT, "interval@10": [SHARE, SHARE]},
-    "image_to_text": WAY | {"median_rank": AMOUNT, "interval@10": [SHARE, SHARE]},
+    **dict.fromkeys(("num_images", "num_captions"), AMOUNT),
+    **dict.fromkeys(("text_to_image", "image_to_text"), WAY),
     "in_batch": {"accuracy": SHARE, "chance": SHARE, "batch_size": AMOUNT},
 }
 NEGATIVES = {"easy": SHARE, "medium": SHARE, "hard": SHARE, "chance": SHARE, "num_choices": AMOUNT}
@@ -229,9 +228,8 @@ class Head(msgspec.Struct):
 
 def to_line(event: Event) -> str:
     record = {"version": VERSION, "event": type(event).__name__} | dataclasses.asdict(event)
-    if isinstance(
-        event, Step
-    ):  # by far the most lines: seven digits, and thousandths, are enough for every view
+    # By far the most lines: seven digits, and thousandths, are enough for every view.
+    if isinstance(event, Step):
         for name, value in record.items():
             if isinstance(value, float):
                 record[name] = round(value, 3) if abs(value) >= 1e4 else float(f"{value:.7g}")

@@ -51,10 +51,9 @@ NUM_RECENT_INSPECTIONS = 5
 SMOOTHED = ("loss", "accuracy", "grad_norm", "pairs_per_second")
 SETUP_SECONDS = 10  # granted to a folder without a lock and without events
 OVERFIT_LOSS = 1.1  # times its lowest: less than that does no harm yet
-ENDED_EARLY = (
-    "lr-still-high"  # a kind of warning about how a run ended, which no longer holds once it is resumed
-)
+ENDED_EARLY = "lr-still-high"  # a kind of warning about the end of a run, which a resumed one no longer has
 RISING_LOSS = ("over-fitting", "loss-rises-recall-too")  # kinds of warnings that judge it; the last one holds
+AT_THE_END = (ENDED_EARLY, *RISING_LOSS)  # kinds of warnings; the report says this of the whole run
 MEMORISED, SATURATED = 0.8, 0.98  # of the pairs of a batch: training knows most of them, or nearly all
 LOSS_SPREAD = 4.0  # by the root of the pool: 4 sigmas, where an image's loss has a spread of about 1
 MAX_GAP = 300  # seconds between two readings of the power that are still taken together
@@ -297,7 +296,7 @@ class History:
         recent = min((loss for loss, _ in known[-2:]), default=0.0)  # one high value is no rise
         if not self.has_had_its_budget or accuracy < MEMORISED or judged == ["loss-rises-recall-too"]:
             return ""
-        if is_chance(self.recall) and recent >= OVERFIT_LOSS * lowest:
+        if is_chance(self.recall) and recent > OVERFIT_LOSS * lowest:
             memorised = f"a training accuracy of {accuracy:.0%}, {rose}"
             return f"recall is not significantly above chance with {memorised}"
         is_seen = self.stalled_since is not None and recent >= loss_limit(lowest, num_images)
@@ -401,7 +400,8 @@ def is_chance(recall: dict[str, Any] | None) -> bool:
     """Whether no recall, in either direction, is significantly above chance; False where one was not measured."""
     ways = (recall["text_to_image"], recall["image_to_text"]) if recall else ()
     ends = [(way.get(f"interval@{k}"), way[f"chance@{k}"]) for way in ways for k in (1, 5, 10)]
-    return bool(ends) and all(interval and interval[0] <= chance for interval, chance in ends)
+    is_measurable = any(chance < 1 for _, chance in ends)  # not with one caption for all images
+    return is_measurable and all(interval and interval[0] <= chance for interval, chance in ends)
 
 
 def is_as_good(
@@ -534,7 +534,10 @@ class Summary:
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.config[1]
+        """Without the size where the model has the shape of a pretrained one."""
+        settings = self.config[1]
+        is_shaped = settings.get("shape") and settings.get("tune")
+        return {name: value for name, value in settings.items() if not (is_shaped and name == "size")}
 
     @property
     def reasons(self) -> dict[str, str]:

@@ -179,10 +179,9 @@ class Run:
             raise files.cannot_write(path, error) from None
 
     def is_taken(self) -> UserError:
-        return UserError(
-            f"run `{self.name}` is being trained by process {self.owner() or 'another one'}",
-            hint=f"wait for it, or stop it: `lapclip runs stop {self.reference}` saves and stops it",
-        )
+        what = f"run `{self.name}` is being trained by process {self.owner() or 'another one'}"
+        hint = f"wait for it, or stop it: `lapclip runs stop {self.reference}` saves and stops it"
+        return UserError(what, hint=hint)
 
     def hand_over(self, pid: int) -> None:
         """Leaves the lock to a process that was started with it open."""
@@ -242,10 +241,9 @@ def refuse_name(name: str) -> None:
     """Refuses what cannot be the name of a new run, before any work is done for it."""
     is_word = name.strip(".") and name.isprintable() and not re.search(r"[\s/\\]", name)
     if not is_word or name.startswith("-") or len(name.encode()) > MAX_NAME_BYTES:
-        raise UserError(
-            f"`{name[:MAX_NAME_BYTES]}` cannot be the name of a run: too long, or with spaces, slashes or the like",
-            hint="use a name without spaces and slashes: `--run cats`; it becomes `runs/cats`",
-        )
+        hint = "use a name without spaces and slashes: `--run cats`; it becomes `runs/cats`"
+        why = "cannot be the name of a run: too long, or with spaces, slashes or the like"
+        raise UserError(f"`{name[:MAX_NAME_BYTES]}` {why}", hint=hint)
     if (RUNS / name).exists() and not is_leftover(RUNS / name):
         raise name_taken(name)
 
@@ -331,6 +329,16 @@ def run_of(model: str) -> Run | None:
     return Run(folder.parent) if is_checkpoint else None
 
 
+def bases_of(config: Config) -> list[tuple[Config, Run]]:
+    """The run that a run starts from, the one before that, and so on, as far as they can be read."""
+    found: dict[Path, tuple[Config, Run]] = {}
+    with contextlib.suppress(UserError):
+        while config.model.base and (run := run_of(config.model.base)) and run.path not in found:
+            config = run.load_config()
+            found[run.path] = config, run
+    return list(found.values())
+
+
 def find_run(name: str) -> Run:
     """The run of that name or path, also while it is being set up."""
     for path in (Path(name), RUNS / name):
@@ -341,7 +349,6 @@ def find_run(name: str) -> Run:
             return Run(path)
     newest = newest_run()
     here = f"; the newest is `{newest.name}`" if newest else f"; `{RUNS.absolute()}` holds none"
-    raise UserError(
-        f"there is no run `{name}`{suggest(name, [run.name for run in all_runs()]) or here}",
-        hint="`lapclip runs` lists the runs of this folder; for other folders, pass the path of the run",
-    )
+    near = suggest(name, [run.name for run in all_runs()])
+    hint = "`lapclip runs` lists the runs of this folder; for other folders, pass the path of the run"
+    raise UserError(f"there is no run `{name}`{near or here}", hint=hint)

@@ -31,13 +31,10 @@ def run_to_watch(name: str | None) -> Run:
     """The run of that name or path, also one that is being set up; without a name, the newest here."""
     if name is not None:
         return find_run(name)
-    newest = newest_run()
-    if newest is None:
-        raise UserError(
-            f"there is no run to watch: `{RUNS.absolute()}` holds none",
-            hint="start one with `lapclip train`, or pass the path of a run",
-        )
-    return newest
+    if newest := newest_run():
+        return newest
+    hint = "start one with `lapclip train`, or pass the path of a run"
+    raise UserError(f"there is no run to watch: `{RUNS.absolute()}` holds none", hint=hint)
 
 
 def status_of(run: Run) -> Summary:
@@ -91,10 +88,8 @@ def refuse_if_finished(run: Run, config: Config) -> None:
     kind = next((budget for budget in BUDGETS if getattr(train, budget)), "steps")
     more = f"--{kind} {float(f'{2 * had[kind]:.2g}'):.12g}"
     used = f"{plural(history.num_steps, 'step')} in {duration(history.seconds)} of training"
-    raise UserError(
-        f"run `{run.name}` has used up {'its' if is_same else 'this'} budget: {used}",
-        hint=f"pass a larger budget, counted from its start: `lapclip train --resume {run.reference} {more}`",
-    )
+    hint = f"pass a larger budget, counted from its start: `lapclip train --resume {run.reference} {more}`"
+    raise UserError(f"run `{run.name}` has used up {'its' if is_same else 'this'} budget: {used}", hint=hint)
 
 
 def ask_to_stop(run: Run) -> int | None:
@@ -111,15 +106,12 @@ def ask_to_stop(run: Run) -> int | None:
     except psutil.NoSuchProcess:
         if run.owner() is None:  # it ended meanwhile
             return None
-        raise UserError(
-            f"run `{run.name}` is locked by process {lock.owner}, which is not visible on this machine",
-            hint="stop it where it was started: on the other machine, or in the container",
-        ) from None
+        what = f"run `{run.name}` is locked by process {lock.owner}, which is not visible on this machine"
+        hint = "stop it where it was started: on the other machine, or in the container"
+        raise UserError(what, hint=hint) from None
     except psutil.AccessDenied:
-        raise UserError(
-            f"process {lock.owner}, which trains run `{run.name}`, belongs to another user",
-            hint="stop it as that user",
-        ) from None
+        what = f"process {lock.owner}, which trains run `{run.name}`, belongs to another user"
+        raise UserError(what, hint="stop it as that user") from None
     return lock.owner
 
 
@@ -144,10 +136,8 @@ def remove(run: Run) -> None:
     """Removes a run's folder, unless it is being trained."""
     is_whole = all((run.path / name).is_file() for name in ("config.toml", "tokenizer.json", "lock"))
     if not is_whole and not is_leftover(run.path):
-        raise UserError(
-            f"`{run.path}` does not look like a lapclip run, and is not removed",
-            hint="check what is in it, and remove it yourself",
-        )
+        what = f"`{run.path}` does not look like a lapclip run, and is not removed"
+        raise UserError(what, hint="check what is in it, and remove it yourself")
     run.take_lock()
     try:
         remove_folder(run.path)

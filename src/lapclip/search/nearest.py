@@ -61,10 +61,8 @@ def products(vectors_RE: np.ndarray, vector_E: np.ndarray, rows_N: np.ndarray) -
 
 def highest(scores_N: np.ndarray, top: int) -> np.ndarray:
     """Positions of the highest scores; a few more than `top` where the last ones are tied within the noise."""
-    if top <= 0 or not len(scores_N):
-        return np.empty(0, dtype=np.int64)
-    if top >= len(scores_N):
-        return np.arange(len(scores_N))
+    if not 0 < top < len(scores_N):
+        return np.arange(len(scores_N))[: max(0, top)]
     last = np.partition(scores_N, len(scores_N) - top)[len(scores_N) - top]
     above = np.flatnonzero(scores_N > last + NOISE)
     tied = np.flatnonzero((scores_N >= last - NOISE) & (scores_N <= last + NOISE))

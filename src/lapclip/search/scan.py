@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from lapclip.data.catalogue import Problems
 from lapclip.data.files import Folders, Kind, is_image_name
 from lapclip.data.formats.folder import walk
-from lapclip.errors import UserError, suggest_path
+from lapclip.errors import UserError, reason_for, suggest_path
 from lapclip.files import cache_folder
 
 
@@ -86,5 +86,5 @@ def why_unreachable(folder: str, num_known: int) -> str | None:
         with os.scandir(folder) as entries:
             is_empty = next(entries, None) is None
     except OSError as error:
-        return (error.strerror or str(error)).lower()
+        return reason_for(error).lower()
     return "it is empty now" if is_empty and num_known else None  # as an unused mount point

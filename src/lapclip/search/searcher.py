@@ -5,7 +5,7 @@ Shapes: T terms of a query, N rows, E numbers in an embedding.
 
 import os
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -21,7 +21,7 @@ from lapclip.search import nearest
 from lapclip.search.index import EVERY, Entry, Filter, Index
 from lapclip.search.nearest import NOISE, Graph, Hits
 from lapclip.search.scan import why_unreachable
-from lapclip.units import Progress
+from lapclip.units import LongWork, Progress
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -120,7 +120,7 @@ class Searcher:
         is_usable = self.graph is not None and not self.graph.is_stale(self.rows_N)
         return self.is_large and not is_usable and nearest.has_usearch()
 
-    def build_graph(self) -> Generator[Progress, None, None]:
+    def build_graph(self) -> LongWork[None]:
         """Builds the graph of a very large index; without it all rows are compared."""
         for done in nearest.build_graph(self.index.path, self.index.vectors, self.rows_N):
             yield Progress("preparing", done, len(self.rows_N))
@@ -227,7 +227,7 @@ def refuse_unknown(index: Index, folder: str) -> None:
 
 def duplicates(
     index: Index, min_score: float = -1, wanted: Filter = EVERY
-) -> Generator[Progress, None, list[list[Duplicate]]]:
+) -> LongWork[list[list[Duplicate]]]:
     """Groups of the same images by the rule of `data check`, which reads every file: the largest, then by path."""
     from lapclip.data import split
 

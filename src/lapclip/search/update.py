@@ -19,12 +19,12 @@ import numpy as np
 from lapclip.data.decode import Unreadable, digest
 from lapclip.data.files import MAX_BYTES, Folders
 from lapclip.data.workers import in_order
-from lapclip.errors import UserError
+from lapclip.errors import UserError, reason_for
 from lapclip.files import atomic_path, open_regular
 from lapclip.search.index import INFO, MODEL, IndexInfo, folder_for, index_errors, list_indexes, read_info
 from lapclip.search.scan import Stamp, Unopened, images_under, outermost, real_folders, why_unreachable
 from lapclip.search.writer import Writer, clear, owned
-from lapclip.units import Progress
+from lapclip.units import LongWork, Progress
 
 if TYPE_CHECKING:
     from lapclip.embedder import Embedder
@@ -80,7 +80,7 @@ class ReadFile:
 
 def update(
     embedder: "Embedder", *, name: str, model: str, folders: Sequence[str] = (), fresh: bool = False
-) -> Generator[Progress, None, Summary]:
+) -> LongWork[Summary]:
     """Embeds the images of some folders, by default all of the index; if closed or killed, the next update continues.
 
     A model that was trained since has another index: everything is embedded again, then the old index is removed.
@@ -138,7 +138,7 @@ def update(
 
 def update_folders(
     writer: Writer, embedder: "Embedder", folders: Sequence[str], summary: Summary
-) -> Generator[Progress, None, None]:
+) -> LongWork[None]:
     """Walks folders and embeds their images; files that are gone are recorded, and not yet removed."""
     for folder in folders:
         if why := why_unreachable(folder, sum(writer.count(folder))):
@@ -208,8 +208,8 @@ def read_image(path: bytes, embedder: "Embedder", writer: Writer) -> ReadFile | 
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        why = (isinstance(error, OSError) and error.strerror) or str(error)
-        return ReadFile(replace(stamp, mtime_ns=TRY_AGAIN), why=f"cannot be read: {why.lower()}")
+        why = f"cannot be read: {reason_for(error).lower()}"
+        return ReadFile(replace(stamp, mtime_ns=TRY_AGAIN), why=why)
 
 
 def store_batch(writer: Writer, reads: Sequence[ReadFile], summary: Summary) -> None:

@@ -177,8 +177,8 @@ class Writer:
     def compare_found(self, folders: Iterable[str], unopened: Iterable[str]) -> tuple[int, int]:
         """Compares what was found with what is known; the numbers of files to read and of unchanged images."""
         num_todo = self.write(
-            "INSERT INTO todo (path) SELECT found.path FROM found LEFT JOIN file ON file.path = found.path "
-            "WHERE file.id IS NULL OR file.size != found.size OR file.mtime_ns != found.mtime_ns"
+            "INSERT INTO todo (path) SELECT path FROM found "
+            "LEFT JOIN file USING (path, size, mtime_ns) WHERE id IS NULL"
         )
         for folder in folders:
             self.write(
@@ -189,10 +189,7 @@ class Writer:
         for folder in unopened:
             query = "DELETE FROM gone WHERE id IN (SELECT id FROM file WHERE path >= ? AND path < ?)"
             self.write(query, *path_range(folder))
-        num_same = self.ask(
-            "SELECT count(*) FROM found JOIN file ON file.path = found.path WHERE file.row IS NOT NULL "
-            "AND file.size = found.size AND file.mtime_ns = found.mtime_ns"
-        )
+        num_same = self.ask("SELECT count(row) FROM found JOIN file USING (path, size, mtime_ns)")
         return num_todo, int(num_same[0][0])
 
     def todo(self) -> Iterator[bytes]:

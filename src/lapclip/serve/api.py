@@ -43,6 +43,7 @@ Label = Annotated[str, Meta(min_length=1, max_length=1000)]
 Template = Annotated[str, Meta(max_length=1000, pattern=r"\{\}")]
 Top = Annotated[int, Meta(ge=1, le=1000, description="maximum number of results, 1 to 1000")]
 Cosine = Annotated[float, Meta(ge=-1, le=1, description="minimum cosine similarity of a result, -1 to 1")]
+Prompts = "prompts with `{}` in place of the label"
 Inside = "only images in this folder: one of those in `/health`, or a folder inside one"
 
 
@@ -64,9 +65,7 @@ class Search(Struct):
 
 class Classify(Struct):
     label: Annotated[list[Label], Meta(min_length=1, max_length=1000, description="one parameter per label")]
-    template: Annotated[
-        list[Template], Meta(max_length=16, description="prompts with `{}` in place of the label")
-    ] = []
+    template: Annotated[list[Template], Meta(max_length=16, description=Prompts)] = []
 
 
 class ClassifyIndexed(Classify, kw_only=True):

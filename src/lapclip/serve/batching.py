@@ -27,6 +27,10 @@ class Asked:
     answer: "asyncio.Future[np.ndarray]"
 
 
+Embed = Callable[[list[Any]], np.ndarray]
+Answered = tuple[Asked, np.ndarray | Exception]
+
+
 class Batcher:
     """Embeds one kind of things, texts or images; asked in an event loop.
 
@@ -34,12 +38,7 @@ class Batcher:
     """
 
     def __init__(
-        self,
-        embed: Callable[[list[Any]], np.ndarray],
-        pool: ThreadPoolExecutor,
-        *,
-        is_batching: bool = True,
-        num_known: int = 0,
+        self, embed: Embed, pool: ThreadPoolExecutor, *, is_batching: bool = True, num_known: int = 0
     ):
         self.embed, self.pool, self.num_known = embed, pool, num_known
         self.max_items = MAX_BATCH if is_batching else 1  # else every request by itself
@@ -92,9 +91,7 @@ class Batcher:
         return taken
 
 
-def answer_all(
-    embed: Callable[[list[Any]], np.ndarray], taken: list[Asked]
-) -> list[tuple[Asked, np.ndarray | Exception]]:
+def answer_all(embed: Embed, taken: list[Asked]) -> list[Answered]:
     """The rows of each request, equal texts embedded once; when the batch fails, each request is tried alone."""
     items = [item for asked in taken for item in asked.items]
     try:
@@ -111,7 +108,7 @@ def answer_all(
     return list(zip(taken, np.split(rows, ends[:-1]), strict=True))
 
 
-def deliver(answers: list[tuple[Asked, np.ndarray | Exception]]) -> None:
+def deliver(answers: list[Answered]) -> None:
     for asked, answer in answers:
         if asked.answer.done():  # its client went away
             continue

@@ -11,6 +11,7 @@ import hmac
 import ipaddress
 import json
 import re
+import resource
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +31,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lapclip.errors import UserError
+from lapclip.errors import UserError, reason_for
 from lapclip.serve.limits import Connection, Idle, Limits, Rates, Refused
 
 LOCALHOST = "127.0.0.1"
@@ -71,7 +72,7 @@ def listen(port: int | None, host: str = LOCALHOST) -> socket.socket:
             return listening
         except OSError as error:
             listening.close()
-            reason = error.strerror or str(error)
+            reason = reason_for(error)
     asked = f"port {port}" if port is not None else f"any port from {FIRST_PORT} to {candidate}"
     raise UserError(f"cannot serve on {asked}: {reason.lower()}", hint="choose another with `--port`")
 
@@ -233,22 +234,18 @@ class Guard:
         if self.token is None:
             return None
         given = request.query_params.get("token", "") if request.url.path == "/" else ""
-        if self.is_token(given):
-            return self.let_in(given, request.url.scheme)
+        if self.is_token(given):  # a redirect, so that it does not stay in the browser's history
+            response = Response(status_code=303, headers={"location": "/"})
+            options: Any = {"max_age": COOKIE_SECONDS, "httponly": True, "samesite": "strict"}
+            is_secure = request.url.scheme == "https"  # as a proxy with TLS says
+            response.set_cookie(self.cookie, given, secure=is_secure, **options)
+            return response
         kind, _, shown = headers.get("authorization", "").partition(" ")
         is_bearer = kind.lower() == "bearer" and self.is_token(shown.strip())
         if is_bearer or self.is_token(request.cookies.get(self.cookie, "")):
             return None
         hint = "open the URL that `lapclip serve` printed"
         raise Refused(401, "a token is required", hint, www_authenticate="Bearer")
-
-    def let_in(self, token: str, scheme: str) -> Response:
-        """A redirect, so that the token does not stay in the browser's history."""
-        response = Response(status_code=303, headers={"location": "/"})
-        options: Any = {"max_age": COOKIE_SECONDS, "httponly": True, "samesite": "strict"}
-        is_secure = scheme == "https"  # as a proxy with TLS says
-        response.set_cookie(self.cookie, token, secure=is_secure, **options)
-        return response
 
     def is_token(self, given: str) -> bool:
         """In constant time: digests are equally long."""
@@ -286,10 +283,6 @@ def send_static(name: str) -> Response:
 
 def allow_many_files() -> int:
     """How many files may be open, of which a connection is one; macOS allows 256 of them unless asked."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return MIN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(MIN_FILES, hard)), hard))
@@ -321,9 +314,8 @@ def serve(app: ASGIApp, listening: socket.socket, limits: Limits) -> None:
 
     quiet: Any = {"log_level": "error", "access_log": False, "server_header": False}
     parts: Any = {"http": partial(Connection, idle), "lifespan": "off", "ws": "none"}
-    parts["backlog"] = (
-        num_files // 16
-    )  # accepted per turn of the event loop: few enough to leave files for those open
+    # Accepted per turn of the event loop: few enough to leave files for those open.
+    parts["backlog"] = num_files // 16
     config = uvicorn.Config(app, timeout_graceful_shutdown=1, **parts, **quiet)
     gc.freeze()  # else a collection walks all that was imported, and requests wait 100 ms for it
     with suppress(KeyboardInterrupt):  # the usual end, not a failure

@@ -113,11 +113,8 @@ class Rates:
             self.counts.clear()
         self.counts[client] += 1
         if self.counts[client] > max(1, self.rate * SECONDS_COUNTED):
-            message, seconds = (
-                f"more than {self.rate:g} requests per second",
-                self.began + SECONDS_COUNTED - now,
-            )
-            raise Refused(429, message, "wait for the time in `Retry-After`", retry_seconds=seconds)
+            message, left = f"more than {self.rate:g} requests per second", self.began + SECONDS_COUNTED - now
+            raise Refused(429, message, "wait for the time in `Retry-After`", retry_seconds=left)
 
 
 def network_of(client: str) -> str:

@@ -53,16 +53,14 @@ def page_app(shown: Run | None, address: str) -> ASGIApp:
         place = request.headers.get("last-event-id") or request.query_params.get("after", "")
         return StreamingResponse(watching.follow(run, place), media_type=EVENT_STREAM)
 
-    app = build_app(
-        [
-            Route("/", lambda request: send_static("watch.html")),
-            Route("/static/{name}", lambda request: send_static(request.path_params["name"])),
-            Route("/runs", lambda request: json_response(watching.list_runs())),
-            Route("/stream", stream),
-            Route("/snapshots/{run}/{file:path}", snapshot),
-        ]
-    )
-    return Guard(app, address=address)
+    routes = [
+        Route("/", lambda request: send_static("watch.html")),
+        Route("/static/{name}", lambda request: send_static(request.path_params["name"])),
+        Route("/runs", lambda request: json_response(watching.list_runs())),
+        Route("/stream", stream),
+        Route("/snapshots/{run}/{file:path}", snapshot),
+    ]
+    return Guard(build_app(routes), address=address)
 
 
 class Watching:

@@ -4,8 +4,13 @@ Shapes: B pairs in the batch, C pairs in a chunk, T tokens, P patches, K patches
 """
 
 import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import compress
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +31,7 @@ TEXT_LENGTHS = (16, 32)  # and the model's own: an accelerator compiles a progra
 SCALE_GROWTH_STEPS = 1000  # without an overflow in fp16, until the loss scale is doubled
 MAX_LOSS_SCALE = 2.0**24
 
-
+T = TypeVar("T")
 # What a model takes.
 Chunk = tuple[Tensor, Tensor, Tensor, Tensor | None, tuple[Tensor | None, Tensor | None]]
 
@@ -44,8 +49,7 @@ class Inputs:
     teacher: tuple[Tensor, Tensor] | None = None  # a teacher's embeddings of the same images and captions
     drop: tuple[Tensor | None, Tensor | None] = (None, None)  # factors of the features of images and captions
 
-    def chunk(self, start: int, size: int) -> Chunk:
-        rows = slice(start, start + size)
+    def chunk(self, rows: slice) -> Chunk:
         keep_CK, *drop = (
             None if all_rows is None else all_rows[rows] for all_rows in (self.keep_BK, *self.drop)
         )
@@ -120,6 +124,41 @@ def choose_features(inputs: Inputs, model: CLIP, step: int, *, seed: int, dropou
     return replace(inputs, drop=(image_BD, text_BD))
 
 
+class Twin:
+    """A second module with the same parameters, which computes one half of a batch beside the first module.
+
+    Each half has half of the threads: threads that share each operation wait for one another at its end. A gradient is
+    the sum of two, whichever comes first. Running statistics are the means of both.
+    """
+
+    def __init__(self, model: CLIP):
+        self.model = deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+        self.thread = ThreadPoolExecutor(1, "half of a batch")
+
+    def run(self, first: Callable[[], T], second: Callable[[], T]) -> list[T]:
+        num_threads = torch.get_num_threads()
+        half = max(1, num_threads // 2)
+        torch.set_num_threads(half)
+        beside = self.thread.submit(on_threads, half, second)
+        try:
+            return [first(), beside.result()]
+        finally:
+            wait([beside])
+            torch.set_num_threads(num_threads)
+            del beside  # an error in it would hold this frame, and with it the activations
+
+    def average_statistics(self, model: CLIP) -> None:
+        """Makes the running statistics of both modules equal, once the backward pass no longer needs them."""
+        for own, other in zip(model.buffers(), self.model.buffers(), strict=True):
+            own.add_(other).div_(2)  # constants stay as they are
+            other.copy_(own)
+
+
+def on_threads(num_threads: int, work: Callable[[], T]) -> T:
+    torch.set_num_threads(num_threads)  # of the calling thread
+    return work()
+
+
 def contrastive_step(
     model: CLIP,
     inputs: Inputs,
@@ -128,50 +167,79 @@ def contrastive_step(
     *,
     loss_scale: float = 1.0,
     profiler: Profiler = NO_PROFILER,
+    twin: Twin | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Adds the gradient of the batch's loss, times `loss_scale`, to the parameters; holds one chunk's activations.
 
-    Loss and in-batch accuracy, still on the device.
+    Loss and in-batch accuracy, still on the device. A batch of one chunk is computed in halves if there is a twin.
     """
     autocast = partial(device_named(plan.device).autocast, plan.precision)
-    batch_size, chunk = len(inputs.images), -(-plan.chunk // model.chunk_multiple) * model.chunk_multiple
+    counting = partial(profiler.counting, [*model.parameters(), *inputs.tensors])
+    batch_size, multiple = len(inputs.images), model.chunk_multiple
+    chunk = -(-plan.chunk // multiple) * multiple
     is_chunked = chunk < batch_size
+    if twin and not is_chunked:
+        chunk = -(-batch_size // (2 * multiple)) * multiple
+    parts = [slice(start, start + chunk) for start in range(0, batch_size, chunk)]
+    if is_chunked or len(parts) == 1:
+        twin = None
+
+    def embed(model: CLIP, rows: slice) -> tuple[Tensor, Tensor]:
+        with autocast(), counting():
+            return model(*inputs.chunk(rows))
+
+    def run(works: list[Callable[[], T]]) -> list[T]:
+        return twin.run(*works) if twin else [work() for work in works]
+
     if is_chunked:
-        with torch.no_grad(), autocast():
-            embedded = [model(*inputs.chunk(start, chunk)) for start in range(0, batch_size, chunk)]
-        image_BE = torch.cat([image for image, _ in embedded]).requires_grad_()
-        text_BE = torch.cat([text for _, text in embedded]).requires_grad_()
+        with torch.no_grad():
+            embedded = [embed(model, rows) for rows in parts]
     else:
-        with autocast():
-            image_BE, text_BE = model(*inputs.chunk(0, batch_size))
-    about = model.scale(), model.bias, inputs.same_BB
-    if text_BE.ndim == 2:
-        loss = total = loss_fn(image_BE, text_BE, *about)
-    else:
-        several = zip(text_BE.unbind(1), inputs.same_BB, strict=True)
-        losses = [loss_fn(image_BE, own_BE, *about[:2], same_BB) for own_BE, same_BB in several]
-        loss = total = torch.stack(losses).mean()
-    if inputs.teacher is not None:  # each tower also learns to match the teacher's other one
-        teacher_image_BE, teacher_text_BE = inputs.teacher
-        total = loss + loss_fn(image_BE, teacher_text_BE, *about) + loss_fn(teacher_image_BE, text_BE, *about)
+        modules = (model, twin.model if twin else model)
+        embedded = run([partial(embed, *each) for each in zip(modules, parts, strict=False)])
+    image_BE, text_BE = (torch.cat(sides).detach().requires_grad_() for sides in zip(*embedded, strict=True))
+    with counting():
+        about = model.scale(), model.bias, inputs.same_BB
+        if text_BE.ndim == 2:
+            loss = total = loss_fn(image_BE, text_BE, *about)
+        else:
+            several = zip(text_BE.unbind(1), inputs.same_BB, strict=True)
+            losses = [loss_fn(image_BE, own_BE, *about[:2], same_BB) for own_BE, same_BB in several]
+            loss = total = torch.stack(losses).mean()
+        if inputs.teacher is not None:  # each tower also learns to match the teacher's other one
+            teacher_image_BE, teacher_text_BE = inputs.teacher
+            total = loss + loss_fn(image_BE, teacher_text_BE, *about)
+            total = total + loss_fn(teacher_image_BE, text_BE, *about)
     profiler.lap("forward")
     (total * loss_scale).backward()
+    image_grad_BE, text_grad_BE = image_BE.grad, text_BE.grad
+    assert image_grad_BE is not None and text_grad_BE is not None
+    if not is_chunked:
+        gradients = [(image_grad_BE[rows], text_grad_BE[rows]) for rows in parts]
+        run([partial(backward, *each) for each in zip(embedded, gradients, strict=True)])
+        if twin:
+            twin.average_statistics(model)
     profiler.lap("backward")
-    for start in range(0, batch_size, chunk) if is_chunked else ():
-        images, tokens_CT, ends_C, keep_CK, drop = inputs.chunk(start, chunk)
+    for rows in parts if is_chunked else ():
+        images, tokens_CT, ends_C, keep_CK, drop = inputs.chunk(rows)
         towers = (
-            (image_BE, partial(model.embed_images, images, keep_CK, drop[0])),
-            (text_BE, partial(model.embed_texts, tokens_CT, ends_C, drop[1])),
+            (image_grad_BE[rows], partial(model.embed_images, images, keep_CK, drop[0])),
+            (text_grad_BE[rows], partial(model.embed_texts, tokens_CT, ends_C, drop[1])),
         )
         # One tower after the other, so that never both towers' activations are held.
-        for whole_BE, embed in towers:
-            assert whole_BE.grad is not None
-            with autocast():
-                chunk_CE = embed()
+        for gradient_CE, embed_tower in towers:
+            with autocast(), counting():
+                chunk_CE = embed_tower()
             profiler.lap("forward")
-            chunk_CE.backward(whole_BE.grad[start : start + chunk])
+            backward([chunk_CE], [gradient_CE])
             profiler.lap("backward")
     return loss.detach(), in_batch_accuracy(image_BE.detach(), text_BE.detach(), inputs.same_BB)
+
+
+def backward(embedded: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    is_trained = [one.requires_grad for one in embedded]  # not that of a frozen tower
+    if any(is_trained):
+        torch.autograd.backward(list(compress(embedded, is_trained)), list(compress(gradients, is_trained)))
 
 
 def in_batch_accuracy(image_BE: Tensor, text_BE: Tensor, same_BB: Tensor) -> Tensor:
@@ -217,16 +285,26 @@ class Update:
     clip_norm: float
     plan: Plan
 
+    @cached_property
+    def twin(self) -> Twin:
+        return Twin(self.model)
+
+    @property
+    def has_halves(self) -> bool:
+        """Whether a batch is computed in halves: on the CPU with threads to share, where nothing random is drawn."""
+        is_plain = not self.plan.compile and not device_named(self.plan.device).is_accelerator
+        return is_plain and torch.get_num_threads() % 2 == 0 and self.model.size.head is None
+
     def run(self, inputs: Inputs, *, loss_scale: float = 1.0, profiler: Profiler = NO_PROFILER) -> Numbers:
         """One optimizer update; where a number is not finite the weights stay as they are."""
         model, optimizer = self.model, self.optimizer
         # In one chunk gradients take the room of activations as these go; over several chunks they stay.
         optimizer.zero_grad(set_to_none=self.plan.chunk >= len(inputs.images))
         profiler.lap("optimizer")
-        with profiler.counting([*model.parameters(), *inputs.tensors]):
-            loss, accuracy = contrastive_step(
-                model, inputs, self.loss_fn, self.plan, loss_scale=loss_scale, profiler=profiler
-            )
+        twin = self.twin if self.has_halves else None
+        loss, accuracy = contrastive_step(
+            model, inputs, self.loss_fn, self.plan, loss_scale=loss_scale, profiler=profiler, twin=twin
+        )
         if loss_scale != 1.0:
             for parameter in model.parameters():
                 if parameter.grad is not None:

@@ -17,7 +17,7 @@ import torch
 
 from lapclip.autotune.parity import build_checked
 from lapclip.autotune.plans import Budget, plan_of, with_plan
-from lapclip.autotune.resolve import Choice, recorded, recorded_choices
+from lapclip.autotune.resolve import Choice, recorded, recorded_choices, typical_rate
 from lapclip.config import Config
 from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable
@@ -215,10 +215,9 @@ class Loop:
         has_changed = run.load_machine().get("data") not in (None, data.fingerprint)
         yield from self.tell(*messages.before_training(data, self.embedder, now.step, cfg, has_changed))
         if now.step == 0 and cfg.tune is None and any(part.files for part in data.parts):
-            rate = run.load_machine().get("bench", {}).get("pairs_per_second")
-            yield from self.tell(
-                *messages.too_long(self.budget, data.training.num_pairs, cfg.batch_size, rate)
-            )
+            measured = run.load_machine().get("bench", {}).get("pairs_per_second")
+            rate, num = measured or typical_rate(self.update.model.size), data.training.num_pairs
+            yield from self.tell(*messages.too_long(num, self.budget.num_epochs(num, cfg.batch_size, rate)))
         if has_changed:
             now.best_step = now.best_recall = now.highest = None  # measured on other images
             run.write_machine(run.load_machine() | {"data": data.fingerprint})

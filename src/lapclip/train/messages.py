@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import nn
 
-from lapclip.autotune.plans import Budget
 from lapclip.config import Plan, TrainConfig
-from lapclip.data.advice import in_eights, percentiles
+from lapclip.data.advice import command_to_show, in_eights, percentiles
 from lapclip.data.doctor import remarks
 from lapclip.data.open import Data, first_unreadable
 from lapclip.data.split import own_side
@@ -18,6 +17,7 @@ from lapclip.machine.power import read_battery
 from lapclip.runs.events import ValidationLimit, Warned
 from lapclip.runs.run import Run
 from lapclip.train.prepare import NUM_CAPTIONS_READ, sample_captions
+from lapclip.units import plural
 from lapclip.weights import checkpoint
 
 MAX_FAULTS_NAMED = 10  # each by itself, of images that turn out unreadable while training
@@ -38,6 +38,11 @@ def before_training(
     if step and has_changed:
         hint = "training continues with the current source; to train from scratch, start a new run"
         yield Warned(step, "the source has changed since the run started", hint)
+    if data.num_seen:
+        images = plural(data.validation.num_different, "validation image")
+        message = f"{data.num_seen:,} of {images} were training images of the model that this run starts from"
+        hint = "recall on them says little about new images; validate on others, or with its `--validation-share`"
+        yield Warned(step, message, hint, kind="seen-before")
     for part in data.parts:
         if part.files is None:
             continue
@@ -45,7 +50,7 @@ def before_training(
         if part.files.is_streamed:
             message = f"`{part.name}` is not packed: its images are decoded again in every epoch"
             yield Warned(step, message, "`lapclip data pack` shows how much disk space a pack needs")
-        hint = f"`lapclip data check --json {typed(part.name)}` lists all of them"
+        hint = f"`lapclip data check --json {typed(part.name)}` lists all files with problems"
         for what, count in catalogue.problems.counts.most_common(3):
             more = f", and {count - 1:,} more" if count > 1 else ""
             yield Warned(step, f"`{catalogue.problems.names[what][0]}` {what}{more}", hint)
@@ -53,7 +58,7 @@ def before_training(
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
             yield Warned(step, f"{num:,} of {len(catalogue.names):,} images omitted: {first}", hint)
         for remark in remarks(catalogue, pack.records):
-            look = f"look at some of the pairs: `lapclip data show {typed(part.name)}`"
+            look = f"look at some of the pairs: `{command_to_show(part.name, catalogue.format)}`"
             yield Warned(step, remark.why, look, kind=remark.kind)
     lengths = embedder.tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_READ))
     text_length = embedder.model.size.text_length
@@ -63,15 +68,10 @@ def before_training(
         yield Warned(step, message, hint)
 
 
-def too_long(
-    budget: Budget, num_images: int, batch_size: int, pairs_per_second: float | None
-) -> Iterator[Warned]:
-    """A budget longer than the images can use; in minutes, at the speed that was measured."""
-    if budget.steps is None and pairs_per_second is None:
-        return
-    epochs = budget.num_epochs(num_images, batch_size, pairs_per_second or 0.0)
+def too_long(num_images: int, epochs: float) -> Iterator[Warned]:
+    """A budget longer than the images can use, at the speed that was measured or is typical."""
     if epochs > MAX_EPOCHS:
-        used = f"the budget is about {epochs:,.0f} epochs of {num_images:,} images"
+        used = f"the budget is about {float(f'{epochs:.2g}'):,.0f} epochs of {num_images:,} images"
         message = f"{used}; after about {MAX_EPOCHS} a new model mostly memorises them"
         hint = f"more images would help most; `--epochs {MAX_EPOCHS}` takes less time"
         yield Warned(0, message, hint, kind="long-budget")

@@ -4,7 +4,7 @@ import re
 import shutil
 import time
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from lapclip.data.advice import SHARE, Advice, advise, facts_of_captions, share_
 from lapclip.data.batches import fetch
 from lapclip.data.decode import digest
 from lapclip.data.doctor import MAX_READ, Report, examine
-from lapclip.data.open import Data, Files, Part, open_source, open_unseen, plain_name
+from lapclip.data.open import Data, Files, Part, may_share, open_source, open_unseen, plain_name
+from lapclip.data.pairs import TRAIN, VALIDATION
 from lapclip.data.source import Sample, Source
 from lapclip.data.split import evaluation_set
 from lapclip.data.tokenizer import WORDS, Tokenizer, train_tokenizer, words_of
@@ -38,7 +39,7 @@ from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
-from lapclip.runs.run import Run, new_run, run_of
+from lapclip.runs.run import Run, bases_of, new_run, run_of
 from lapclip.step.loss import NEEDS_BIAS
 from lapclip.units import Progress, age, finished, plural
 from lapclip.weights import checkpoint, reading
@@ -68,7 +69,22 @@ def open_here(config: Config) -> Generator[Progress, None, Data]:
             refuse_if_broken(part.files, config.data.max_unreadable)
     if config.data.general:
         data = replace(data, general=(yield from open_general(config, data)))
+    if config.model.base and (seen := (yield from seen_before(config, data))):
+        stamps = [stamp for part in data.parts if part.files for stamp in part.files.stamps(VALIDATION)]
+        data = replace(data, num_seen=sum(stamp in seen for stamp in stamps))
     return data
+
+
+def seen_before(config: Config, data: Data) -> Generator[Progress, None, set[str]]:
+    """The stamps of the images that the run this one starts from was trained on, and those before it."""
+    own = replace(config.data, source=data.source, images=data.images)
+    seen, image_size = set[str](), shape_of(config.model).image_size
+    for base, run in bases_of(config):
+        with suppress(UserError):  # its source is no longer there
+            if run.may_open(base) and may_share(own, base.data):
+                opened = yield from open_source(base.data, image_size)
+                seen |= {stamp for part in opened.parts if part.files for stamp in part.files.stamps(TRAIN)}
+    return seen
 
 
 def open_general(config: Config, data: Data) -> Generator[Progress, None, Sample]:
@@ -96,7 +112,8 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
         first = f"`{catalogue.problems.names[missing[0]][0]}` {missing[0]}"
         raise UserError(
             f"{plural(num_missing, 'image')} that `{files.name}` lists cannot be found: {first}",
-            hint="pass the folder of the images: `--images FOLDER`; or allow it: `--max-unreadable 1`",
+            hint="pass the folder of the images: `--images FOLDER`, or "
+            + allowing(num_missing / (len(catalogue.names) + num_missing)),
         )
     if (share := len(broken) / max(1, len(catalogue.names))) > tolerated:
         some = list(broken.items())[:3]
@@ -105,8 +122,12 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
             f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
             hint=install_command("heic")
             if 0 < files.pack.num_needing_extra == len(broken)
-            else f"repair or remove them, or allow them: `--max-unreadable {min(share + 0.01, 1):.2f}`",
+            else f"repair or remove them, or {allowing(share)}",
         )
+
+
+def allowing(share: float) -> str:
+    return f"allow this share of unusable images: `--max-unreadable {min(share + 0.01, 1):.2f}`"
 
 
 def prepare(config: Config, name: str | None = None, data: Data | None = None) -> Run:
@@ -322,6 +343,10 @@ def check_up(config: Config, part: Part) -> Report:
     advice = [
         own for own in report.advice + share if not own.setting or value_of(config, own.setting) is None
     ]
+    try:
+        refuse_if_broken(files, config.data.max_unreadable)
+    except UserError as problem:
+        advice.append(Advice(None, None, f"training refuses this source: {problem}; {problem.hint}"))
     if num := files.pack.num_needing_extra:
         why = f"{num:,} of the unreadable images are HEIC: `{install_command('heic')}`, then try again"
         advice.append(Advice(None, None, why))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 Point = tuple[float, float]
+Span = tuple[float, float]  # its two ends
 
 BRAILLE = 0x2800
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # the bits of a cell, by column, from its top
@@ -12,7 +13,7 @@ COLUMNS = " ▁▂▃▄▅▆▇█"
 DOT_GAP = 4  # between the dots of a dotted line
 
 
-def resample(points: Iterable[Point], count: int, span: tuple[float, float]) -> list[float | None]:
+def resample(points: Iterable[Point], count: int, span: Span) -> list[float | None]:
     """The mean in each of `count` equal intervals of the span of x, interpolated between known ones."""
     known = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if not known or count < 1:
@@ -32,7 +33,7 @@ def resample(points: Iterable[Point], count: int, span: tuple[float, float]) -> 
     return means
 
 
-def bounds(values: Iterable[float], *, lowest: float | None = None) -> tuple[float, float]:
+def bounds(values: Iterable[float], *, lowest: float | None = None) -> Span:
     """The range to draw; never an empty one."""
     known = [value for value in values if math.isfinite(value)]
     low = lowest if lowest is not None else min(known, default=0.0)
@@ -41,13 +42,7 @@ def bounds(values: Iterable[float], *, lowest: float | None = None) -> tuple[flo
 
 
 def curve(
-    points: Iterable[Point],
-    width: int,
-    height: int,
-    *,
-    across: tuple[float, float],
-    up: tuple[float, float],
-    line: float | None = None,
+    points: Iterable[Point], width: int, height: int, *, across: Span, up: Span, line: float | None = None
 ) -> list[str]:
     """The curve in `height` rows of `width` braille cells, with a dotted line at the height of `line`."""
     num_rows, (low, high) = 4 * height, up

@@ -56,10 +56,8 @@ def charts_of(summary: Summary) -> list[Chart]:
     own = recall([(e.step, e.recall) for e in evaluations])
     general = recall([(e.step, e.general) for e in evaluations if e.general])
     source = shortened_path(one_line(summary.settings.get("general", "")), 40)
-    loss = [
-        *both("training", "loss"),
-        Line("validation", known((e.step, e.loss) for e in evaluations), 1, "dots"),
-    ]
+    validation = known((e.step, e.loss) for e in evaluations)
+    loss = [*both("training", "loss"), Line("validation", validation, 1, "dots")]
     accuracy = [*both("training", "accuracy"), level("chance", history.chance)]
     norm = [*both("mean", "grad_norm"), level("clipping norm", find(summary.settings, "clip_norm"))]
     speed = [*both("mean", "pairs_per_second"), level("measured by bench", summary.bench_speed)]
@@ -162,15 +160,14 @@ def overlaid(summaries: Sequence[Summary]) -> list[Chart]:
             lines.append(Line(names[number], points, number, "dots"))
         return lines
 
-    recall_1, recall_10 = (
-        of_evaluations(lambda e, k=k: e.recall["text_to_image"][f"recall@{k}"])  # type: ignore[misc]
-        for k in (1, 10)
-    )
+    def of_recall(k: int) -> list[Line]:
+        return of_evaluations(lambda e: e.recall["text_to_image"][f"recall@{k}"])
+
     charts = [
         Chart("Loss", "of the training batches", of_steps("loss")),
         Chart("Validation loss", "over the validation set", of_evaluations(lambda e: e.loss)),
-        Chart("Recall@1", RECALL, recall_1, **SHARES),
-        Chart("Recall@10", RECALL, recall_10, **SHARES),
+        Chart("Recall@1", RECALL, of_recall(1), **SHARES),
+        Chart("Recall@10", RECALL, of_recall(10), **SHARES),
         Chart("Accuracy", "in the batch", of_steps("accuracy"), **SHARES),
         Chart("Temperature", "", of_steps("temperature")),
         Chart("Learning rate", "", of_steps("lr"), from_zero=True),

@@ -117,10 +117,8 @@ class Chart:
 
     def data(self) -> dict[str, Any]:
         """For the script of a page."""
-        return vars(self) | {
-            "lines": [line.data() for line in self.lines],
-            "span": list(map(digits, self.span)),
-        }
+        lines = [line.data() for line in self.lines]
+        return vars(self) | {"lines": lines, "span": list(map(digits, self.span))}
 
 
 def digits(value: float) -> float:

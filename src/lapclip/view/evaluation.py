@@ -1,22 +1,12 @@
 """What `lapclip eval` measured, in words and as a document, with paired tests against another model."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from lapclip.errors import code, shortened, shortened_path
 from lapclip.units import count, listed, percent, plural
-from lapclip.view.document import (
-    Document,
-    Found,
-    HeatMap,
-    Query,
-    Range,
-    Ranges,
-    Section,
-    Table,
-    columns_of,
-    find,
-)
+from lapclip.view.document import Document, Found, HeatMap, Query, Range, Ranges, Section, Table, columns_of
 from lapclip.view.html import as_html
 from lapclip.view.learning import difficulty_section
 from lapclip.view.lines import interval
@@ -60,16 +50,14 @@ def tiles_of(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[Section]:
     """In the order they are read."""
-    compared = comparison_section(result)
-    words = [recall_words(result, pool_size(result)), *zero_shot_words(result)[:1], *compared.words[:1]]
+    compared, classified = comparison_section(result), zero_shot_words(result)
+    words = [recall_words(result, pool_size(result)), *classified[:1], *compared.words[:1]]
     names = [shortened_path(str(name)) for name in result.get("unreadable") or []]
     more = [f"and {len(names) - MAX_UNREADABLE:,} more"] * (len(names) > MAX_UNREADABLE)
     return [
         Section("Summary", words),
         recall_section(result),
-        Section(
-            "Zero-shot", zero_shot_words(result), tables=class_tables(result), heat_maps=confusion(result)
-        ),
+        Section("Zero-shot", classified, tables=class_tables(result), heat_maps=confusion(result)),
         compared,
         difficulty_section({str(result["model"]): result["negatives"]} if result.get("negatives") else {}),
         mistakes_section(result, images),
@@ -78,27 +66,26 @@ def sections_of(result: Mapping[str, Any], images: Mapping[int, bytes]) -> list[
 
 
 def pool_size(result: Mapping[str, Any]) -> int:
-    return int(find(result, "pool", "size") or result["num_images"])
+    return int(result.get("pool", {}).get("size") or result["num_images"])
 
 
 def how_measured(result: Mapping[str, Any]) -> str:
     """The candidates and the protocol, in words."""
-    size, num_pools = pool_size(result), int(find(result, "pool", "num_pools") or 1)
+    size, num_pools = pool_size(result), int(result.get("pool", {}).get("num_pools") or 1)
     if num_pools > 1:
         among = f"Each query is ranked within one of {num_pools:,} pools of {size:,} images; the figures are means."
     else:
-        among = f"Each query is ranked among {plural(size, 'image')}."
+        among = f"Each caption is compared with {plural(size, 'image')}, each image with all their captions."
     if result.get("protocol") == "published":
         return f"{among} Only the image that a caption was written for is correct, as in published tables."
     return f"{among} Of equal captions and equal images, any is correct."
 
 
 def recall_section(result: Mapping[str, Any]) -> Section:
-    ranges = [
-        Range(f"{name} @{k}", found[f"recall@{k}"], found.get(f"interval@{k}"), found[f"chance@{k}"])
-        for name, found in ((name, result[way]) for way, name in WAYS)
-        for k in KS
-    ]
+    ranges = []
+    for (way, name), k in product(WAYS, KS):
+        found, ends, chance = (result[way].get(f"{what}@{k}") for what in ("recall", "interval", "chance"))
+        ranges.append(Range(f"{name} @{k}", found, ends, chance))
     rows = [(r.name, r.value, interval(r.interval), r.mark) for r in ranges]
     ranks = [f"{result[way]['median_rank']:,g} ({name})" for way, name in WAYS]
     columns = columns_of(", recall: share, 95% interval: number, chance: share")
@@ -126,37 +113,33 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
         said.append(f"Prompts: {listed(quoted + more)}.")
     if result.get("few_shot"):
         return said + few_shot_words(result["few_shot"])
-    smallest = min(zero_shot["classes"], key=lambda c: c["num_images"])
-    if smallest["num_images"] < 2:
-        few = plural(smallest["num_images"], "image")
-        said.append(f"No few-shot accuracy: {code(shortened(str(smallest['label']), 60))} has {few} here.")
+    if 2 * sum(c["num_images"] < 2 for c in zero_shot["classes"]) > len(zero_shot["classes"]):
+        said.append("No few-shot accuracy: most classes have a single image here.")
     return said
 
 
 def few_shot_words(few_shot: Mapping[str, Any]) -> list[str]:
-    results = few_shot["results"]
-    learned = [
-        f"{percent(one['top1'])} with {one['examples_per_class']} ({interval(one['range'])})"
-        for one in results
-    ]
-    return [
-        f"Few-shot, by labelled images per class: {listed(learned)}.",
-        f"These are means and ranges of {few_shot['num_draws']} draws; "
-        f"zero-shot on the same test images: {listed([percent(one['zero_shot']) for one in results])}.",
-    ]
+    learned, same = [], []
+    for one in few_shot["results"]:
+        num = one.get("num_smaller_classes", 0)
+        fewer = f"; {num} class{'' if num == 1 else 'es'} with fewer" if num else ""
+        how = f"({interval(one['range'])}{fewer})"
+        learned.append(f"{percent(one['top1'])} with {one['examples_per_class']} {how}")
+        same.append(percent(one["zero_shot"]))
+    drawn = f"These are means and ranges of {few_shot['num_draws']} draws"
+    said = f"Few-shot, by labelled images per class: {listed(learned)}."
+    return [said, f"{drawn}; zero-shot on the same test images: {listed(same)}."]
 
 
 def class_tables(result: Mapping[str, Any]) -> list[Table]:
     if not result.get("zero_shot"):
         return []
-    classes = sorted(
-        result["zero_shot"]["classes"], key=lambda c: (c["top1"], -c["num_images"], str(c["label"]))
-    )
-    rows = [
-        (shortened(str(c["label"]), 60), c["num_images"], c["top1"])
-        + ((shortened(str(c["taken_for"]), 60), c["num_taken_for"]) if c.get("taken_for") else ("", ""))
-        for c in classes[:MAX_CLASSES]
-    ]
+    classes = result["zero_shot"]["classes"]
+    classes = sorted(classes, key=lambda c: (c["top1"], -c["num_images"], str(c["label"])))
+    rows = []
+    for c in classes[:MAX_CLASSES]:
+        other = (shortened(str(c["taken_for"]), 60), c["num_taken_for"]) if c.get("taken_for") else ("", "")
+        rows.append((shortened(str(c["label"]), 60), c["num_images"], c["top1"], *other))
     left = len(classes) - len(rows)
     note = f"The {len(rows)} with the lowest accuracy; {left:,} more are in `--json`." if left else ""
     columns = columns_of("class, images: count, correct: share, classified as, times: count")
@@ -203,21 +186,18 @@ def comparison_section(result: Mapping[str, Any]) -> Section:
             often = f"{abs(points):.1f} points {'more' if points > 0 else 'less'} often"
             words.append(f"{model} finds {what} {often} than {other} (95% interval {ends}; {p_value}).")
         elif what:
-            words.append(
-                f"No significant difference between {model} and {other} in how often they find {what}: "
-                f"{points:+z.1f} points (95% interval {ends}; {p_value})."
-            )
+            alike = f"No significant difference between {model} and {other} in how often they find {what}"
+            words.append(f"{alike}: {points:+z.1f} points (95% interval {ends}; {p_value}).")
     note = (
         "The same images and captions for both. p is how often a difference this large arises when each image's "
-        "results are assigned to the two models at random; the interval reaches as far to "
-        "both sides as 95% of such random differences."
+        "results are assigned to the two models at random; the interval reaches as far to both sides as 95% of "
+        "such random differences."
     )
     columns = columns_of(", points: number, 95% interval: number, p: number, significant")
     ranges = [Range(name, test["difference"], test["interval"], 0.0) for name, test in tests.items()]
     drawn = Ranges("Difference in points, with its 95% interval", ranges, is_difference=True)
-    return Section(
-        "Comparison", words, tables=[Table(f"Compared with {other}", columns, rows, note)], ranges=[drawn]
-    )
+    table = Table(f"Compared with {other}", columns, rows, note)
+    return Section("Comparison", words, tables=[table], ranges=[drawn])
 
 
 def mistakes_section(result: Mapping[str, Any], images: Mapping[int, bytes]) -> Section:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
@@ -28,13 +29,8 @@ def as_html(document: Document) -> str:
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{fingerprint}'" for fingerprint in hashes)
     names = slugs([section.title for section in document.sections])
-    environment = Environment(
-        loader=FileSystemLoader(PAGE),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=finalize,
-    )
+    blocks: Any = {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, finalize=finalize, **blocks)
     environment.filters |= {"words": words, "image": as_data, "lines": as_lines}
     return environment.get_template("report.html").render(
         document=document,

@@ -77,11 +77,10 @@ def interpolation_section(history: History) -> Section:
         row = [f"{alpha:g}", mean_recall(recall), found["recall@1"], found["recall@10"]]
         rows.append([*row, *([other["recall@10"]] if other else []), place == event.place])
     general = ", general recall@10: share" * bool(event.general)
-    columns = (
-        f"share of the trained model, mean recall: share, recall@1: share, recall@10: share{general}, kept"
-    )
+    shares = "mean recall: share, recall@1: share, recall@10: share"
+    columns = columns_of(f"share of the trained model, {shares}{general}, kept")
     note = "mean recall: of both directions at 1, 5 and 10; recall: text → image"
-    return Section(title, [words], tables=[Table(title, columns_of(columns), rows, note)])
+    return Section(title, [words], tables=[Table(title, columns, rows, note)])
 
 
 @dataclass(frozen=True)
@@ -150,10 +149,10 @@ def stretches_section(history: History, kind: str, stretches: Sequence[Stretch])
         f"{kind}, loss: number, accuracy: share, temperature: number, recall@1: share, time: seconds, "
         "pairs/s: rate, energy: joules"
     )
-    rows = [
-        (r.label, r.loss, r.accuracy, number(r.temperature, 4), r.recall, r.seconds, r.pairs_per_second, r.joules)
-        for r in stretches
-    ]  # fmt: skip
+    rows = []
+    for r in stretches:
+        learned = (r.label, r.loss, r.accuracy, number(r.temperature, 4), r.recall)
+        rows.append((*learned, r.seconds, r.pairs_per_second, r.joules))
     title = "By epoch" if kind == "epoch" else "By tenth of the run"
     note = f"chance: accuracy {percent(history.chance)}" if history.chance else ""
     if note and history.recall:

@@ -30,11 +30,8 @@ def sentence(event: Event, history: History) -> str:
                 said += f", {event.num_trained:,} of {event.num_parameters:,} parameters are trained"
             return f"step {event.step:,}: {said}"
         case Evaluated():
-            found = event.recall["text_to_image"]
-            shares = (
-                f"recall@{k} {percent(found[f'recall@{k}'])} (chance {percent(found[f'chance@{k}'])})"
-                for k in (1, 10)
-            )
+            found = {name: percent(share) for name, share in event.recall["text_to_image"].items()}
+            shares = (f"recall@{k} {found[f'recall@{k}']} (chance {found[f'chance@{k}']})" for k in (1, 10))
             said = f"step {event.step:,}: {', '.join(shares)}"
             if event.general:
                 said += f", general recall@10 {percent(event.general['text_to_image']['recall@10'])}"
@@ -187,10 +184,8 @@ def recall_table(recall: Mapping[str, Any], image: str = "validation image") -> 
     if chances[1] != chances[0]:
         table.add_row(" image → text", *chances[1])
     if batches := recall.get("in_batch"):
-        table.caption = (
-            f"in batches of {batches['batch_size']}, {batches['accuracy']:.1%} are matched correctly"
-            f" (chance {batches['chance']:.1%})"
-        )
+        matched = f"{batches['accuracy']:.1%} are matched correctly (chance {batches['chance']:.1%})"
+        table.caption = f"in batches of {batches['batch_size']}, {matched}"
     return table
 
 

@@ -69,9 +69,7 @@ def now_of(summary: Summary) -> dict[str, Any]:
         "parts": parts_of(history),
         "memory": memory_of(history),
         "cores": cores_of(history),
-        "readings": [
-            [name, NOT_MEASURED if value is None else value] for name, value in readings_of(history).items()
-        ],
+        "readings": [[name, value or NOT_MEASURED] for name, value in readings_of(history).items()],
         "inspected": f"at step {history.inspected.step:,}" if history.inspected else "",
     }
 
@@ -106,9 +104,10 @@ def figures_of(summary: Summary) -> list[dict[str, str]]:
     loss = f"validation {validation.loss:.3f}" if validation and validation.loss is not None else ""
     chance, speed = references["accuracy"], history.recently("pairs_per_second") or 0.0
     share = f"{summary.bench_share:.0%} of bench" if summary.bench_share is not None else ""
+    accuracy = percent(history.recently("accuracy") or 0.0)
     found = [
         ("loss", f"{history.recently('loss'):.3f}", loss),
-        ("in-batch accuracy", percent(history.recently("accuracy") or 0.0), of_chance(chance)),
+        ("in-batch accuracy", accuracy, of_chance(chance)),
     ]
     for k in (1, 10):
         now, highest = (row_of_evaluation(e)[f"there_{k}"] if e else None for e in (validation, best))
@@ -122,10 +121,8 @@ def figures_of(summary: Summary) -> list[dict[str, str]]:
     if event := history.interpolated:
         means = [percent(mean_recall(event.recall[place])) for place in (event.place, -1)]
         found.append(("share kept", f"{event.chosen:g}", f"mean recall {means[0]}, all {means[1]}"))
-    found += [
-        ("pairs/s", f"{speed:,.0f}", share),
-        ("temperature", f"{history.step.temperature:.4f}", "learned"),
-    ]
+    found.append(("pairs/s", f"{speed:,.0f}", share))
+    found.append(("temperature", f"{history.step.temperature:.4f}", "learned"))
     return [{"name": name, "value": value, "note": note} for name, value, note in found]
 
 

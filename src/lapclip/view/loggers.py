@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,12 @@ def scalars_of(event: Event) -> dict[str, float]:
             groups = {"training": {name: getattr(event, name) for name in STEP_SCALARS}}
         case Evaluated(recall=recall):
             negatives = recall.get("negatives") or {}
-            groups = {
-                name: {f"{d}@{k}": own[d][f"recall@{k}"] for d in DIRECTIONS for k in (1, 5, 10)}
-                for name, own in (("recall", recall), ("general", event.general))
-                if own
-            } | {
-                "negatives": {level: negatives.get(level) for level in ("easy", "medium", "hard")},
-                "validation": {"loss": event.loss},
-            }
+            levels = {level: negatives.get(level) for level in ("easy", "medium", "hard")}
+            groups = {"negatives": levels, "validation": {"loss": event.loss}}
+            for name, own in (("recall", recall), ("general", event.general)):
+                if own:
+                    keys = product(DIRECTIONS, (1, 5, 10))
+                    groups[name] = {f"{way}@{k}": own[way][f"recall@{k}"] for way, k in keys}
         case Inspected(readings=readings):
             total = sum(event.parts.values()) or 1.0
             totals = {"used": event.memory_used, "peak": event.memory_peak, "limit": event.memory_limit}
@@ -68,12 +67,8 @@ def scalars_of(event: Event) -> dict[str, float]:
                 "grad_norm": event.grad_norms,
                 "machine": cores | readings,
             }
-    return {
-        f"{group}/{name}": float(value)
-        for group, values in groups.items()
-        for name, value in values.items()
-        if isinstance(value, (int, float))
-    }
+    named = [(f"{group}/{name}", value) for group, own in groups.items() for name, value in own.items()]
+    return {name: float(value) for name, value in named if isinstance(value, (int, float))}
 
 
 def texts_of(event: Event) -> dict[str, str]:

@@ -30,10 +30,9 @@ def as_markdown(document: Document) -> str:
 def inline(text: str) -> str:
     """Text on one line in which nothing but code in backticks means anything."""
     parts = re.split(r"(`[^`]+`)", one_line(text))
-    return "".join(
-        part.replace("|", "\\|") if number % 2 else re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", part)
-        for number, part in enumerate(parts)
-    )
+    parts[::2] = [re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", part) for part in parts[::2]]
+    parts[1::2] = [part.replace("|", "\\|") for part in parts[1::2]]
+    return "".join(parts)
 
 
 def table_lines(table: Table) -> str:

@@ -8,18 +8,19 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from lapclip.config import model_name
 from lapclip.errors import code, one_line, shortened
 from lapclip.runs.history import (
-    ENDED_EARLY,
+    AT_THE_END,
     NUM_RECENT,
-    RISING_LOSS,
     Summary,
     have_same_validation,
     is_chance,
+    loss_limit,
     summarize,
 )
 from lapclip.runs.run import Run
@@ -33,7 +34,6 @@ from lapclip.view.lines import forgetting
 
 MIN_EVALUATIONS = 4
 MAX_ADVICE = 3  # hints of warnings
-AT_THE_END = (ENDED_EARLY, *RISING_LOSS)  # kinds of warnings; the report says this of the whole run
 MAX_EPOCHS = 1000  # one by one, for programs
 FOOTER = "Written by lapclip from the recorded events of the run."
 
@@ -193,23 +193,29 @@ def last_quarter(summary: Summary) -> tuple[int, str]:
     if len(known) < MIN_EVALUATIONS or not earlier or num_images < 1:
         return 0, ""
     (step, before, _), (_, after, loss) = earlier[-1], known[-1]
-    lowest = min((point[2] for point in earlier if point[2] is not None), default=math.inf)
-    mean = (before + after) / 2
-    noise = 2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
+    lowest = min((point[2] for point in known[:-1] if point[2] is not None), default=math.inf)
+    top_step, highest, _ = max(known, key=itemgetter(1))
+    at_top = f"{percent(highest)} at step {count(top_step)}"
+    noise, from_top = (
+        2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
+        for mean in ((before + after) / 2, (highest + after) / 2)
+    )
     said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
+    if highest - after > from_top:
+        return -1, f"It became worse: recall@1 fell from {at_top} to {percent(after)} at the end."
     if len({percent(point[1]) for point in known[len(earlier) - 1 :]}) == 1:
         return 0, f"Recall@1 stayed at {percent(after)} from step {count(step)} on."
     if percent(after) == percent(before):
         return 0, f"Recall@1 was {percent(after)} at step {count(step)} and at the end, and varied between."
     if abs(after - before) <= noise:
         return 0, f"Recall@1 changed {said}, by less than the noise of {100 * noise:.1f} points."
-    if after > before and (summary.history.over_fits or (loss or 0.0) > lowest):
+    if summary.history.over_fits or (loss or 0.0) > loss_limit(lowest, num_images):
         return 0, f"Recall@1 rose {said}, but the validation loss ended above its lowest."
     if after == 1:
         return 0, f"Recall@1 rose {said}, the maximum."
-    if after > before:
-        return 1, f"It was still improving at the end: recall@1 rose {said}."
-    return -1, f"It became worse at the end: recall@1 fell {said}."
+    if after < highest:
+        return 0, f"Recall@1 rose {said}; it was highest with {at_top}."
+    return 1, f"It was still improving at the end: recall@1 rose {said}."
 
 
 def suggestions(summary: Summary) -> list[str]:
@@ -219,8 +225,8 @@ def suggestions(summary: Summary) -> list[str]:
     advice = [*hints.values(), *([summary.failed.hint] if summary.failed else [])]
     if summary.state in ("stopped", "crashed"):
         said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
-    advice = [shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:]]
-    said += [f"{hint[:1].upper()}{hint[1:]}." for hint in (*advice, summary.over_fits) if hint]
+    told = dict.fromkeys(shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:])
+    said += [f"{hint[:1].upper()}{hint[1:]}." for hint in (*told, summary.over_fits) if hint]
     if is_finished and last_quarter(summary)[0] > 0:
         again = code(f"lapclip train --resume {name}{summary.doubled}")
         said.append(f"Train twice as long, since it was still improving: {again}.")
@@ -229,7 +235,7 @@ def suggestions(summary: Summary) -> list[str]:
 
 def compared(summaries: Sequence[Summary]) -> list[Section]:
     """Several runs side by side, with the settings and facts that are not the same in all of them."""
-    names = dict.fromkeys(name for summary in summaries for name in summary.settings)
+    names = dict.fromkeys(name for summary in summaries for name in summary.settings if name != "shape")
     rows = [(name, *(shown(summary.settings.get(name)) for summary in summaries)) for name in names]
     rows += [(name, *(shown(summary.machine.get(name)) for summary in summaries)) for name in MACHINE]
     header = ["setting", *(f"{n} {name_of(s)}" for n, s in enumerate(summaries, 1))]
@@ -245,6 +251,7 @@ def compared(summaries: Sequence[Summary]) -> list[Section]:
 
 
 COSTS = ("seconds", "pairs_per_second", "peak_memory_bytes", "joules")
+WARNING = ("step", "kind", "message", "hint")
 RESULTS = columns_of(
     "run, state, recall@1: share, chance: share, recall@10: share, training loss: number, validation loss: number, "
     "steps: count, epochs: number, time: seconds, pairs/s: rate, peak memory: bytes, energy: joules, warnings: count"
@@ -292,6 +299,7 @@ def numbers_of(summary: Summary) -> dict[str, Any]:
     history, found, recall = summary.history, summary.results(), summary.recall_1
     joules = history.joules
     kind, stretches = learning.stretches_of(history, MAX_EPOCHS)
+    phases = learning.phases_of(history, kind)
     return {
         "name": one_line(summary.run.name),
         "path": str(summary.run.path),
@@ -311,15 +319,11 @@ def numbers_of(summary: Summary) -> dict[str, Any]:
         "recall@1_per_watt_hour": recall / (joules / 3600) if joules and recall is not None else None,
         "stretch": kind,
         "stretches": [dataclasses.asdict(row) for row in stretches],
-        "phases": [
-            dataclasses.asdict(phase) | {"slope": phase.slope} for phase in learning.phases_of(history, kind)
-        ],
+        "phases": [dataclasses.asdict(phase) | {"slope": phase.slope} for phase in phases],
         "step_parts": {name: {"share": part, "seconds": s} for name, (part, s) in history.mean_parts.items()},
         "memory": history.memory_by_kind,
         "cores": history.core_shares,
-        "warnings": [
-            {"step": w.step, "kind": w.kind, "message": w.message, "hint": w.hint} for w in history.warnings
-        ],
+        "warnings": [{name: getattr(w, name) for name in WARNING} for w in history.warnings],
         "settings": summary.settings,
         "reasons": summary.reasons,
         "machine": {name: value for name, value in summary.machine.items() if name != "reasons"},

@@ -116,10 +116,8 @@ class View:
         footer = self.rows(line(Text(FOOTER, "dim")), width) if self.is_live else []
         top = self.header(width)
         room = height - len(top) - len(footer)
-        if self.history.step is None and self.history.evaluated is None:
-            middle = self.warnings(width, room)
-        else:
-            middle = self.middle(width, room)
+        has_curves = self.history.step is not None or self.history.evaluated is not None
+        middle = self.middle(width, room) if has_curves else self.warnings(width, room)
         rows = [*top, *middle][: max(0, height - len(footer))]
         if self.is_live:
             rows += [[]] * (height - len(footer) - len(rows))  # the footer stays in the last line
@@ -130,9 +128,8 @@ class View:
             yield Segment("\n")
 
     def rows(self, shown: RenderableType, width: int) -> Rows:
-        return self.console.render_lines(
-            shown, self.console.options.update(width=max(1, width), height=None), pad=False
-        )
+        options = self.console.options.update(width=max(1, width), height=None)
+        return self.console.render_lines(shown, options, pad=False)
 
     def wrapped(self, text: Text, width: int, max_rows: int) -> Rows:
         """A sentence in at most so many rows; omitted text is marked."""
@@ -144,9 +141,8 @@ class View:
 
     def middle(self, width: int, room: int) -> Rows:
         """What is left over goes to the curves, then to earlier warnings; where little is, bars are omitted."""
-        below = self.rows(
-            Group(self.numbers(), self.parts(), self.memory(), self.cores(), self.sensors()), width
-        )
+        bars = (self.parts(), self.memory())
+        below = self.rows(Group(self.numbers(), *bars, self.cores(), self.sensors()), width)
         least = 2 * 3  # two curves above one another, each with a title
         said = self.warnings(width, max(3, min(room - len(below) - least, 5)))
         if room < len(below) + len(said) + least:
@@ -163,11 +159,8 @@ class View:
         summary, style = self.summary, STATE_STYLES.get(self.summary.state, "red")
         name = Text.assemble((one_line(summary.run.name), "bold"), "  ", (summary.state_words, style))
         first = spread(name, Text(live.facts_of(summary), "dim"), wide=1)
-        second = spread(
-            share_bar(summary.history.progress),
-            f"{summary.history.progress:4.0%}{live.time_left(summary)}",
-            wide=0,
-        )
+        done = summary.history.progress
+        second = spread(share_bar(done), f"{done:4.0%}{live.time_left(summary)}", wide=0)
         rows = self.rows(Group(first, second, line(Text(how_far(summary), "dim"))), width)
         note = what_now(summary)
         return rows + (self.wrapped(Text(f"{summary.state_words}: {note}", style), width, 2) if note else [])
@@ -207,11 +200,9 @@ class View:
             return Group(*said)
         recently, share = self.history.recently, self.summary.bench_share
         of_bench = f", {share:.0%} of bench" if share is not None else ""
-        numbers = (
-            f"tau {step.temperature:.4f}  lr {step.lr:.2e}  gradient norm {recently('grad_norm') or 0:.3g}"
-            f"  pairs/s {recently('pairs_per_second') or 0:,.0f}{of_bench}"
-        )
-        return Group(line(numbers), *said)
+        norm, speed = recently("grad_norm") or 0, recently("pairs_per_second") or 0
+        numbers = f"tau {step.temperature:.4f}  lr {step.lr:.2e}  gradient norm {norm:.3g}"
+        return Group(line(f"{numbers}  pairs/s {speed:,.0f}{of_bench}"), *said)
 
     def parts(self) -> RenderableType:
         """Where a step's time goes, a bar for each part."""

@@ -92,11 +92,8 @@ def write_tensors(tensors: dict[str, Tensor], file: Path) -> None:
 def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """AdamW's state by parameter name: `exp_avg/text.embed.weight` and so on; nothing is copied."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    return {
-        f"{kind}/{names[id(parameter)]}": tensor
-        for parameter, state in optimizer.state.items()
-        for kind, tensor in state.items()
-    }
+    states = [(names[id(parameter)], state) for parameter, state in optimizer.state.items()]
+    return {f"{kind}/{name}": tensor for name, state in states for kind, tensor in state.items()}
 
 
 def prune(folder: Path) -> None:
@@ -134,10 +131,6 @@ def best(folder: Path) -> Path | None:
     return pointed_at(folder, "best") or latest(folder)
 
 
-def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    copy_tensors(checkpoint, OPTIMIZER, optimizer_tensors(model, optimizer))
-
-
 def load_progress(checkpoint: Path) -> Progress:
     try:
         progress = msgspec.convert(read_json(checkpoint / PROGRESS), Progress)
@@ -146,8 +139,8 @@ def load_progress(checkpoint: Path) -> Progress:
     return progress if is_recall(progress.best_recall) else replace(progress, best_recall=None)
 
 
-def copy_tensors(checkpoint: Path, name_of_file: str, into: dict[str, Tensor]) -> None:
-    file = checkpoint / name_of_file
+def load_optimizer(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> None:
+    file, into = checkpoint / OPTIMIZER, optimizer_tensors(model, optimizer)
     try:
         open_regular(file).close()  # the library would wait for a pipe's writer
         with safe_open(file, framework="pt") as stored:
@@ -159,18 +152,15 @@ def copy_tensors(checkpoint: Path, name_of_file: str, into: dict[str, Tensor]) -
                 for name, tensor in into.items():
                     tensor.copy_(stored.get_tensor(name))
     except (OSError, SafetensorError) as error:
-        raise unreadable(checkpoint, name_of_file, error) from None
+        raise unreadable(checkpoint, OPTIMIZER, error) from None
 
 
 def shape_difference(stored: dict[str, tuple[int, ...]], expected: dict[str, tuple[int, ...]]) -> str:
     """The first tensors whose name or shape differs; empty if none."""
     problems = [f"`{name}` is missing" for name in expected if name not in stored]
     problems += [f"`{shortened(name)}` is not in this model" for name in stored if name not in expected]
-    problems += [
-        f"`{name}` is {list(stored[name])}, not {list(shape)}"
-        for name, shape in expected.items()
-        if name in stored and stored[name] != shape
-    ]
+    differing = [(name, stored[name], expected[name]) for name in expected if name in stored]
+    problems += [f"`{name}` is {list(a)}, not {list(b)}" for name, a, b in differing if a != b]
     more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
     return f"{', '.join(problems[:3])}{more}"
 
@@ -187,7 +177,6 @@ def check_space(folder: Path, num_parameters: int) -> None:
     needed = (4 * 12 + 2 * 4) * num_parameters
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise UserError(
-            f"checkpoints need up to {needed / 1e9:.1f} GB, but `{folder}` has {free / 1e9:.1f} GB left",
-            hint="free some space, train in a folder on another disk, or choose a smaller `--size`",
-        )
+        hint = "free some space, train in a folder on another disk, or choose a smaller `--size`"
+        what = f"checkpoints need up to {needed / 1e9:.1f} GB, but `{folder}` has {free / 1e9:.1f} GB left"
+        raise UserError(what, hint=hint)

@@ -82,27 +82,19 @@ def write_model_folder(folder: Path, whole: Pretrained, fingerprint: str) -> Non
         (beside / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
         if tokenizer.words is not None:
             (beside / WORDS).write_text("\n".join(sorted(tokenizer.words)), "utf-8")
-        (beside / DESCRIPTION).write_text(
-            json.dumps(asdict(about) | {"size": about.size.described()}, indent=2), "utf-8"
-        )
+        content = asdict(about) | {"size": about.size.described()}
+        (beside / DESCRIPTION).write_text(json.dumps(content, indent=2), "utf-8")
 
 
 def write_weights(file: Path, model: CLIP, source: Path | None) -> None:
     """Links the file they came from if it still holds them: a checkpoint is replaced but never modified."""
+    ours = {name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}
     if source is not None:
         with contextlib.suppress(OSError, SafetensorError):
             os.link(os.path.realpath(source), file)
-            if holds_weights(file, model):
-                return
+            with safe_open(file, framework="pt") as stored:
+                same = (torch.equal(stored.get_tensor(n).to(own.dtype), own) for n, own in ours.items())
+                if set(stored.keys()) == ours.keys() and all(same):
+                    return
         file.unlink(missing_ok=True)
-    write_tensors({name: tensor.cpu().contiguous() for name, tensor in model.state_dict().items()}, file)
-
-
-def holds_weights(file: Path, model: CLIP) -> bool:
-    """Whether a file has exactly a model's weights."""
-    with safe_open(file, framework="pt") as stored:
-        ours = model.state_dict()
-        return set(stored.keys()) == ours.keys() and all(
-            torch.equal(stored.get_tensor(name).to(tensor.dtype), tensor.cpu())
-            for name, tensor in ours.items()
-        )
+    write_tensors(ours, file)

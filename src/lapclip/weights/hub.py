@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ import msgspec
 
 from lapclip import files
 from lapclip.errors import UserError, shortened, suggest
-from lapclip.units import Progress, size
+from lapclip.units import LongWork, Progress, size
 
 PREFIX, ORIGIN = "hf-hub:", "origin.json"
 WEIGHTS = ("model.safetensors", "open_clip_model.safetensors")  # the first of these that there is
@@ -70,15 +70,10 @@ def downloaded() -> dict[Path, HubModel]:
 
 def local(reference: str) -> Path | None:
     """The folder of a model that was downloaded, of any revision if none is named; None if there is none."""
-    asked = wanted(reference)
-    for path, its in downloaded().items():
-        if (
-            asked
-            and its.repository == asked.repository
-            and asked.revision in (None, its.revision, its.commit)
-        ):
-            return path
-    return None
+    if (asked := wanted(reference)) is None:
+        return None
+    own = ((path, its) for path, its in downloaded().items() if its.repository == asked.repository)
+    return next((path for path, its in own if asked.revision in (None, its.revision, its.commit)), None)
 
 
 def must_fetch(reference: str) -> bool:
@@ -90,7 +85,7 @@ def must_fetch(reference: str) -> bool:
     return reference.startswith(PREFIX) and not local(reference)
 
 
-def fetch(reference: str) -> Generator[Progress, None, Path]:
+def fetch(reference: str) -> LongWork[Path]:
     """Downloads a model, and returns its folder; after an interruption only what is missing."""
     from huggingface_hub import HfApi
 

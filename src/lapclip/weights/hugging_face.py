@@ -22,11 +22,8 @@ from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json
 DESCRIPTION = "config.json"
 PICKLED = "pytorch_model.bin"
 refused = partial(reading.refused, hint="choose a CLIP or SigLIP model with the usual towers, or train one")
-ACTIVATION = {
-    "gelu": "gelu",
-    "quick_gelu": "quick_gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-}  # ours, by their names
+# Ours, by their names.
+ACTIVATION = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 # The defaults of transformers for numbers that a config omits.
 VISION = {
     "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
@@ -208,9 +205,8 @@ def fold_pixels(model: CLIP, pixels: np.ndarray) -> CLIP:
     ours, size = 255 * np.array((PIXEL_MEAN, PIXEL_STD)), model.size
     if np.allclose(pixels, ours, rtol=1e-6):
         return model
-    (mean, std), (our_mean, our_std) = (
-        torch.from_numpy(each).repeat_interleave(size.patch_size**2, dim=1) for each in (pixels, ours)
-    )
+    both = torch.from_numpy(np.stack([pixels, ours]))
+    (mean, std), (our_mean, our_std) = both.repeat_interleave(size.patch_size**2, dim=2)
     tensors = model.state_dict()
     weight, bias = tensors["image.embed.weight"].double(), tensors.get("image.embed.bias", torch.zeros(()))
     tensors["image.embed.weight"] = (weight * (our_std / std)).float()

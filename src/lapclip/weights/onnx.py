@@ -79,9 +79,8 @@ def open_session(tower: Onnx, file: Path) -> int | None:
         raise unusable(tower, str(error).replace(str(file), tower.name)) from None
     shapes = {one.name: one.shape for one in tower.session.get_inputs()}
     if len(shapes) != 1 if tower.is_image else shapes.keys() not in TEXT_INPUTS:
-        expected = (
-            "only images" if tower.is_image else "`input_ids`, `attention_mask`, maybe `token_type_ids`"
-        )
+        texts = "`input_ids`, `attention_mask`, maybe `token_type_ids`"
+        expected = "only images" if tower.is_image else texts
         raise unusable(tower, f"its inputs are {', '.join(map(code, shapes))}, not {expected}")
     fixed = [n for shape in shapes.values() for n in shape[2 if tower.is_image else 1 :] if type(n) is int]
     return max(fixed, default=None)

@@ -25,13 +25,8 @@ from lapclip.weights.reading import TOKENIZER, Opened, Pretrained, read_json
 DESCRIPTION = "open_clip_config.json"
 FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 refused = partial(reading.refused, hint="choose a CLIP model with OpenAI's architecture, or train one")
-OPENAI_FILES = (
-    "vit-b-32",
-    "vit-b-16",
-    "vit-l-14",
-    "vit-l-14-336px",
-    "vit-l-14@336px",
-)  # its own, all with QuickGELU
+# OpenAI's own, all with QuickGELU.
+OPENAI_FILES = ("vit-b-32", "vit-b-16", "vit-l-14", "vit-l-14-336px", "vit-l-14@336px")
 # Of a tower: what its weights say too, or what changes nothing; any other setting means another architecture.
 SETTINGS = {
     "layers", "width", "head_width", "heads", "mlp_ratio", "patch_size", "image_size", "context_length", "vocab_size",
@@ -133,10 +128,8 @@ def find_tokenizer(folder: Path) -> Tokenizer:
             found = reading.read_tokenizer(other)
             if found.pipeline.token_to_id("<|endoftext|>") == NUM_MERGES + 2 * 256 + 1:  # it is OpenAI's
                 return found
-        hint = (
-            f"copy `{TOKENIZER}` of a CLIP with OpenAI's vocabulary there, or `lapclip models get clip-b32`"
-        )
-        raise UserError(f"`{folder}` has no `{TOKENIZER}`", hint=hint)
+        hint = f"copy `{TOKENIZER}` of a CLIP with OpenAI's vocabulary there"
+        raise UserError(f"`{folder}` has no `{TOKENIZER}`", hint=f"{hint}, or `lapclip models get clip-b32`")
     try:
         with open_regular(place / VOCABULARY) as file, gzip.open(file) as text:
             lines = text.read(MAX_TEXT).decode("utf-8").split("\n")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lapclip import files
 from lapclip.data.tokenizer import MAX_BYTES, Tokenizer, load_tokenizer, openai_tokenizer
-from lapclip.errors import UserError, shortened
+from lapclip.errors import UserError, reason_for, shortened
 from lapclip.machine.hardware import memory_limit_bytes
 from lapclip.model.clip import CLIP, Size, count_parameters
 from lapclip.model.lora import ADAPTER_DOWN
@@ -72,8 +72,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return files.read_json(path)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise not_readable(path, why) from None
+        raise not_readable(path, reason_for(error)) from None
 
 
 def not_readable(path: Path, why: str) -> UserError:
@@ -216,11 +215,9 @@ def read_weights(folder: Path, opened: Opened, model: CLIP, layout: Layout = OUR
     ours = model.state_dict()
     theirs = layout.sources(model.size)
     sources = {name: theirs[name] if layout.names else [name] for name in ours}
-    expected = {
-        part: layout.stored_shape(name, tuple(ours[name].shape), len(parts))
-        for name, parts in sources.items()
-        for part in parts
-    }
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, parts in sources.items():
+        expected |= dict.fromkeys(parts, layout.stored_shape(name, tuple(ours[name].shape), len(parts)))
     # Dimensions of one, as in [1] for a number, are written by some and not by others.
     shapes = {
         name: expected[name] if plain(shape) == plain(expected.get(name, (0,))) else shape
@@ -260,7 +257,7 @@ def opened_weights(folder: Path, name: str = WEIGHTS) -> Iterator[Opened]:
             shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
             yield Opened(file.name, stored.get_tensor, shapes, set(stored.keys()) - {*names})
     except (OSError, ValueError, SafetensorError) as error:
-        raise not_readable(file, getattr(error, "strerror", None) or str(error)) from None
+        raise not_readable(file, reason_for(error)) from None
 
 
 def opened_pickle(folder: Path, file: Path) -> Opened:
@@ -293,16 +290,14 @@ def load_pickled(file: Path) -> dict[str, Tensor]:
         hint = "download it again, or if you trust it, convert it to safetensors where it was made"
         raise UserError(f"cannot read `{file}`: {shortened(why)}", hint=hint) from None
     stored = stored.get("state_dict", stored) if isinstance(stored, dict) else None  # of a training state
-    if not isinstance(stored, dict) or not all(
-        isinstance(name, str)
-        and isinstance(each, Tensor)
-        and each.layout == torch.strided
-        and not each.is_meta
-        for name, each in stored.items()
-    ):
+    if not isinstance(stored, dict) or not all(isinstance(n, str) and is_dense(t) for n, t in stored.items()):
         raise refused(file, "it is not a table of tensors by name")
     # Training in several processes adds this prefix.
     return {name.removeprefix("module."): tensor for name, tensor in stored.items()}
+
+
+def is_dense(each: object) -> bool:
+    return isinstance(each, Tensor) and each.layout == torch.strided and not each.is_meta
 
 
 def refuse_too_large(folder: Path, num_bytes: int) -> None:

@@ -10,7 +10,7 @@ from lapclip.data.catalogue import SIDES, Catalogue, Gathering, Options, Problem
 from lapclip.data.files import Folders, Problem
 from lapclip.data.formats.folder import JSON_FORMS, folders_with, last_part, legible
 from lapclip.data.formats.names import side_in, side_of
-from lapclip.errors import UserError, typed
+from lapclip.errors import UserError, reason_for, typed
 from lapclip.files import open_regular
 
 MAX_BYTES = 4 * 2**30  # of one JSON; COCO's largest has 92 MB
@@ -46,11 +46,9 @@ def open_annotations(files: list[Path], name: str, options: Options) -> Catalogu
     forms = sorted({own for _, own, _ in found})
     form = options.format or forms[0]
     if len(forms) > 1 and options.format is None:
-        raise UserError(
-            f"`{name}` holds captions in two formats: "
-            + ", ".join(f"`{file.name}` ({own})" for file, own, _ in found[:6]),
-            hint=f"pass the file you mean: `{typed(found[0][0])}`",
-        )
+        which = ", ".join(f"`{file.name}` ({own})" for file, own, _ in found[:6])
+        hint = f"pass the file you mean: `{typed(found[0][0])}`"
+        raise UserError(f"`{name}` holds captions in two formats: {which}", hint=hint)
     if form not in forms:
         raise UserError(f"`{name}` has the format `{forms[0]}`, not `{form}`", hint="omit `--format`")
     for file, own, annotated in found:
@@ -91,18 +89,16 @@ def read_annotations(file: Path, problems: Problems) -> tuple[str, Annotated]:
         with open_regular(file) as opened:
             content = json.loads(opened.read(MAX_BYTES + 1))  # a part of a file that is too large is no JSON
     except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)[:200]
-        what = f"`{file}` is damaged JSON, ends early or is larger than {MAX_BYTES >> 30} GB: {reason}"
+        damage = f"is damaged JSON, ends early or is larger than {MAX_BYTES >> 30} GB"
+        what = f"`{file}` {damage}: {reason_for(error)[:200]}"
         raise UserError(what, hint="download it again: the file may be incomplete") from None
     images = content.get("images") if isinstance(content, dict) else None
     if isinstance(images, list) and isinstance(content.get("annotations"), list):
         return "coco", read_coco(images, content["annotations"], file, problems)
     if isinstance(images, list) and any(isinstance(i, dict) and "sentences" in i for i in images):
         return "karpathy", read_karpathy(images, file, problems)
-    raise UserError(
-        f"`{file}` has no list of `images` with `annotations` or `sentences`, and is no array of several images",
-        hint=f"write {JSON_FORMS}",
-    )
+    what = "has no list of `images` with `annotations` or `sentences`, and is no array of several images"
+    raise UserError(f"`{file}` {what}", hint=f"write {JSON_FORMS}")
 
 
 def read_coco(images: list[Any], annotations: list[Any], file: Path, problems: Problems) -> Annotated:

@@ -121,11 +121,9 @@ def find_columns(names: Sequence[str], rows: list[list[Any]], source: str, optio
         raise UserError(f"no column of `{source}` seems to hold {missing}; it has {listed(names)}", hint=hint)
     if most(cells[image], is_web):
         address = next(cell for cell in cells[image] if is_web(cell))
-        raise UserError(
-            f"`{source}` lists its images as URLs, such as `{shortened(address)}`, and lapclip does not "
-            "download images",
-            hint="download them first with `img2dataset`, and pass the shards that it writes",
-        )
+        what = f"`{source}` lists its images as URLs, such as `{shortened(address)}`"
+        hint = "download them first with `img2dataset`, and pass the shards that it writes"
+        raise UserError(f"{what}, and lapclip does not download images", hint=hint)
     rest = {name: cells[name] for name in names if name not in (image, caption)}
     holds_data = most(cells[image], lambda cell: is_data(cell) or isinstance(cell, bytes))
     side = first(SPLITS, rest, lambda name: most(rest[name], side_in))

@@ -46,10 +46,8 @@ def open_emoji(name: str, options: Options) -> Catalogue:
         if size := fitting_size(font):
             return from_font(name, font, size)
     if path:
-        raise UserError(
-            f"`{path}` is not a colour font whose emoji can be drawn, nor a folder of files such as `1f600.png`",
-            hint="omit the path: `emoji` uses an installed font",
-        )
+        what = "is not a colour font whose emoji can be drawn, nor a folder of files such as `1f600.png`"
+        raise UserError(f"`{path}` {what}", hint="omit the path: `emoji` uses an installed font")
     if folder := twemoji_folder():
         return from_files(name, folder)
     raise MissingPackage("this machine has no colour font to draw emoji with", "emoji")
@@ -57,13 +55,10 @@ def open_emoji(name: str, options: Options) -> Catalogue:
 
 def find_fonts(named: re.Pattern[str] = EMOJI_FONT) -> list[str]:
     """Fonts that say they are of emoji, the systems' own first, or fonts with other names."""
-    found = [
-        os.path.join(folder, file)
-        for root in FONT_FOLDERS
-        for folder, _, files in os.walk(os.path.expanduser(root))
-        for file in files
-        if named.fullmatch(file)
-    ]
+    found = []
+    for root in FONT_FOLDERS:
+        for folder, _, files in os.walk(os.path.expanduser(root)):
+            found += [os.path.join(folder, file) for file in files if named.fullmatch(file)]
     return sorted(found, key=lambda path: os.path.basename(path).lower() not in FONT_NAMES)
 
 
@@ -212,9 +207,8 @@ def emoji_names() -> Iterator[tuple[str, list[str]]]:
     """Each emoji as text, and its names: at least one."""
     try:
         from emoji import EMOJI_DATA, STATUS
-    except (
-        ImportError
-    ):  # then what Python knows: no flags, families or tones, and signs that fonts of emoji lack
+    except ImportError:
+        # What Python knows: no flags, families or tones, and signs that fonts of emoji lack.
         for character in map(chr, chain(*BLOCKS)):
             if (name := unicodedata.name(character, "").lower()) and character not in TONES:
                 yield character, [name]

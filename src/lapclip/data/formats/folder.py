@@ -13,7 +13,7 @@ from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem, is_image_name
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of, tells
-from lapclip.errors import NoCaptions, UserError, shortened, typed
+from lapclip.errors import NoCaptions, UserError, reason_for, shortened, typed
 from lapclip.files import NOT_REGULAR, open_regular
 
 TEXT_SUFFIXES = (".txt", ".caption")
@@ -54,7 +54,11 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
         found = f"{listing.num_files:,} files and no images" if listing.num_files else "no files"
         hint = "pass a folder with images, such as JPEG or PNG files"
         raise UserError(f"`{name}` holds {found}{gathering.most_common_problem()}", hint=hint)
-    places, kind, folders = placed(listing.names), options.format or kind_of(listing), class_folders(listing)
+    places, kind, folders = (
+        placed(listing.names),
+        options.format or kind_of(listing),
+        folders_of(listing.names),
+    )
     if kind is None:
         raise without_captions(name, listing, folders)
     has_classes = are_classes(folders)
@@ -103,10 +107,10 @@ def without_captions(name: str, listing: Listing, folders: list[str]) -> NoCapti
     return NoCaptions(found, hint=hint)
 
 
-def class_folders(listing: Listing) -> list[str]:
+def folders_of(names: list[str]) -> list[str]:
     """The class folder of each image; "" where there is none."""
-    places = placed(listing.names)
-    return [places[os.path.dirname(image)][1] for image in listing.names]
+    places = placed(names)
+    return [places[os.path.dirname(image)][1] for image in names]
 
 
 def are_classes(folders: list[str]) -> bool:
@@ -132,7 +136,7 @@ def walk(
                     elif not is_run(entry.path):
                         pending.append(entry.path)
         except OSError as error:
-            problems.add("unreadable", f"cannot be opened: {error.strerror}", folder)
+            problems.add("unreadable", f"cannot be opened: {reason_for(error)}", folder)
 
 
 def is_run(folder: str) -> bool:
@@ -145,11 +149,8 @@ def folders_in(base: str) -> list[str]:
     """The folders in a folder; except hidden ones and links."""
     try:
         with os.scandir(base) as entries:
-            return sorted(
-                entry.path
-                for entry in entries
-                if entry.is_dir(follow_symlinks=False) and entry.name[0] != "." and entry.name not in UNSEEN
-            )[:MAX_FOLDERS]
+            inner = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+            return sorted(e.path for e in inner if e.name[0] != "." and e.name not in UNSEEN)[:MAX_FOLDERS]
     except OSError:
         return []
 
@@ -216,9 +217,8 @@ def look_through(path: Path, options: Options, entries: Sequence[os.DirEntry[str
         elif is_used(entry.name):
             listing.problems.add("skipped", NOT_REGULAR, entry.path[start:])
         elif entry.name.lower().endswith(NOT_READ):
-            listing.problems.add(
-                "skipped", "has an unsupported format; convert it to PNG or JPEG", entry.path[start:]
-            )
+            what = "has an unsupported format; convert it to PNG or JPEG"
+            listing.problems.add("skipped", what, entry.path[start:])
     for path_of_link in sorted(linked):
         name, target = path_of_link[start:], folders.find(path_of_link)
         if os.path.isdir(path_of_link):
@@ -251,14 +251,16 @@ def kind_of(listing: Listing) -> str | None:
         return "metadata"
     if are_captions(names):
         return "names"
-    return "classes" if are_classes(class_folders(listing)) else None
+    return "classes" if are_classes(folders_of(listing.names)) else None
 
 
 def has_classes_too(name: str) -> bool:
     """Whether a source is a folder that is read by names or metadata of its files, but has class folders too."""
     path = Path(os.path.expanduser(name))
     listing = look_through(path, Options()) if path.is_dir() else None
-    return bool(listing and kind_of(listing) in ("names", "metadata") and are_classes(class_folders(listing)))
+    return bool(
+        listing and kind_of(listing) in ("names", "metadata") and are_classes(folders_of(listing.names))
+    )
 
 
 def spread(names: list[str], most: int) -> list[str]:
@@ -307,7 +309,7 @@ def captions_beside(listing: Listing, image: str) -> list[str]:
             with open_regular(listing.path(name)) as file:
                 data = file.read(MAX_TEXT_BYTES + 1)
         except (OSError, ValueError) as error:
-            problems.add("unreadable", f"cannot be read: {getattr(error, 'strerror', None) or error}", name)
+            problems.add("unreadable", f"cannot be read: {reason_for(error)}", name)
             continue
         for line in text_of(data, name, problems).splitlines():
             if BOXES.fullmatch(line):

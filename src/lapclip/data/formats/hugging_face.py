@@ -4,7 +4,6 @@ Rows stay in Arrow files: no image is decoded, nothing of a dataset is run, and 
 folder nor on the hub.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -30,7 +29,7 @@ from lapclip.data.formats.folder import find_image
 from lapclip.data.formats.names import sides_in
 from lapclip.data.formats.tables import gather, same_columns
 from lapclip.errors import MissingPackage, UserError, shortened
-from lapclip.files import open_regular
+from lapclip.files import read_json
 
 NUM_ROWS = 1_000  # in a batch of texts
 NUM_IMAGES = 16  # in a batch with images
@@ -93,10 +92,9 @@ class ArrowTable(Table):
             texts = {name: self.values(batch, name) for name in present if name != columns.image}
             nothing = [None] * batch.num_rows
             sides, labels = texts.get(columns.side or "", nothing), texts.get(label or "", nothing)
-            paths, has_data = images_in(batch.column(columns.image), columns.kind)
-            for path, data, text, side, name in zip(
-                paths, has_data, texts[columns.caption], sides, labels, strict=True
-            ):
+            images = images_in(batch.column(columns.image), columns.kind)
+            cells = zip(*images, texts[columns.caption], sides, labels, strict=True)
+            for path, data, text, side, name in cells:
                 number += 1
                 caption = text.replace("_", " ") if is_class and text else text
                 image = {"path": os.path.basename(path)} if data else relative(path, self.roots)
@@ -221,19 +219,14 @@ def check_saved(folder: str, name: str) -> None:
     folders = Folders(folder)
     try:
         is_dict = os.path.isfile(os.path.join(folder, "dataset_dict.json"))
-        for split in read_json(folder, "dataset_dict.json")["splits"] if is_dict else [""]:
-            for file in read_json(folder, split, "state.json")["_data_files"]:
+        for split in read_json(os.path.join(folder, "dataset_dict.json"))["splits"] if is_dict else [""]:
+            for file in read_json(os.path.join(folder, split, "state.json"))["_data_files"]:
                 found = folders.find(os.path.join(split, file["filename"]))
                 if isinstance(found, Problem):
                     raise ValueError(f"its file `{file['filename']}` {found.what}")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         what = f"`{name}` is not a valid `save_to_disk` dataset: {shortened(str(error))}"
         raise UserError(what, hint="save it again with `save_to_disk`") from None
-
-
-def read_json(*parts: str) -> Any:
-    with open_regular(os.path.join(*parts)) as file:
-        return json.loads(file.read(2**26))
 
 
 def check_builder(builder: Any, name: str, roots: list[str] | None) -> None:

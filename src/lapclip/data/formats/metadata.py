@@ -79,11 +79,8 @@ def xmp_texts(image: Image.Image) -> Iterator[tuple[bool, str]]:
     if "<!DOCTYPE" in packet or "<!ENTITY" in packet:
         return  # entities can grow a small document to gigabytes; XMP has none
     root = ElementTree.fromstring(packet)  # noqa: S314 - without entities; as text, so that no encoding can hide one
-    for tag, is_title in (
-        (DUBLIN_CORE + "description", False),
-        (IPTC_CORE + "AltTextAccessibility", False),
-        (DUBLIN_CORE + "title", True),
-    ):
+    for tag in (DUBLIN_CORE + "description", IPTC_CORE + "AltTextAccessibility", DUBLIN_CORE + "title"):
+        is_title = tag == DUBLIN_CORE + "title"
         for element in root.iter(tag):
             choices = list(element.iter(RDF + "li"))
             choices.sort(key=lambda choice: choice.get(LANGUAGE) != "x-default")

@@ -49,11 +49,10 @@ def open_parquet(path: str | Path) -> Any:
 def batch_rows(file: Any, group: int, columns: list[str], num_rows: int, max_bytes: int) -> int:
     """How many rows of some columns are read at once; a part of a column is `column.part`."""
     chunks = file.metadata.row_group(group)
-    num_bytes = sum(
-        chunks.column(i).total_uncompressed_size
-        for i in range(chunks.num_columns)
-        if any(f"{chunks.column(i).path_in_schema}.".startswith(f"{column}.") for column in columns)
-    )
+    starts = tuple(f"{column}." for column in columns)
+    every = map(chunks.column, range(chunks.num_columns))
+    read = [chunk for chunk in every if f"{chunk.path_in_schema}.".startswith(starts)]
+    num_bytes = sum(chunk.total_uncompressed_size for chunk in read)
     return min(max(max_bytes // max(num_bytes, 1), 1), num_rows)
 
 
@@ -189,9 +188,8 @@ class ParquetTable(Table):
                             if TOO_LARGE in cells:
                                 what = f"has a text of more than {MAX_CELL >> 20} MB; it was omitted"
                                 problems.add("skipped", what, f"{self.path.name}:row {number}")
-                            image, caption, side, label, key = (
-                                None if cell is TOO_LARGE else cell for cell in cells
-                            )
+                            usable = (None if cell is TOO_LARGE else cell for cell in cells)
+                            image, caption, side, label, key = usable
                             yield number, number - 1, image, is_data, caption, side, label, key
             except (pyarrow.ArrowException, OSError):
                 problems.add("unreadable", "is broken from here on", f"{self.path.name}:row {number + 1}")

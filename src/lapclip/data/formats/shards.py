@@ -20,7 +20,7 @@ from lapclip.data.formats.columns import captions_in, side_in
 from lapclip.data.formats.names import short_names, sides_in
 from lapclip.data.formats.remote import COPY_SHARDS, NoRanges, RemoteFiles, is_url, without_query
 from lapclip.data.formats.tar import ReadAt, walk
-from lapclip.errors import UserError
+from lapclip.errors import UserError, reason_for
 from lapclip.files import open_regular
 
 MAX_TEXT_BYTES = 2**20  # of one caption file
@@ -98,8 +98,7 @@ def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
         except (OSError, ValueError) as error:
             if is_url(shard):  # the line or the permission, and with it most likely all other shards
                 raise UserError(str(error), hint="check the URL and the connection") from error
-            reason = getattr(error, "strerror", None) or error
-            gathering.problems.add("unreadable", f"cannot be opened: {reason}", title)
+            gathering.problems.add("unreadable", f"cannot be opened: {reason_for(error)}", title)
             continue
         for pair in pairs:
             add_pair(pair, number, title, side, gathering, reader)

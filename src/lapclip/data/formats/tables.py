@@ -35,7 +35,7 @@ from lapclip.data.formats.folder import find_image, folders_with
 from lapclip.data.formats.names import short_names
 from lapclip.data.formats.parquet import ImageCells, ParquetTable, open_parquet
 from lapclip.data.formats.text_rows import TextTable, look_at_text
-from lapclip.errors import UserError
+from lapclip.errors import UserError, reason_for
 from lapclip.files import open_regular
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".token.txt", ".token")
@@ -94,8 +94,7 @@ def open_table(files: list[Path], name: str, options: Options) -> Catalogue:
         try:
             opened.append(look_at(path, options.format, images))
         except (OSError, ValueError) as error:
-            what = error.strerror if isinstance(error, OSError) else str(error)
-            gathering.problems.add("unreadable", f"cannot be read: {what}", str(path))
+            gathering.problems.add("unreadable", f"cannot be read: {reason_for(error)}", str(path))
     tables, columns = same_columns(opened, name, options, gathering.problems)
     if columns is None:
         return gathering.catalogue(name, "csv")  # says what is wrong
@@ -160,9 +159,8 @@ def gather(
     parts, places = array("i"), array("q")
     labels = short_names([table.label for table in tables])
     for part, (table, label) in enumerate(zip(tables, labels, strict=True)):
-        for number, place, image, has_data, caption, split, group, key in table.rows(
-            columns, gathering.problems
-        ):
+        rows = table.rows(columns, gathering.problems)
+        for number, place, image, has_data, caption, split, group, key in rows:
             captions = captions_in(caption) or [""]
             side = table.side if split is None else side_in(split) or table.side
             class_name = None if group is None else " ".join(captions_in(group))[:200] or None

@@ -14,17 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lapclip.data.catalogue import Problems
-from lapclip.data.files import SUFFIXES, Kind, is_image_name
-from lapclip.data.formats.columns import (
-    MAX_SAMPLED,
-    NUM_SAMPLED,
-    Columns,
-    Row,
-    Table,
-    image_name,
-    is_image,
-    plain,
-)
+from lapclip.data.files import SUFFIXES, Kind
+from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, Table, is_image, plain
 from lapclip.files import open_regular
 
 SEPARATORS = ("\t", "|", ";", ",")
@@ -211,13 +202,8 @@ def quoted_cells(text: str, lines: Iterator[Line], table: TextTable) -> tuple[li
 
 def has_swallowed(cells: list[str], separator: str) -> bool:
     """Whether a cell of several lines holds what must have been rows, since a quote was left open."""
-    return any(
-        is_image(part.strip(' "'))
-        for cell in cells
-        for line in cell.split("\n")[1:]
-        if separator in line
-        for part in line.split(separator)
-    )
+    lines = (line for cell in cells for line in cell.split("\n")[1:] if separator in line)
+    return any(is_image(part.strip(' "')) for line in lines for part in line.split(separator))
 
 
 def with_one_caption(cells: list[str], table: TextTable, caption: int | None) -> list[str]:
@@ -276,7 +262,7 @@ def look_at_text(path: Path, format: str | None, max_bytes: int = 4 * 2**20) -> 
     head_cells = [cell.strip() for cell in rows[0]] if rows else []
     has_header = not any(map(is_image, head_cells))
     plain_head = [plain(name) for name in head_cells]
-    is_token = sum("#" in row[0] and is_image_name(image_name(row[0])) for row in rows) > len(rows) / 2
+    is_token = sum("#" in row[0] and is_image(row[0]) for row in rows) > len(rows) / 2
     is_results = plain_head == ["imagename", "commentnumber", "comment"]
     is_captions = plain_head == ["image", "caption"] and path.name.lower() == "captions.txt"
     if format is None:
