@@ -2,6 +2,7 @@
 
     python benchmarks/minutes.py photos/ --minutes 20 --seeds 3
     python benchmarks/minutes.py photos/ --minutes 20 --only open_clip
+    python benchmarks/minutes.py 'photos/ + more/' --on photos/ --minutes 20 --only lapclip
 
 - `lapclip`: `lapclip train SOURCE --minutes N`, nothing else set;
 - `open_clip`: OpenCLIP's smallest ViT, `ViT-S-32-alt`, with its loss, tokenizer, random crops and the optimizer
@@ -34,19 +35,32 @@ SIZES = {"lapclip": [], "documents": ["--size", "small"]}
 
 
 def with_lapclip(flags: list[str], asked: argparse.Namespace, seed: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "lapclip", "train", asked.source, "--minutes", str(asked.minutes)]
+    train = [
+        "train",
+        asked.source,
+        "--minutes",
+        str(asked.minutes),
+        "--seed",
+        str(seed),
+        "--run",
+        "run",
+        *flags,
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [*command, "--seed", str(seed), "--json", *flags],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        result = json_of(train, folder)
+        evaluation = ["eval", "run", asked.on, "--num-validation", "512"]
+        recall = json_of(evaluation, folder) if asked.on else result["recall"]
+    result["num_images"] = recall["num_images"]
+    names = ("steps", "num_pairs_seen", "seconds", "epochs", "num_images")
+    return {name: result[name] for name in names} | recall["text_to_image"]
+
+
+def json_of(arguments: list[str], folder: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "lapclip", *arguments, "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
-    result = json.loads(done.stdout)
-    return {"steps": result["steps"], "pairs": result["num_pairs_seen"], **result["recall"]["text_to_image"]}
+    return json.loads(done.stdout)
 
 
 def with_open_clip(source: str, minutes: float, seed: int) -> dict[str, Any]:
@@ -130,7 +144,15 @@ def with_open_clip(source: str, minutes: float, seed: int) -> dict[str, Any]:
         indices=indices,
         groups=validation.groups(indices),
     )
-    return {"steps": steps, "pairs": steps * BATCH_SIZE, **retrieval(pool, BATCH_SIZE)["text_to_image"]}
+    return {
+        "steps": steps,
+        "num_pairs_seen": steps * BATCH_SIZE,
+        **retrieval(pool, BATCH_SIZE)["text_to_image"],
+    }
+
+
+def absolute(source: str) -> str:
+    return str(Path(source).resolve()) if Path(source).exists() else source
 
 
 def main() -> None:
@@ -138,13 +160,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source")
+    parser.add_argument("--on", help="evaluate `lapclip` on the validation set of this source instead")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, default=1, help="of `lapclip`; the others run once")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", choices=["lapclip", "open_clip", "documents"])
     asked = parser.parse_args()
-    if Path(asked.source).exists():
-        asked.source = str(Path(asked.source).resolve())  # runs are made in folders of their own
+    if asked.on and asked.only != "lapclip":
+        parser.error("`--on` is for `--only lapclip`")
+    # Runs are made in folders of their own.
+    asked.source = " + ".join(absolute(part) for part in asked.source.split(" + "))
+    asked.on = asked.on and absolute(asked.on)
     for name in [asked.only] if asked.only else ["lapclip", "open_clip", "documents"]:
         for number in range(asked.seeds if name == "lapclip" else 1):
             seed = asked.first_seed + number

@@ -33,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 import torchvision_without_cuda  # noqa: F401 - both others import torchvision
 
 from lapclip.autotune.resolve import RECIPES
+from lapclip.autotune.work import place
 from lapclip.config import Plan, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.device import processor, set_up_process
@@ -174,7 +175,7 @@ def open_clip(size: Size, batch: Batch, lr: float) -> Step:
 
 
 def ours(size: Size, batch: Batch, lr: float, share: float = 1.0) -> Step:
-    model = CLIP(size, vocab_size=VOCAB_SIZE)
+    model = place(CLIP(size, vocab_size=VOCAB_SIZE), processor(), compile=False)
     optimizer = build_optimizer(model, TrainConfig(lr=lr))
     plan = Plan("cpu", "fp32", torch.get_num_threads(), len(batch.images))
     update = Update(model, optimizer, softmax_loss, 1.0, plan)
@@ -249,7 +250,9 @@ def compare(asked: argparse.Namespace) -> dict:
     seconds = interleaved(steps, asked.rounds, asked.seconds)
     shares, ratios = {}, {}
     for name, num_kept in num_patches.items():
-        operations = flops_per_pair(size, num_tokens=batch.tokens.shape[1], num_patches=num_kept)
+        lengths = [int(end) + 1 for end in batch.ends]  # padding does not count
+        each = [flops_per_pair(size, num_tokens=length, num_patches=num_kept) for length in lengths]
+        operations = statistics.mean(each)
         of_products = 2 * (num_kept + 1) * size.image.width * size.image.mlp_width
         rounds = zip(seconds[name], seconds[f"products of {name}"], strict=True)
         shares[name] = statistics.median(operations / of_products * other / own for own, other in rounds)
