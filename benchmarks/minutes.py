@@ -152,7 +152,8 @@ def with_open_clip(source: str, minutes: float, seed: int) -> dict[str, Any]:
 
 
 def absolute(source: str) -> str:
-    return str(Path(source).resolve()) if Path(source).exists() else source
+    path, *weight = source.split("@")
+    return "@".join([str(Path(path).resolve()), *weight]) if Path(path).exists() else source
 
 
 def main() -> None:

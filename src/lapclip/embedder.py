@@ -410,7 +410,7 @@ def nothing_there(path: Path) -> UserError:
         hint = f"name its folder: `{path.parent}`"
         return UserError(f"`{path}` is a file, but a model is a folder or a file of weights", hint=hint)
     markers = ("config.toml", own.DESCRIPTION, hugging_face.DESCRIPTION, open_clip.DESCRIPTION, MODEL)
-    folders = [folder for folder in (path.parent, RUNS) if folder.is_dir()]
+    folders = [folder for folder in dict.fromkeys((path.parent, RUNS)) if folder.is_dir()]
     others = [child for folder in folders for child in sorted(folder.iterdir()) if child != path]
     models = [child for child in others if any((child / marker).is_file() for marker in markers)]
     known = [child.name if child.parent == RUNS else str(child) for child in models]

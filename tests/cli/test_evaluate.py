@@ -217,6 +217,40 @@ def test_a_run_that_may_not_open_its_source_is_evaluated_with_a_warning(call):
     assert json.loads(measured.stdout)["num_images"] == 20
 
 
+@pytest.mark.parametrize("base", ["mine", "runs/mine"])
+def test_images_of_a_base_are_left_out_from_any_folder(call, base, monkeypatch):
+    """Also those of the same source, if the base was not trained on a pack and so had another split."""
+    photos = str(Path("photos").absolute())
+    trained_on("mine", photos, share=0.2)
+    mine = Run(Path("runs/mine"))
+    mine.write_config(with_values(mine.load_config(), {"pack": False}))
+    trained_on("other", photos, share=0.2)
+    other = Run(Path("runs/other"))
+    other.write_config(with_values(other.load_config(), {"pack": True, "base": base}))
+    training = opened("photos", validation_share=0.2, pack=False).training
+    seen = {Path(training.name(index)).stem for index in range(training.num_pairs)}
+    folder = other.path.absolute()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    measured = call("eval", str(folder), "--mistakes", "60", "--json")
+    assert "used for training" in measured.stderr
+    found = json.loads(measured.stdout)
+    assert found["num_images"] and not {Path(one["picture"]).stem for one in found["mistakes"]} & seen
+
+
+def test_a_base_that_may_not_open_its_source_is_pointed_out_also_on_the_run_s_own_source(call):
+    photos = Path("photos").absolute()
+    (photos / "below").mkdir()
+    trained_on("mine", str(photos / "below"), is_recorded=False)
+    shutil.copytree("runs/mine", "theirs")
+    trained_on("other", str(photos), share=0.2)
+    other = Run(Path("runs/other"))
+    other.write_config(with_values(other.load_config(), {"base": str(Path("theirs").absolute())}))
+    measured = call("eval", "other", "--json")
+    assert "its training images may be among these" in measured.stderr
+    assert json.loads(measured.stdout)["num_images"] < 40
+
+
 def trained_on(run: str, source: str, share: float = 0.05, is_recorded: bool = True) -> None:
     """Makes a run believe that it was trained on something else."""
     settings = Path("runs", run, "config.toml")

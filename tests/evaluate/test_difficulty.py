@@ -42,6 +42,12 @@ def test_captions_without_common_words_have_no_levels():
     assert accuracy(np.eye(len(CAPTIONS)), names) is None
 
 
+def test_an_attribute_and_a_noun_are_words_enough():
+    adjectives, nouns = [f"adjective{n}" for n in range(10)], [f"noun{n}" for n in range(12)]
+    captions = [f"{one} {other}" for one in adjectives for other in nouns]
+    assert accuracy(np.eye(120), captions, np.arange(120))["hard"] == 1
+
+
 @pytest.mark.parametrize("captions", [CAPTIONS, SHARED])
 def test_guessing_is_right_one_time_in_ten_also_where_images_share_a_caption(captions):
     random = np.random.default_rng(0)

@@ -87,12 +87,15 @@ def test_leaving_padding_out_changes_no_gradient():
     for few_shapes in (True, False):
         model = small_model()
         model.prepare_for(few_shapes=few_shapes, compile=False)
-        assert model.text.transformer.packs is not few_shapes
         _, tokens, ends = some_inputs()
         tokens = torch.cat([tokens, torch.zeros(5, 4, dtype=torch.long)], dim=1)
+        rows = []
+        model.text.transformer.blocks[0].mlp.register_forward_hook(lambda _, x, y, rows=rows: rows.append(y))
         embedded = model.embed_texts(tokens, ends)
         (embedded * torch.linspace(-1, 1, embedded.numel()).view_as(embedded)).sum().backward()
         found.append((embedded, [p.grad for p in model.text.parameters()]))
+        num_tokens = tokens.numel() if few_shapes else int((ends + 1).sum())
+        assert rows[0].numel() == num_tokens * rows[0].shape[-1]
     torch.testing.assert_close(found[0], found[1])
 
 

@@ -77,7 +77,10 @@ def evaluate(
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
     models = [(config, its_run), *([] if against is None else [config_of(against)])]
-    models += [base for own, _ in models if own for base in bases_of(own)]  # what they saw is not new either
+    for own, of in list(models):
+        models += (
+            bases_of(own, of.path.parent if of else None) if own else []
+        )  # what they saw is not new either
     if source is not None:
         refuse_missing(source, flags.get("format"))
     hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
@@ -175,15 +178,15 @@ def open_measured(
     openable = [own.data for own, run in models if own and run and run.may_open(own)]
     data = config.data if config and source is None else load_config(flags={"source": source}).data
     work = open_unseen(replace(data, **flags), image_sizes[0], trained, openable)
-    opened, shared = follow(work, requests, OPENING, is_kept=True)
-    is_own = source is None or shared in ("source", "images")
+    opened, shares, is_known = follow(work, requests, OPENING, is_kept=True)
+    is_own = source is None or shares
     if opened.shares_images:
         say("some of these images were used for training: only the others are used")
-    elif source is not None and shared == "source":
+    elif source is not None and shares:
         say("the model was trained on this source or a part of it: only its validation set is used")
-    elif shared == "unknown":
-        say("the source of training cannot be opened to compare: its training images may be among these")
-    elif config is None:
+    if not is_known:
+        say("a source of training cannot be opened to compare: its training images may be among these")
+    elif config is None and not shares:
         say("the model does not record what it was trained on: its training images may be among these")
     measured = evaluation_set(opened, validation_only=is_own)
     if len({*image_sizes}) > 1:

@@ -371,6 +371,6 @@ def show_result(run: "Run", result: "Finished", page: Path | None, *, stopped: b
         source = run.load_config().data.source
         if Path(source).is_dir():
             say(f"  {own_name()} index {typed(source)} --model {run.reference}")
-    trend, told = last_quarter(summary)
-    if stopped or ((trend > 0 or not told) and not (summary.over_fits or summary.history.is_saturated)):
+    may_improve = last_quarter(summary)[0] in (1, None)
+    if stopped or (may_improve and not (summary.over_fits or summary.history.is_saturated)):
         say(f"  {own_name()} train --resume {run.reference}{'' if stopped else summary.doubled}")

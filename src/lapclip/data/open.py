@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -27,7 +27,6 @@ from lapclip.units import LongWork, plural
 
 MAX_SCENES = 100_000_000  # their order is held in memory
 MIN_IMAGES = 4
-Shared = Literal["nothing", "source", "images", "unknown"]  # by sources to evaluate on and of training
 PLAIN_STEMS = ("", "captions", "results", "metadata", "train", "data", "images")  # that name no dataset
 
 
@@ -131,29 +130,29 @@ def open_source(config: DataConfig, image_size: int, seen: Collection[str] = ())
 
 def open_unseen(
     config: DataConfig, image_size: int, trained: Sequence[DataConfig], openable: Sequence[DataConfig]
-) -> LongWork[tuple[Data, Shared]]:
-    """A source to evaluate on, and what it shares with those trained on: its validation side was trained on by none."""
+) -> LongWork[tuple[Data, bool, bool]]:
+    """A source to evaluate on, whose validation side was trained on by none; whether some of it was trained on, and
+    whether all sources of training that may overlap with it could be compared."""
     paths = [os.path.abspath(os.path.expanduser(name)) for name, _ in parse_source(config.source)]
     own = [one for one in trained if real_names(one.source) & {*map(os.path.realpath, paths)}]
     places, rest = [*paths, *filter(None, [config.images])], [one for one in trained if one not in own]
     nested = [one for one in rest if are_nested(places, {*real_names(one.source), one.images or os.sep})]
-    compared = own + nested if nested else []
+    compared = own + nested if nested or len({one.pack for one in own}) > 1 else []
     if trained:
         # Packing and the share decide the split, so they are those of training. A smaller validation share is a
         # part of a larger one: the smallest was trained on by none.
         shares = [share for one in own or trained if (share := one.validation_share) is not None]
         config = replace(config, pack=trained[0].pack, validation_share=min(shares, default=None))
     seen, is_known = set[str](), all(one in openable for one in compared)
-    for one in compared if is_known else ():
+    for one in (one for one in compared if one in openable):
         try:
             data = yield from open_source(one, image_size)
             seen |= {stamp for part in data.parts if part.files for stamp in part.files.stamps(TRAIN)}
         except UserError:  # it is no longer there
             is_known = False
     opened = yield from open_source(config, image_size, seen)
-    if any(real_names(one.source) & real_names(opened.source) for one in trained):
-        return opened, "source"
-    return opened, "images" if opened.shares_images else "nothing" if is_known else "unknown"
+    is_own = any(real_names(one.source) & real_names(opened.source) for one in trained)
+    return opened, is_own or opened.shares_images, is_known
 
 
 def may_share(one: DataConfig, other: DataConfig) -> bool:

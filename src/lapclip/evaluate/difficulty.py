@@ -58,7 +58,7 @@ def easy_to_hard(
     queries: tuple[str, ...], captions: tuple[str, ...], image_of_caption: bytes, is_pair: bytes
 ) -> tuple[np.ndarray, bool]:
     """For each query the positions of wrong images by increasing similarity, the same number for all, [Q, N]; and
-    whether the most similar third of them is similar at all, for most queries."""
+    whether the most similar one is similar at all, for most queries."""
     similarity_QN = similarity(queries, captions, np.frombuffer(image_of_caption, dtype=int))
     is_pair_QN = np.frombuffer(is_pair, dtype=bool).reshape(similarity_QN.shape)
     # Stable, so that the levels are the same every time.
@@ -67,8 +67,8 @@ def easy_to_hard(
     num_wrong_Q = (~is_pair_QN).sum(axis=1)
     places = (np.arange(num_wrong_Q.min()) + 0.5) / num_wrong_Q.min()
     order_QN = np.take_along_axis(order_QN, (places * num_wrong_Q[:, None]).astype(int), axis=1)
-    hard_QN = np.array_split(np.take_along_axis(similarity_QN, order_QN, axis=1), len(LEVELS), axis=1)[-1]
-    return order_QN, bool(np.median(hard_QN[:, :1]) > 0)
+    most_similar_Q = np.take_along_axis(similarity_QN, order_QN[:, -1:], axis=1)
+    return order_QN, bool(np.median(most_similar_Q) > 0)
 
 
 def similarity(queries: tuple[str, ...], captions: tuple[str, ...], image_M: np.ndarray) -> np.ndarray:

@@ -46,7 +46,7 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
     size, notes = embedder.model.size, list[str]()
     refuse = partial(cannot_express, embedder.name, to)
     if size.token_mean:
-        hint = "train with `--size tiny`" + (", for `--to openclip`" if to == "hf" else ", which it has")
+        hint = "train with `--size tiny`, which `--to openclip` supports"
         refuse("a residual network and a mean of token embeddings", hint=hint)
     if size.head or size.image_encoder or size.text_encoder:
         refuse("frozen encoders with heads")
@@ -56,9 +56,8 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
         if size.norm_eps != 1e-5 or size.activation == "gelu_tanh":
             refuse(f"`{size.activation}` with a norm epsilon of {size.norm_eps}")
     elif not size.siglip and not size.pre_norm:
-        refuse(
-            "an image tower without a norm before its first block", hint="use `--to openclip`, which has one"
-        )
+        hint = "use `--to openclip`, which supports it"
+        refuse("an image tower without a norm before its first block", hint=hint)
     tensors = {name: tensor.detach().cpu().float() for name, tensor in embedder.model.state_dict().items()}
     tokenizer = embedder.tokenizer
     if size.siglip:

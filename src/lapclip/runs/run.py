@@ -329,12 +329,18 @@ def run_of(model: str) -> Run | None:
     return Run(folder.parent) if is_checkpoint else None
 
 
-def bases_of(config: Config) -> list[tuple[Config, Run]]:
-    """The run that a run starts from, the one before that, and so on, as far as they can be read."""
+def bases_of(config: Config, runs: Path | None = None) -> list[tuple[Config, Run]]:
+    """The run that one in the folder `runs` starts from, the one before that, and so on, as far as they can be read."""
     found: dict[Path, tuple[Config, Run]] = {}
+    runs = runs or RUNS
     with contextlib.suppress(UserError):
-        while config.model.base and (run := run_of(config.model.base)) and run.path not in found:
-            config = run.load_config()
+        while base := config.model.base:
+            # A relative name is of the folder in which the run was made.
+            places = (run_of(str(place / base)) for place in (runs, runs.absolute().parent))
+            run = next(filter(None, places), None)
+            if run is None or run.path in found:
+                break
+            config, runs = run.load_config(), run.path.parent
             found[run.path] = config, run
     return list(found.values())
 

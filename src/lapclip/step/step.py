@@ -124,11 +124,11 @@ def choose_features(inputs: Inputs, model: CLIP, step: int, *, seed: int, dropou
     return replace(inputs, drop=(image_BD, text_BD))
 
 
-class Twin:
+class Replica:
     """A second module with the same parameters, which computes one half of a batch beside the first module.
 
     Each half has half of the threads: threads that share each operation wait for one another at its end. A gradient is
-    the sum of two, whichever comes first. Running statistics are the means of both.
+    the sum of both halves, in either order. Running statistics change by the sum of what both halves change them by.
     """
 
     def __init__(self, model: CLIP):
@@ -147,11 +147,16 @@ class Twin:
             torch.set_num_threads(num_threads)
             del beside  # an error in it would hold this frame, and with it the activations
 
-    def average_statistics(self, model: CLIP) -> None:
-        """Makes the running statistics of both modules equal, once the backward pass no longer needs them."""
+    def copy_statistics(self, model: CLIP) -> list[Tensor]:
+        """Starts with the running statistics of the first module; returns them."""
         for own, other in zip(model.buffers(), self.model.buffers(), strict=True):
-            own.add_(other).div_(2)  # constants stay as they are
             other.copy_(own)
+        return [own.clone() for own in model.buffers()]
+
+    def add_statistics(self, model: CLIP, before: list[Tensor]) -> None:
+        """Adds the changes of this half to the running statistics of the first module, after the backward pass."""
+        for own, other, start in zip(model.buffers(), self.model.buffers(), before, strict=True):
+            own.add_(other - start)
 
 
 def on_threads(num_threads: int, work: Callable[[], T]) -> T:
@@ -167,35 +172,36 @@ def contrastive_step(
     *,
     loss_scale: float = 1.0,
     profiler: Profiler = NO_PROFILER,
-    twin: Twin | None = None,
+    replica: Replica | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Adds the gradient of the batch's loss, times `loss_scale`, to the parameters; holds one chunk's activations.
 
-    Loss and in-batch accuracy, still on the device. A batch of one chunk is computed in halves if there is a twin.
+    Loss and in-batch accuracy, still on the device. A batch of one chunk is computed in halves if there is a replica.
     """
     autocast = partial(device_named(plan.device).autocast, plan.precision)
     counting = partial(profiler.counting, [*model.parameters(), *inputs.tensors])
     batch_size, multiple = len(inputs.images), model.chunk_multiple
     chunk = -(-plan.chunk // multiple) * multiple
     is_chunked = chunk < batch_size
-    if twin and not is_chunked:
+    if replica and not is_chunked:
         chunk = -(-batch_size // (2 * multiple)) * multiple
     parts = [slice(start, start + chunk) for start in range(0, batch_size, chunk)]
     if is_chunked or len(parts) == 1:
-        twin = None
+        replica = None
 
     def embed(model: CLIP, rows: slice) -> tuple[Tensor, Tensor]:
         with autocast(), counting():
             return model(*inputs.chunk(rows))
 
     def run(works: list[Callable[[], T]]) -> list[T]:
-        return twin.run(*works) if twin else [work() for work in works]
+        return replica.run(*works) if replica else [work() for work in works]
 
     if is_chunked:
         with torch.no_grad():
             embedded = [embed(model, rows) for rows in parts]
     else:
-        modules = (model, twin.model if twin else model)
+        modules = (model, replica.model if replica else model)
+        before = replica.copy_statistics(model) if replica else []
         embedded = run([partial(embed, *each) for each in zip(modules, parts, strict=False)])
     image_BE, text_BE = (torch.cat(sides).detach().requires_grad_() for sides in zip(*embedded, strict=True))
     with counting():
@@ -217,8 +223,8 @@ def contrastive_step(
     if not is_chunked:
         gradients = [(image_grad_BE[rows], text_grad_BE[rows]) for rows in parts]
         run([partial(backward, *each) for each in zip(embedded, gradients, strict=True)])
-        if twin:
-            twin.average_statistics(model)
+        if replica:
+            replica.add_statistics(model, before)
     profiler.lap("backward")
     for rows in parts if is_chunked else ():
         images, tokens_CT, ends_C, keep_CK, drop = inputs.chunk(rows)
@@ -286,8 +292,8 @@ class Update:
     plan: Plan
 
     @cached_property
-    def twin(self) -> Twin:
-        return Twin(self.model)
+    def replica(self) -> Replica:
+        return Replica(self.model)
 
     @property
     def has_halves(self) -> bool:
@@ -301,9 +307,9 @@ class Update:
         # In one chunk gradients take the room of activations as these go; over several chunks they stay.
         optimizer.zero_grad(set_to_none=self.plan.chunk >= len(inputs.images))
         profiler.lap("optimizer")
-        twin = self.twin if self.has_halves else None
+        replica = self.replica if self.has_halves else None
         loss, accuracy = contrastive_step(
-            model, inputs, self.loss_fn, self.plan, loss_scale=loss_scale, profiler=profiler, twin=twin
+            model, inputs, self.loss_fn, self.plan, loss_scale=loss_scale, profiler=profiler, replica=replica
         )
         if loss_scale != 1.0:
             for parameter in model.parameters():

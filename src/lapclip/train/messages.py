@@ -41,7 +41,7 @@ def before_training(
     if data.num_seen:
         images = plural(data.validation.num_different, "validation image")
         message = f"{data.num_seen:,} of {images} were training images of the model that this run starts from"
-        hint = "recall on them says little about new images; validate on others, or with its `--validation-share`"
+        hint = "recall on them says little about new images; use that run's `--validation-share`, or other images"
         yield Warned(step, message, hint, kind="seen-before")
     for part in data.parts:
         if part.files is None:

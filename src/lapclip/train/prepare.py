@@ -39,7 +39,7 @@ from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
 from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
-from lapclip.runs.run import Run, bases_of, new_run, run_of
+from lapclip.runs.run import Run, bases_of, new_run
 from lapclip.step.loss import NEEDS_BIAS
 from lapclip.units import Progress, age, finished, plural
 from lapclip.weights import checkpoint, reading
@@ -90,14 +90,13 @@ def seen_before(config: Config, data: Data) -> Generator[Progress, None, set[str
 def open_general(config: Config, data: Data) -> Generator[Progress, None, Sample]:
     """As `lapclip eval` opens it: of what this run or the pretrained model is trained on only validation images."""
     assert config.data.general and config.model.base
-    base = run_of(config.model.base)
     share = config.data.validation_share or (data.found["validation_share"].value if data.found else None)
     own = replace(config.data, source=data.source, validation_share=share)
-    trained = [own, *([base.load_config().data] if base else [])]
-    openable = trained if base and base.may_open(base.load_config()) else [own]
+    bases = bases_of(config)
+    trained = [own, *(base.data for base, _ in bases)]
+    openable = [own, *(base.data for base, run in bases if run.may_open(base))]
     asked = DataConfig(source=config.data.general, workers=config.data.workers)
-    opened, shared = yield from open_unseen(asked, shape_of(config.model).image_size, trained, openable)
-    is_own = shared in ("source", "images")
+    opened, is_own, _ = yield from open_unseen(asked, shape_of(config.model).image_size, trained, openable)
     source = evaluation_set(opened, validation_only=is_own).source
     indices = source.sample(NUM_GENERAL)
     fingerprint = digest(opened.fingerprint.encode(), bytes([is_own]), indices.tobytes()).hex()
@@ -343,11 +342,13 @@ def check_up(config: Config, part: Part) -> Report:
     advice = [
         own for own in report.advice + share if not own.setting or value_of(config, own.setting) is None
     ]
+    num = files.pack.num_needing_extra
     try:
         refuse_if_broken(files, config.data.max_unreadable)
     except UserError as problem:
         advice.append(Advice(None, None, f"training refuses this source: {problem}; {problem.hint}"))
-    if num := files.pack.num_needing_extra:
+        num = 0 if num == len(files.pack.unreadable) else num  # then the hint says what to install
+    if num:
         why = f"{num:,} of the unreadable images are HEIC: `{install_command('heic')}`, then try again"
         advice.append(Advice(None, None, why))
     return replace(report, advice=advice)

@@ -191,7 +191,7 @@ def comparison_section(result: Mapping[str, Any]) -> Section:
     note = (
         "The same images and captions for both. p is how often a difference this large arises when each image's "
         "results are assigned to the two models at random; the interval reaches as far to both sides as 95% of "
-        "such random differences."
+        "such random differences, within ±100 points."
     )
     columns = columns_of(", points: number, 95% interval: number, p: number, significant")
     ranges = [Range(name, test["difference"], test["interval"], 0.0) for name, test in tests.items()]

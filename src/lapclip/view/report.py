@@ -185,13 +185,14 @@ def recall_words(recall: Any, num_images: float) -> str:
     )
 
 
-def last_quarter(summary: Summary) -> tuple[int, str]:
-    """Whether recall@1 rose (1), fell (-1) or stayed within two standard errors (0) over the last quarter, in words."""
+def last_quarter(summary: Summary) -> tuple[int | None, str]:
+    """Whether recall@1 rose (1), fell (-1) or stayed within two standard errors (0) over the last quarter, in words;
+    None after too few evaluations."""
     known = [(e.step, e.recall["text_to_image"]["recall@1"], e.loss) for e in summary.history.evaluations]
     earlier = [point for point in known[:-1] if point[0] <= 0.75 * known[-1][0]]
     num_images = summary.history.evaluated.recall["num_images"] if summary.history.evaluated else 0
     if len(known) < MIN_EVALUATIONS or not earlier or num_images < 1:
-        return 0, ""
+        return None, ""
     (step, before, _), (_, after, loss) = earlier[-1], known[-1]
     lowest = min((point[2] for point in known[:-1] if point[2] is not None), default=math.inf)
     top_step, highest, _ = max(known, key=itemgetter(1))
@@ -225,9 +226,9 @@ def suggestions(summary: Summary) -> list[str]:
     advice = [*hints.values(), *([summary.failed.hint] if summary.failed else [])]
     if summary.state in ("stopped", "crashed"):
         said.append(f"Continue from its last checkpoint: {code(f'lapclip train --resume {name}')}.")
-    told = dict.fromkeys(shortened(one_line(hint)).rstrip(".") for hint in advice[-MAX_ADVICE:])
-    said += [f"{hint[:1].upper()}{hint[1:]}." for hint in (*told, summary.over_fits) if hint]
-    if is_finished and last_quarter(summary)[0] > 0:
+    told = list(dict.fromkeys(shortened(one_line(hint)).rstrip(".") for hint in advice if hint))
+    said += [f"{hint[:1].upper()}{hint[1:]}." for hint in (*told[-MAX_ADVICE:], summary.over_fits) if hint]
+    if is_finished and (last_quarter(summary)[0] or 0) > 0:
         again = code(f"lapclip train --resume {name}{summary.doubled}")
         said.append(f"Train twice as long, since it was still improving: {again}.")
     return [*said, f"Run the full evaluation: {code(f'lapclip eval {name}')}."] if is_finished else said
