@@ -187,6 +187,14 @@ def test_a_path_with_spaces_that_was_not_quoted_is_recognised(tmp_path, monkeypa
     assert "'My Photos'" in told
 
 
+def test_several_sources_are_joined_with_a_plus(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("flags", "units"):
+        (tmp_path / name).mkdir()
+    assert run_command(["train", "flags", "units", "--minutes", "1"]) == 2
+    assert "unexpected argument: `units`" in (told := said(capsys)) and "'flags + units'" in told
+
+
 def test_a_name_is_suggested_with_or_without_its_accents():
     assert suggest("ete", ["hiver", "\u00e9t\u00e9"]) == "; did you mean `\u00e9t\u00e9`?"
     assert suggest("\u00e9t\u00e9", iter(["ete"])) == "; did you mean `ete`?"

@@ -154,6 +154,7 @@ def test_duplicates_are_listed_in_groups_with_how_sure_they_are(search, made):
         [True, False],
     ]
     assert json.loads(search(*every, "--top", "1", "--json").stdout)["groups"] == result["groups"][:1]
+    assert "1 of 2 groups: 1 of identical files" in search(*every, "--top", "1").stderr
     done = search(*every)
     assert re.search(r"copy\.jpg +53 x 40 +identical file", done.stdout)
     assert re.search(r"smaller\.jpg +50 x 38 +near-duplicate, thumbnails differ by \d\.\d%", done.stdout)

@@ -153,7 +153,7 @@ def test_advice_names_settings_that_exist_and_values_they_take():
 @pytest.mark.parametrize(
     ("text_length", "p99", "longest", "advised"),
     # Shorter keeps 99 in 100 whole; but batches are no longer than their captions anyway.
-    [(48, 27, 46, 32), (48, 27, 30, None), (32, 50, 60, 56), (32, 32, 90, None), (32, 5, 40, 16), (32, 300, 500, 77)],
+    [(48, 27, 46, 32), (48, 27, 30, None), (48, 16, 17, None), (32, 50, 60, 56), (32, 32, 90, None), (32, 5, 40, 16), (32, 300, 500, 77)],
 )  # fmt: skip
 def test_text_length_keeps_99_in_100_captions_whole(text_length, p99, longest, advised):
     tokens = {"50": 4, "99": p99, "100": longest}

@@ -54,13 +54,24 @@ def test_where_all_or_nothing_was_found_the_interval_is_wilsons_over_images():
 
 def test_models_that_do_not_differ_are_told_apart_as_rarely_as_promised():
     difference = (clustered(3) - clustered(4)).sum(axis=1)
-    reach, p_values = sign_flips(difference, num_flips=2000)
+    interval, p_values = sign_flips(difference, np.full_like(difference, 5.0), num_flips=2000)
     for level, most_off in ((0.05, 0.03), (0.25, 0.06), (0.5, 0.07), (0.75, 0.06)):
         assert np.mean(p_values <= level) == pytest.approx(level, abs=most_off)
-    total = difference.sum(axis=0)
-    assert 0.92 < np.mean(np.abs(total) <= reach) < 0.98
+    assert 0.92 < share_held(interval, 0.0) < 0.98
     # The interval excludes zero where the p-value is below 0.05, and only there.
-    assert np.array_equal(np.abs(total) > reach, p_values < 0.05)
+    assert np.array_equal((interval[:, 0] > 0) | (interval[:, 1] < 0), p_values < 0.05)
+
+
+def test_the_interval_of_a_large_difference_is_about_that_of_a_bootstrap():
+    """59 images: one model finds 51 of them, the other five of these."""
+    difference, asked = np.repeat([1.0, 0.0], [46, 13])[:, None], np.ones((59, 1))
+    [(low, high)], _ = sign_flips(difference, asked)
+    [(expected_low, expected_high)] = intervals(difference, asked)
+    assert low == pytest.approx(expected_low, abs=0.03) and high == pytest.approx(expected_high, abs=0.03)
+    interval, _ = sign_flips(
+        (clustered(3) - clustered(4)).sum(axis=1) + 2, np.full(clustered(3).shape[::2], 5.0)
+    )
+    assert 0.92 < share_held(interval, 2 / 5) < 0.98
 
 
 def test_the_chance_is_that_over_all_signs(monkeypatch):
@@ -68,10 +79,12 @@ def test_the_chance_is_that_over_all_signs(monkeypatch):
     difference = np.array([3, 1, 1, -1, 2, 0, 1]) / 7
     sums = [abs(np.dot(signs, difference)) for signs in product((-1, 1), repeat=7)]
     exact = np.mean(np.array(sums) >= abs(difference.sum()) - 1e-9)
-    assert sign_flips(difference[:, None])[1][0] == pytest.approx(exact, abs=0.015)
+    assert sign_flips(difference[:, None], np.ones((7, 1)))[1][0] == pytest.approx(exact, abs=0.015)
 
 
 def test_an_interval_of_a_difference_ends_at_100_points():
     own, other, asked = (np.full((4, 1), share) for share in (1.0, 0.3, 1.0))
     (found,) = differences(own, other, asked)
-    assert found["difference"] == pytest.approx(0.7) and found["interval"][1] == 1.0
+    assert found["difference"] == pytest.approx(0.7) and found["interval"] == pytest.approx([-1, 1]), (
+        "four images"
+    )

@@ -280,7 +280,7 @@ def resolve_looks(data: DataSummary) -> Choices:
         "flip": Choice(not says_sides, sides if says_sides else "few captions mention left or right"),
         "colour": Choice(0.0, "captions may mention colours"),
         "word_dropout": Choice(0.0, "captions are used whole"),
-        "dropout": Choice(0.0, "all features are used"),
+        "dropout": Choice(0.0, "no features of the towers are dropped"),
         **{name: Choice(advice.value, advice.why) for name, advice in data.found.items()},
     }
 

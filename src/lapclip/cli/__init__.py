@@ -62,6 +62,9 @@ def run_command(arguments: list[str]) -> int:
         hint = f"`{meant}` lists all options"
         if isinstance(problem, UnusedCliTokensError) and (path := path_in_pieces(arguments)):
             hint = f"quote a path that has spaces: {typed(path)}"
+        elif isinstance(problem, UnusedCliTokensError) and arguments[0] in ("train", "data"):
+            sources = [word for word in arguments if os.path.exists(word)]
+            hint = f"join several sources with a plus: {typed(' + '.join(sources))}" if sources[1:] else hint
         complain(in_our_style(problem), hint)
         return 2
     except Stopped as stop:

@@ -96,8 +96,10 @@ def search(
         show_results(form, record, groups, [row for group in groups for row in group_rows(group)])
         num_near = sum(not all(one.is_identical for one in group) for group in groups)
         found = f"{len(groups) - num_near:,} of identical files, {num_near:,} with near-duplicates"
+        of_all = "" if len(groups) == record["num_groups"] else f"{len(groups):,} of "
         if not json:
-            say(f"{plural(len(groups), 'group')}: {found}" if groups else "no duplicates or near-duplicates")
+            shown = f"{of_all}{plural(record['num_groups'], 'group')}: {found}"
+            say(shown if groups else "no duplicates or near-duplicates")
         return 0
     likes, unlikes = like or [], unlike or []
     terms = read_terms(query, likes, unlikes)
@@ -382,9 +384,10 @@ def find_duplicates(
 
     index = open_index(model)
     started = time.perf_counter()
-    groups = follow(duplicates(index, min_score, wanted))[:top]
+    found = follow(duplicates(index, min_score, wanted))
+    groups = found[:top]
     record: dict[str, Any] = {"min_score": min_score, "milliseconds": (time.perf_counter() - started) * 1000}
-    record |= {"groups": [[one.record() for one in group] for group in groups]}
+    record |= {"num_groups": len(found), "groups": [[one.record() for one in group] for group in groups]}
     return record | {"num_pictures": index.num_images, "model": index.model, "index": str(index.path)}, groups
 
 

@@ -122,7 +122,7 @@ def advise_text_length(facts: DataFacts) -> Advice | None:
         return None
     needed, longest = (facts.caption_tokens[percentile] for percentile in ("99", "100"))
     value = min(max(in_eights(needed), MIN_TEXT_LENGTH), MAX_TEXT_LENGTH)
-    if value < min(facts.text_length, in_eights(longest)):  # no batch is longer than its captions
+    if value + 8 <= min(facts.text_length, longest):  # no batch is longer than its captions
         why = f"99% of the captions have at most {needed} tokens; the few longer ones lengthen whole batches"
         return Advice("text_length", value, why)
     if needed <= facts.text_length or value <= facts.text_length:

@@ -186,8 +186,7 @@ def compare(own: Retrieved, other: Retrieved) -> dict[str, dict[str, Any]]:
 def differences(own_UK: np.ndarray, other_UK: np.ndarray, asked_UK: np.ndarray) -> list[dict[str, Any]]:
     """Each difference of two recalls with its 95% interval and p-value."""
     difference_UK, asked_K = own_UK - other_UK, asked_UK.sum(axis=0)
-    total_K, (reach_K, p_value_K) = difference_UK.sum(axis=0) / asked_K, sign_flips(difference_UK)
-    interval_K2 = np.stack([total_K - reach_K / asked_K, total_K + reach_K / asked_K], axis=1).clip(-1, 1)
-    columns = (total_K.tolist(), interval_K2.tolist(), p_value_K.tolist())
+    interval_K2, p_value_K = sign_flips(difference_UK, asked_UK)
+    columns = ((difference_UK.sum(axis=0) / asked_K).tolist(), interval_K2.tolist(), p_value_K.tolist())
     names = ("difference", "interval", "p_value")
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

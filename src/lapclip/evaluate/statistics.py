@@ -13,6 +13,7 @@ import numpy as np
 
 NUM_RESAMPLES = 2000
 NUM_FLIPS = 10_000
+NUM_HALVINGS = 30  # until the end of an interval is known
 CONFIDENCE = 0.95
 MAX_CELLS = 4_000_000  # numbers in memory at once
 ROUNDING = 1e-9  # of sums of fractions
@@ -44,23 +45,39 @@ def resamples(num_images: int, num_resamples: int) -> Iterator[np.ndarray]:
         yield times.reshape(num_draws, num_images).astype(np.float64)
 
 
-def sign_flips(difference_NK: np.ndarray, *, num_flips: int = NUM_FLIPS) -> tuple[np.ndarray, np.ndarray]:
-    """What the summed differences would be if each image's sign were random: half of the 95% interval around the
-    measured ones, and their two-sided p-values, [K] each.
+def sign_flips(
+    difference_NK: np.ndarray, asked_NK: np.ndarray, *, num_flips: int = NUM_FLIPS
+) -> tuple[np.ndarray, np.ndarray]:
+    """The 95% interval of each difference of two shares, [K, 2], and the p-value of there being none, [K].
 
-    One is added to numerator and denominator, so that a p-value is never zero.
+    If the true difference is d, an image's deviation from it is as likely to be positive as negative: p(d) is how often
+    random signs make the sum of deviations as large as it is. The interval has every d with p(d) of at least 5%. One is
+    added to numerator and denominator, so that a p-value is never zero.
     """
-    differs = difference_NK[(difference_NK != 0).any(axis=1)]  # the signs of zeros change nothing
-    random = np.random.default_rng(0)
-    least_K = np.abs(differs.sum(axis=0)) - ROUNDING * np.abs(differs).sum(axis=0)
-    some, flipped = max(1, MAX_CELLS // max(1, len(differs))), []
+    random, both_N2K = np.random.default_rng(0), np.hstack([difference_NK, asked_NK])
+    some, flipped = max(1, MAX_CELLS // len(both_N2K)), []
     for start in range(0, num_flips, some):
-        shape = (min(some, num_flips - start), len(differs))
-        sign_RN = 2.0 * random.integers(2, size=shape, dtype=np.int8) - 1
-        flipped.append(np.abs(sign_RN @ differs))
-    sum_RK = np.concatenate(flipped)
-    reach_K = np.quantile(sum_RK, CONFIDENCE, axis=0, method="higher")
-    return reach_K, (1 + (sum_RK >= least_K).sum(axis=0)) / (1 + num_flips)
+        shape = (min(some, num_flips - start), len(both_N2K))
+        flipped.append((2.0 * random.integers(2, size=shape, dtype=np.int8) - 1) @ both_N2K)
+    difference_RK, asked_RK = np.split(np.concatenate(flipped), 2, axis=1)
+    (sum_K, total_K), rounding = np.split(both_N2K.sum(axis=0), 2), ROUNDING * np.abs(both_N2K).sum()
+
+    def p_values(d_K: np.ndarray) -> np.ndarray:
+        least_K = np.abs(sum_K - d_K * total_K) - rounding
+        return (1 + (np.abs(difference_RK - d_K * asked_RK) >= least_K).sum(axis=0)) / (1 + num_flips)
+
+    share_K, p_value_K = sum_K / total_K, p_values(np.zeros_like(sum_K))
+    is_rejected = p_value_K < 1 - CONFIDENCE  # and only then zero is outside the interval
+    ends = []
+    for edge in (-1.0, 1.0):
+        inside = edge * np.maximum(edge * share_K, np.where(is_rejected, -1.0, 0.0))
+        outside = np.where(is_rejected & (edge * share_K < 0), 0.0, edge)
+        for _ in range(NUM_HALVINGS):
+            middle = (inside + outside) / 2
+            is_inside = p_values(middle) >= 1 - CONFIDENCE
+            inside, outside = np.where(is_inside, middle, inside), np.where(is_inside, outside, middle)
+        ends.append(inside.round(8))
+    return np.stack(ends, axis=1), p_value_K
 
 
 def chance_of_none(num_bad_Q: np.ndarray, total: int, num_drawn: int) -> float:

@@ -313,9 +313,9 @@ def find_index(model: str | None = None) -> Index:
     if found := indexes_of(model):
         return Index(next((info for info in found if info.is_complete), found[0]))
     if model is not None:
-        hint, near = f"index a folder with it: `lapclip index ~/Pictures --model {typed(model)}`", ""
-        if path_of_model(model) is None:  # it was mistyped
-            near = suggest(model, [info.name for info in list_indexes()])
+        hint = f"index a folder with it: `lapclip index ~/Pictures --model {typed(model)}`"
+        near = suggest(model, [info.name for info in list_indexes()])
+        if path_of_model(model) is None:
             hint = "`lapclip index --list` shows the indexes"
         raise UserError(f"there is no index of a model `{model}`{near}", hint=hint)
     if any(RUNS.glob("*/checkpoints/step-*")):

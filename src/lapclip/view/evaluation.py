@@ -190,8 +190,8 @@ def comparison_section(result: Mapping[str, Any]) -> Section:
             words.append(f"{alike}: {points:+z.1f} points (95% interval {ends}; {p_value}).")
     note = (
         "The same images and captions for both. p is how often a difference this large arises when each image's "
-        "results are assigned to the two models at random; the interval reaches as far to both sides as 95% of "
-        "such random differences, within ±100 points."
+        "results are assigned to the two models at random; the interval has the differences that this test does not "
+        "rule out."
     )
     columns = columns_of(", points: number, 95% interval: number, p: number, significant")
     ranges = [Range(name, test["difference"], test["interval"], 0.0) for name, test in tests.items()]

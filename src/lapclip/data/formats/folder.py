@@ -96,7 +96,7 @@ def without_captions(name: str, listing: Listing, folders: list[str]) -> NoCapti
     for file in sorted(Path(listing.root).glob("*.json"))[:1]:
         found += f"; `{shortened(file.name)}` was expected to be {JSON_FORMS}"
     index = f"`lapclip models get tinyclip-8m`, then `lapclip index {typed(name)} --model tinyclip-8m`"
-    hint = f"search them with a pretrained model: {index} (`lapclip models` lists others); "
+    hint = f"search them with a pretrained model: {index} (`lapclip models` lists others, a run works too); "
     if 2 * sum(caption_in_name(image) != "" for image in images) > len(images):
         hint += f"to train with names of files such as `{example}` as captions, use `--format names`"
     else:
