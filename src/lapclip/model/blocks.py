@@ -23,6 +23,10 @@ class QuickGELU(nn.Module):
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU, "quick_gelu": QuickGELU, "gelu_tanh": partial(nn.GELU, approximate="tanh")
 }  # fmt: skip
+# With AVX-512, oneDNN's fp32 products with weights are about a tenth faster than torch's own; docs/log.md.
+HAS_AVX512 = "AVX512" in torch.backends.cpu.get_cpu_capability()
+ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if HAS_AVX512 else None
+KEPT_BYTES = 64 << 20  # activations of a tower that are kept for the backward pass and not computed again
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,10 @@ class Attention(nn.Module):
         D = x.shape[-1]
         padded = packing.pad if packing else (lambda rows: rows)
         if query_BQD is None:
-            q, k, v = padded(self.qkv(x)).chunk(3, dim=-1)
+            q, k, v = padded(linear(x, self.qkv)).chunk(3, dim=-1)
         else:
-            q = F.linear(query_BQD, self.qkv.weight[:D], self.qkv.bias[:D])
-            k, v = padded(F.linear(x, self.qkv.weight[D:], self.qkv.bias[D:])).chunk(2, dim=-1)
+            q = linear(query_BQD, self.qkv, rows=slice(D))
+            k, v = padded(linear(x, self.qkv, rows=slice(D, None))).chunk(2, dim=-1)
         B = k.shape[0]  # not `len`, which an export would take for a constant
         # Contiguous, because MPS has returned wrong numbers for permuted inputs (pytorch#163597, #181133).
         q, k, v = (
@@ -92,7 +96,7 @@ class Attention(nn.Module):
         )
         y_BHQD = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         y_BQD = y_BHQD.transpose(1, 2).reshape(B, -1, D)
-        return self.out(packing.pack(y_BQD) if packing and query_BQD is None else y_BQD)
+        return linear(packing.pack(y_BQD) if packing and query_BQD is None else y_BQD, self.out)
 
 
 class MLP(nn.Module):
@@ -103,37 +107,62 @@ class MLP(nn.Module):
         self.up = nn.Linear(shape.width, shape.mlp_width)
         self.activation = ACTIVATIONS[activation]()
         self.down = nn.Linear(shape.mlp_width, shape.width)
+        self.depth = shape.depth
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        wide = self.up(x_BTD)
-        # A compiler decides by itself what it keeps; under autocast a step of our own would not be in its precision.
-        is_ours = not torch.compiler.is_compiling() and not torch.is_autocast_enabled(wide.device.type)
-        if wide.requires_grad and is_ours:
-            return ActivatedLinear.apply(wide, self.down.weight, self.down.bias, self.activation)
-        return self.down(self.activation(wide))
+        wide = linear(x_BTD, self.up)
+        if wide.numel() * wide.element_size() * self.depth <= KEPT_BYTES:
+            return linear(self.activation(wide), self.down)
+        return linear(wide, self.down, self.activation)
+
+
+def linear(
+    x: Tensor, layer: nn.Linear, activation: nn.Module | None = None, rows: slice | None = None
+) -> Tensor:
+    """What a layer, or some rows of it, makes of `activation(x)`."""
+    # A compiler decides by itself what it keeps; under autocast a step of our own would not be in its precision.
+    is_plain = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
+    if not is_plain and torch.is_grad_enabled() and (activation or has_onednn(x)):
+        parameters = (layer.weight, layer.bias) if rows is None else (layer.weight[rows], layer.bias[rows])
+        return ActivatedLinear.apply(x, *parameters, activation)
+    x = activation(x) if activation else x
+    return layer(x) if rows is None else F.linear(x, layer.weight[rows], layer.bias[rows])
+
+
+def has_onednn(x: Tensor) -> bool:
+    return ONEDNN is not None and x.is_cpu and x.dtype == torch.float32
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    if ONEDNN is not None and has_onednn(x):
+        return ONEDNN(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
 
 
 class ActivatedLinear(torch.autograd.Function):
-    """`linear(activation(wide))` that keeps only `wide` for the backward pass, and computes the activation again there.
+    """`linear(activation(x))` that keeps only `x` for the backward pass, and computes the activation again there.
 
     Plain autograd keeps both sides of the activation: eight of the seventeen vectors a block keeps for each token.
     """
 
     @staticmethod
-    def forward(ctx: Any, wide: Tensor, weight: Tensor, bias: Tensor, activation: nn.Module) -> Tensor:
-        ctx.save_for_backward(wide, weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: nn.Module | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
         ctx.activation = activation
-        return F.linear(activation(wide), weight, bias)
+        return product(activation(x) if activation else x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        wide, weight = ctx.saved_tensors
-        with torch.enable_grad():
-            wide = wide.detach().requires_grad_()
-            activated = ctx.activation(wide)
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, weight = activated, _ = ctx.saved_tensors
+        of_x = product(gradient, weight.T) if ctx.needs_input_grad[0] else None
+        if ctx.activation:
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                activated = ctx.activation(x)
+            (of_x,) = torch.autograd.grad(activated, x, of_x) if of_x is not None else (None,)
         rows = gradient.flatten(0, -2)
-        (of_wide,) = torch.autograd.grad(activated, wide, gradient @ weight)
-        return of_wide, rows.T @ activated.detach().flatten(0, -2), rows.sum(0), None
+        of_weight = rows.T @ activated.detach().flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return of_x, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 class Block(nn.Module):
