@@ -3,6 +3,7 @@
     python benchmarks/minutes.py photos/ --minutes 20 --seeds 3
     python benchmarks/minutes.py photos/ --minutes 20 --only open_clip
     python benchmarks/minutes.py 'photos/ + more/' --on photos/ --minutes 20 --only lapclip
+    python benchmarks/minutes.py flickr8k/ --photos 1000 --minutes 3 --only lapclip
 
 - `lapclip`: `lapclip train SOURCE --minutes N`, nothing else set;
 - `open_clip`: OpenCLIP's smallest ViT, `ViT-S-32-alt`, with its loss, tokenizer, random crops and the optimizer
@@ -12,11 +13,15 @@
 - `documents`: `lapclip train SOURCE --minutes N --size small`, the documents' model and batch.
 
 They run one after the other, each in a process of its own; evaluation is not counted. Prints one JSON object per run.
+`wall_seconds` are from the beginning of the first step to the end, evaluations included; `lr_left` is the last learning
+rate as a share of the highest.
 """
 
 import argparse
+import csv
 import json
 import math
+import random
 import subprocess
 import sys
 import tempfile
@@ -35,24 +40,40 @@ SIZES = {"lapclip": [], "documents": ["--size", "small"]}
 
 
 def with_lapclip(flags: list[str], asked: argparse.Namespace, seed: int) -> dict[str, Any]:
-    train = [
-        "train",
-        asked.source,
-        "--minutes",
-        str(asked.minutes),
-        "--seed",
-        str(seed),
-        "--run",
-        "run",
-        *flags,
-    ]
     with tempfile.TemporaryDirectory() as folder:
-        result = json_of(train, folder)
+        source = asked.source
+        if asked.photos:
+            flags = [*flags, "--images", f"{source}/images"]
+            source = fewer(source, asked.photos, Path(folder))
+        budget = ["--minutes", str(asked.minutes), "--seed", str(seed), "--run", "run"]
+        result = json_of(["train", source, *budget, *flags], folder)
+        lines = Path(folder, "runs/run/events.jsonl").read_text().splitlines()
+        events = [json.loads(line) for line in lines]
         evaluation = ["eval", "run", asked.on, "--num-validation", "512"]
         recall = json_of(evaluation, folder) if asked.on else result["recall"]
+    steps = [event for event in events if event["event"] == "Step"]
     result["num_images"] = recall["num_images"]
-    names = ("steps", "num_pairs_seen", "seconds", "epochs", "num_images")
+    result["wall_seconds"] = events[-1]["time"] - steps[0]["time"] + steps[0]["seconds"]
+    result["lr_left"] = steps[-1]["lr"] / max(step["lr"] for step in steps)
+    names = ("steps", "num_pairs_seen", "seconds", "wall_seconds", "lr_left", "epochs", "num_images")
     return {name: result[name] for name in names} | recall["text_to_image"]
+
+
+def fewer(source: str, num_photos: int, folder: Path) -> str:
+    """A table of some of the training photos of Flickr8k, and of all its validation photos."""
+    validation = set(Path(source, "dev.txt").read_text().split())
+    with Path(source, "captions.txt").open(newline="") as file:
+        rows = [(row["image"], row["caption"]) for row in csv.DictReader(file)]
+    others = sorted({image for image, _ in rows} - validation)
+    training = set(random.Random(0).sample(others, num_photos))
+    with (folder / "pairs.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("image", "caption", "split"))
+        for image, caption in rows:
+            if image in validation | training:
+                split = "validation" if image in validation else "train"
+                table.writerow((image, caption, split))
+    return str(folder / "pairs.csv")
 
 
 def json_of(arguments: list[str], folder: str) -> dict[str, Any]:
@@ -162,13 +183,14 @@ def main() -> None:
     )
     parser.add_argument("source")
     parser.add_argument("--on", help="evaluate `lapclip` on the validation set of this source instead")
+    parser.add_argument("--photos", type=int, help="train `lapclip` on so many of the photos of Flickr8k")
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seeds", type=int, default=1, help="of `lapclip`; the others run once")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", choices=["lapclip", "open_clip", "documents"])
     asked = parser.parse_args()
-    if asked.on and asked.only != "lapclip":
-        parser.error("`--on` is for `--only lapclip`")
+    if (asked.on or asked.photos) and asked.only != "lapclip":
+        parser.error("`--on` and `--photos` are for `--only lapclip`")
     # Runs are made in folders of their own.
     asked.source = " + ".join(absolute(part) for part in asked.source.split(" + "))
     asked.on = asked.on and absolute(asked.on)
