@@ -201,6 +201,10 @@ def test_a_small_pool_is_said_with_what_makes_it_larger():
         first = started(num_train=950, validation_limit=limit)
         [warned] = said([first, *(evaluated(n, 1.0, 0.5, 50) for n in (10, 20))], num_validation=50)
         assert "50 images" in warned.message and "31% to 69%" in warned.message and hint in warned.hint
+    few_captions = evaluated(10, 1.0, 0.5, 96)
+    few_captions.recall["text_to_image"]["num_units"] = 9
+    [warned] = said([started(num_train=950, validation_limit="validation_share"), few_captions])
+    assert "9 different captions only" in warned.message and "zero-shot accuracy" in warned.hint
     [warned] = said([started(), evaluated(10, 1.0, 0.5, 8)])
     assert "8 images only" in warned.message and "recall@10" not in warned.message, "it is always 100%"
 

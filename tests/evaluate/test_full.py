@@ -148,6 +148,7 @@ def test_class_folders_have_shared_captions_and_zero_shot_accuracy(colour_folder
     published = measure(OfColours(), measured, published=True)
     assert shared["protocol"] == "shared" and published["protocol"] == "published"
     assert shared["text_to_image"]["recall@1"] == 1 > published["text_to_image"]["recall@1"]
+    assert shared["text_to_image"]["num_units"] == 4, "captions"
     assert shared["text_to_image"]["chance@1"] == pytest.approx(5 / 20)
     assert published["text_to_image"]["chance@1"] == pytest.approx(1 / 20)
     zero_shot = shared["zero_shot"]

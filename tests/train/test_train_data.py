@@ -116,3 +116,15 @@ def test_a_run_is_named_after_its_source_and_finds_it_from_another_folder(tmp_pa
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert of(Step, list(train(config, run)))[-1].step == 8
+
+
+def test_hints_read_the_source_as_training_does(tmp_path):
+    picture_folder(tmp_path / "photos", 30)
+    notes = ["", *(f"picture of {n} things" for n in range(29))]
+    rows = [f"photos/{n:02}.jpg,caption {n},{note}" for n, note in enumerate(notes)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["image,caption,note", *rows]))
+    run = prepare(config_for(tmp_path / "pairs.csv", caption_column="note"))
+    stop_after(1, run)
+    hints = [w.hint for w in of(Warned, run.events()) if "lapclip data" in w.hint]
+    assert any("data check" in hint for hint in hints) and any("data show" in hint for hint in hints)
+    assert all("--caption-column note`" in hint for hint in hints)

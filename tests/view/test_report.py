@@ -352,6 +352,14 @@ def test_whether_it_was_improving_is_told_from_the_last_quarter(recalls, said):
     assert said in text if said else "improving" not in text
 
 
+def test_the_noise_of_nine_classes_is_that_of_nine_captions():
+    found = [evaluated(20 * n, share) for n, share in enumerate((0.1, 0.4, 0.7, 0.84, 0.84), 1)]
+    for event in found:
+        event.recall["text_to_image"]["num_units"] = 9
+    text = summary(told([started(), *(step(n) for n in range(1, 101)), *found, finished(100)]))
+    assert "improving" not in text and "to 84.0%, by less than the noise of 28." in text
+
+
 def test_noise_is_that_of_images_and_advice_to_resume_is_not_given_to_a_finished_run():
     again = Warned(60, "training ends at 60% of its budget", "resume it", "lr-still-high")
     shares = enumerate((0.1, 0.4, 0.45, 0.46, 0.5), 1)

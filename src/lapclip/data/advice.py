@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from lapclip.config import DataConfig
 from lapclip.errors import typed
 from lapclip.units import percent, plural
 
@@ -23,10 +24,13 @@ SHARE, MAX_SHARE, ENOUGH = 0.05, 0.2, 50  # of the images; more of few, until so
 MAX_CLASS_RATIO = 10  # images in the largest class for each in the smallest
 
 
-def command_to_show(source: str, format: str | None) -> str:
-    """What draws the pairs as training reads them; the kind of a folder's captions may have been asked for."""
-    how = f" --format {format}" if format in ("classes", "names", "metadata", "txt") else ""
-    return f"lapclip data show {typed(source)}{how}"
+def data_command(verb: str, source: str, config: DataConfig, format: str | None) -> str:
+    """`lapclip data VERB` of a source, with the settings that make it read the pairs as training does."""
+    format = format if format in ("classes", "names", "metadata", "txt") else None
+    columns = {"--image-column": config.image_column, "--caption-column": config.caption_column}
+    flags = {"--format": format, "--images": config.images} | columns
+    how = [f" {flag} {typed(value)}" for flag, value in flags.items() if value]
+    return f"lapclip data {verb} {typed(source)}{''.join(how)}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,9 +8,16 @@ from statistics import fmean, median
 from typing import Literal
 
 from lapclip.config import MAX_SCALE, Config
-from lapclip.data.advice import command_to_show
+from lapclip.data.advice import data_command
 from lapclip.runs.events import Evaluated, Event, Inspected, Started, Step, Warned
-from lapclip.runs.history import ENDED_EARLY, MEMORISED, loss_limit, mean_recall, stalled_since
+from lapclip.runs.history import (
+    ENDED_EARLY,
+    MEMORISED,
+    loss_limit,
+    mean_recall,
+    num_independent,
+    stalled_since,
+)
 
 USUAL_LR = 2e-3  # the highest of `autotune.resolve.RECIPES`
 MUCH_DECAY = 1.0  # of the weights; 0.1 is usual
@@ -66,7 +73,7 @@ class Collapsed:
             hint = "start again with less weight decay: `--weight-decay 0.1`"
         else:
             why = "all embeddings are the same, or the captions do not describe their images"
-            show = command_to_show(self.config.data.source, self.config.data.format)
+            show = data_command("show", (data := self.config.data).source, data, data.format)
             hint = f"check that captions and images match: `{show}`"
         return Warned(event.step, f"{message}; {why}", hint, "collapsed")
 
@@ -327,14 +334,18 @@ def judge(points: list[Point]) -> Warned | None:
 
 def small_pool(event: Evaluated, config: Config, started: Started | None) -> Warned:
     num_images, (low, high) = event.recall["num_images"], event.recall["text_to_image"]["interval@10"]
-    what = f"recall is measured over {num_images} images only"
+    num_units = num_independent(event.recall)
+    is_shared = 2 * num_units < num_images
+    what = f"recall is measured over {f'{num_units} different captions' if is_shared else f'{num_images} images'} only"
     of_ten = f": the 95% interval of recall@10, text → image, is {low:.0%} to {high:.0%}"
     message = what + of_ten * (num_images > 10)  # else it is always 100%
     share, limit = config.data.validation_share or 0.0, started.validation_limit if started else None
     num_all = num_images + (started.num_train if started else 0)
     larger = min(MAX_VALIDATION, max(2 * share, math.ceil(100 * 2 * SMALL_POOL / num_all) / 100))
     hint = "use a source with more validation images"
-    if limit == "num_validation" and config.data.num_validation < GOOD_POOL:
+    if is_shared:
+        hint = "more images do not narrow it; zero-shot accuracy, in `lapclip eval`, counts every image"
+    elif limit == "num_validation" and config.data.num_validation < GOOD_POOL:
         hint = f"in the next run, use a larger validation set: `--num-validation {GOOD_POOL}`"
     elif limit == "validation_share" and larger > share:
         hint = f"in the next run, use a larger validation set: `--validation-share {larger:.2g}`"

@@ -57,12 +57,14 @@ class Retrieved:
     def summary(self) -> dict[str, dict[str, Any]]:
         table = {}
         for direction in DIRECTIONS:
-            low_K, high_K = intervals(*self.by_unit(direction)).T
+            found_UK, asked_UK = self.by_unit(direction)
+            low_K, high_K = intervals(found_UK, asked_UK).T
             # What is among the first is also among the first five.
             low_K, high_K = np.maximum.accumulate(low_K), np.minimum.accumulate(high_K[::-1])[::-1]
             interval_K2 = np.stack([low_K, high_K], axis=1).tolist()
             table[direction] = recall_summary([ranks[direction] for ranks in self.ranks])
             table[direction] |= {f"interval@{k}": own for k, own in zip(KS, interval_K2, strict=True)}
+            table[direction]["num_units"] = len(found_UK)
         return table
 
     def by_unit(self, direction: str) -> tuple[np.ndarray, np.ndarray]:

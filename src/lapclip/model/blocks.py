@@ -111,7 +111,8 @@ class MLP(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         wide = linear(x_BTD, self.up)
-        if wide.numel() * wide.element_size() * self.depth <= KEPT_BYTES:
+        # A compiler decides by itself what it keeps, and would make a program for each side of the limit.
+        if torch.compiler.is_compiling() or wide.numel() * wide.element_size() * self.depth <= KEPT_BYTES:
             return linear(self.activation(wide), self.down)
         return linear(wide, self.down, self.activation)
 
@@ -120,7 +121,7 @@ def linear(
     x: Tensor, layer: nn.Linear, activation: nn.Module | None = None, rows: slice | None = None
 ) -> Tensor:
     """What a layer, or some rows of it, makes of `activation(x)`."""
-    # A compiler decides by itself what it keeps; under autocast a step of our own would not be in its precision.
+    # Under autocast a step of our own would not be in its precision.
     is_plain = torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type)
     if not is_plain and torch.is_grad_enabled() and (activation or has_onednn(x)):
         parameters = (layer.weight, layer.bias) if rows is None else (layer.weight[rows], layer.bias[rows])

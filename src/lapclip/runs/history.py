@@ -404,6 +404,11 @@ def is_chance(recall: dict[str, Any] | None) -> bool:
     return is_measurable and all(interval and interval[0] <= chance for interval, chance in ends)
 
 
+def num_independent(recall: dict[str, Any]) -> int:
+    """Results, text → image, that say something of their own: images, or captions that images share."""
+    return recall["text_to_image"].get("num_units", recall["num_images"])
+
+
 def is_as_good(
     recall: float, loss: float, num_images: int, highest: float | None, best: tuple[float, float]
 ) -> bool:

@@ -213,7 +213,9 @@ class Loop:
             hint = "include the output of `lapclip bench --json` in a bug report"
             yield from self.tell(Warned(now.step, f"{self.distrust}; training on the CPU instead", hint))
         has_changed = run.load_machine().get("data") not in (None, data.fingerprint)
-        yield from self.tell(*messages.before_training(data, self.embedder, now.step, cfg, has_changed))
+        yield from self.tell(
+            *messages.before_training(data, self.embedder, now.step, self.config, has_changed)
+        )
         if now.step == 0 and cfg.tune is None and any(part.files for part in data.parts):
             measured = run.load_machine().get("bench", {}).get("pairs_per_second")
             rate, num = measured or typical_rate(self.update.model.size), data.training.num_pairs

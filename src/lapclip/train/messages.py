@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import nn
 
-from lapclip.config import Plan, TrainConfig
-from lapclip.data.advice import command_to_show, in_eights, percentiles
+from lapclip.config import Config, Plan
+from lapclip.data.advice import data_command, in_eights, percentiles
 from lapclip.data.doctor import remarks
 from lapclip.data.open import Data, first_unreadable
 from lapclip.data.split import own_side
 from lapclip.embedder import Embedder
-from lapclip.errors import UserError, typed
+from lapclip.errors import UserError
 from lapclip.machine.power import read_battery
 from lapclip.runs.events import ValidationLimit, Warned
 from lapclip.runs.run import Run
@@ -28,9 +28,10 @@ SLEEP_SECONDS, SLEEP_FACTOR, SLEEP_BUSY = 5.0, 10, 0.2
 
 
 def before_training(
-    data: Data, embedder: Embedder, step: int, cfg: TrainConfig, has_changed: bool
+    data: Data, embedder: Embedder, step: int, config: Config, has_changed: bool
 ) -> Iterator[Warned]:
     """What should be known before training starts, mostly about the data."""
+    cfg = config.train
     if cfg.pause_below is not None and read_battery() is None:
         what = "the battery cannot be read on this machine"
         message = f"{what}, so training does not pause below {cfg.pause_below}"
@@ -50,7 +51,8 @@ def before_training(
         if part.files.is_streamed:
             message = f"`{part.name}` is not packed: its images are decoded again in every epoch"
             yield Warned(step, message, "`lapclip data pack` shows how much disk space a pack needs")
-        hint = f"`lapclip data check --json {typed(part.name)}` lists all files with problems"
+        own = part.name, config.data, catalogue.format
+        hint = f"`{data_command('check --json', *own)}` lists all files with problems"
         for what, count in catalogue.problems.counts.most_common(3):
             more = f", and {count - 1:,} more" if count > 1 else ""
             yield Warned(step, f"`{catalogue.problems.names[what][0]}` {what}{more}", hint)
@@ -58,7 +60,7 @@ def before_training(
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
             yield Warned(step, f"{num:,} of {len(catalogue.names):,} images omitted: {first}", hint)
         for remark in remarks(catalogue, pack.records):
-            look = f"look at some of the pairs: `{command_to_show(part.name, catalogue.format)}`"
+            look = f"look at some of the pairs: `{data_command('show', *own)}`"
             yield Warned(step, remark.why, look, kind=remark.kind)
     lengths = embedder.tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_READ))
     text_length = embedder.model.size.text_length

@@ -21,6 +21,7 @@ from lapclip.runs.history import (
     have_same_validation,
     is_chance,
     loss_limit,
+    num_independent,
     summarize,
 )
 from lapclip.runs.run import Run
@@ -190,7 +191,7 @@ def last_quarter(summary: Summary) -> tuple[int | None, str]:
     None after too few evaluations."""
     known = [(e.step, e.recall["text_to_image"]["recall@1"], e.loss) for e in summary.history.evaluations]
     earlier = [point for point in known[:-1] if point[0] <= 0.75 * known[-1][0]]
-    num_images = summary.history.evaluated.recall["num_images"] if summary.history.evaluated else 0
+    num_images = num_independent(summary.history.evaluated.recall) if summary.history.evaluated else 0
     if len(known) < MIN_EVALUATIONS or not earlier or num_images < 1:
         return None, ""
     (step, before, _), (_, after, loss) = earlier[-1], known[-1]
@@ -283,9 +284,9 @@ def comparison_words(summaries: Sequence[Summary]) -> list[str]:
         others = listed([f"{code(name_of(summary))} has {percent(value)}" for value, summary, _ in rest])
         has = "ties for" if best == rest[0][0] else "has"
         words.append(f"{code(name_of(winner))} {has} the best recall@1, {percent(best)}; {others}.")
-        num_images = recall["num_images"]  # captions of one image succeed and fail together
-        if num_images and 0 < best - rest[0][0] < 2 * (best * (1 - best) * 2 / num_images) ** 0.5:
-            words.append(f"With {count(num_images)} images, this difference may be noise.")
+        num_units = num_independent(recall)  # captions of one image succeed and fail together
+        if num_units and 0 < best - rest[0][0] < 2 * (best * (1 - best) * 2 / num_units) ** 0.5:
+            words.append(f"With {count(recall['num_images'])} images, this difference may be noise.")
     active = [summary for summary in summaries if summary.state not in ("finished", "stopped")]
     return words + [f"{code(name_of(s))} is {s.state}: its numbers show its state so far." for s in active]
 

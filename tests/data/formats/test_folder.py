@@ -386,6 +386,7 @@ def test_a_side_is_a_word_of_its_own(folder, side):
         ("red fox - Copy.jpg", "red fox"),
         ("犬が雪の中で遊ぶ.jpg", "犬が雪の中で遊ぶ"),
         ("Train.png", "Train"),
+        ("face2.png", "face"),
     ],
 )
 def test_a_name_of_words_is_a_caption(name, caption):
@@ -399,7 +400,7 @@ def test_a_name_of_words_is_a_caption(name, caption):
         "Screen Shot 2020-01-01 at 1.00.00\u202fPM.png", "WhatsApp Image 2024-01-01 at 10.10.10 (1).jpeg",
         "signal-2024-01-01-10-10-10-123.jpg", "photo_2024-01-01_10-10-10.jpg", "FB_IMG_1600000000.jpg",
         "550e8400-e29b-41d4-a716-446655440000.jpg", "667626_18933d713e.jpg", "COCO_train2014_000000391895.jpg",
-        "jane-doe-dQw4w9WgXcQ-unsplash.jpg", "a.jpg", "train_0001.jpg", "test.jpg",
+        "jane-doe-dQw4w9WgXcQ-unsplash.jpg", "a.jpg", "train_0001.jpg", "test.jpg", "1f468-200d-2764-fe0f.png",
     ],
 )  # fmt: skip
 def test_a_name_that_a_camera_or_a_program_gave_is_none(name):

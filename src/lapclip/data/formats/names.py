@@ -33,7 +33,7 @@ SMALL_NUMBER = re.compile(r"[1-9]\d? +[^\W\d]")  # "2 dogs", not "02 dogs" or "2
 # Counters, dates, sizes and digests, when they stand at the ends of a name.
 NO_WORD = re.compile(
     r"""[(\[]?(\d+ | \d+x\d+(px)? | \d+(px|p|k) | v\d+ | \d{8}t\d{6}z? | copy | kopie | [\W_]
-      | (?=[a-f]*\d)[0-9a-f]{6,}
+      | (?=[a-f]*\d)[0-9a-f]{6,} | (?=[a-f]*\d+[a-f])[0-9a-f]{4,5}
       | (?-i:(?=.*\d[A-Za-z])(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9]{8,}))[)\]]?""",
     re.IGNORECASE | re.VERBOSE,
 )
