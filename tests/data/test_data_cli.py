@@ -183,6 +183,7 @@ def test_advice_is_what_training_follows(tmp_path, call, check):
         assert f"`--{flag} {settled[flag.replace('-', '_')]['value']}`" in advice
 
 
+@pytest.mark.slow
 def test_the_text_length_that_is_advised_and_used_truncates_one_caption_in_a_hundred(tmp_path, call, check):
     folder = picture_folder(tmp_path / "photos", 40)
     for number in range(40):  # long captions are rare, and late

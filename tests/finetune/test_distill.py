@@ -31,6 +31,7 @@ def teacher() -> Embedder:
     return own
 
 
+@pytest.mark.slow
 def test_a_new_model_learns_to_match_its_teacher(teacher, call):
     photos = picture_folder(Path("photos"), 60)
     flags = ["--size", "nano", "--steps", "40", "--batch-size", "24", "--seed", "1"]

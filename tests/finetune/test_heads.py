@@ -50,6 +50,7 @@ def features_of(base: Path, source: object):
     return found, finished(compute_features(embedder, data, LOOKS))
 
 
+@pytest.mark.slow
 def test_heads_learn_and_the_towers_stay_as_they_are(base, call, monkeypatch):
     monkeypatch.setattr(heads, "SWEEP_STEPS", 15)
     picture_folder(Path("photos"), 140)

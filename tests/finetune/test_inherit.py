@@ -127,6 +127,7 @@ def test_what_cannot_be_inherited_is_refused(large, small, said):
         inherit(model_of(large), small)
 
 
+@pytest.mark.slow
 def test_a_small_model_inherits_from_a_run_trains_resumes_and_searches(call):
     picture_folder(Path("photos"), 40)
     flags = ["--batch-size", "16", "--no-compile", "--threads", "1", "--eval-every", "4"]

@@ -136,6 +136,7 @@ def test_one_vector_per_image_is_used_as_it_is(here):
     torch.testing.assert_close(found.model.image(images).double(), expected, atol=0.02, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_heads_on_two_files_are_trained_loaded_and_used(here, call):
     picture_folder(Path("photos"), 24)
     ran = call("train", "photos", *BOTH, "--run", "mine", "--steps", "4")

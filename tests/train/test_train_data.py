@@ -33,6 +33,7 @@ def test_what_limits_the_validation_set_is_known(tmp_path):
     assert validation_limit(opened("synthetic:200"), 512) == "source"
 
 
+@pytest.mark.slow
 def test_a_budget_longer_than_the_images_can_use_is_said_before_the_first_step(tmp_path):
     photos = picture_folder(tmp_path / "photos", 30)
 
