@@ -113,7 +113,8 @@ def test_a_class_without_training_images_is_named(tmp_path, check):
         folder = picture_folder(tmp_path / "kinds" / place, 12, first=12 * number)
         for text in folder.glob("*.txt"):
             text.unlink()
-    assert "no training image is of the class `bird`" in check(tmp_path / "kinds")["advice"]
+    what = "no training image is of the class `bird`: 12 of 36 validation images"
+    assert what in check(tmp_path / "kinds")["advice"]
 
 
 def test_photos_without_captions_are_still_examined(tmp_path, call):

@@ -129,3 +129,14 @@ def test_hints_read_the_source_as_training_does(tmp_path):
     hints = [w.hint for w in of(Warned, run.events()) if "lapclip data" in w.hint]
     assert any("data check" in hint for hint in hints) and any("data show" in hint for hint in hints)
     assert all("--caption-column note`" in hint for hint in hints)
+
+
+def test_classes_that_are_for_validation_only_are_said(tmp_path):
+    for number, (side, name) in enumerate(
+        (("train", "cat"), ("train", "dog"), ("val", "cat"), ("val", "owl"))
+    ):
+        picture_folder(tmp_path / side / name, 16, first=16 * number)
+    run = prepare(config_for(tmp_path, format="classes"))
+    stop_after(1, run)
+    (warned,) = [w for w in of(Warned, run.events()) if w.kind == "unseen"]
+    assert warned.message == "no training image is of the class `owl`: 16 of 32 validation images"

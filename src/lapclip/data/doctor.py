@@ -17,7 +17,7 @@ from lapclip.data.decode import FORMATS, THUMB, TRAITS, read_whole
 from lapclip.data.formats.folder import are_classes, folders_of
 from lapclip.data.formats.names import are_captions, caption_in_name
 from lapclip.data.open import Files
-from lapclip.data.pairs import VALIDATION
+from lapclip.data.pairs import TRAIN, VALIDATION
 from lapclip.data.split import duplicates, told_apart
 from lapclip.errors import shortened, shortened_path
 from lapclip.units import percent, plural
@@ -130,13 +130,19 @@ def examine(
             for what, count in catalogue.problems.counts.most_common()
         },
     )
-    advice = [*advise(report), *remarks(catalogue, records)]
-    learned = {catalogue.labels[number] for number in np.flatnonzero(is_train).tolist()}
-    if unseen := {catalogue.labels[number] for number in readable.tolist()} - learned - {None}:
-        classes = listed([f"`{brief(str(name))}`" for name in sorted(map(str, unseen))])
-        why = "" if report.own_split else "; copies of an image stay together in the split"
-        advice.append(Advice(None, None, f"no training image is of the class {classes}{why}"))
-    return replace(report, advice=advice)
+    return replace(report, advice=[*advise(report), *remarks(catalogue, records), *unseen_classes(files)])
+
+
+def unseen_classes(files: Files) -> Iterator[Advice]:
+    """Classes that are for validation only."""
+    labels, split = files.catalogue.labels, files.sides.tolist()
+    learned = {label for label, side in zip(labels, split, strict=True) if side == TRAIN}
+    asked = Counter(label for label, side in zip(labels, split, strict=True) if side == VALIDATION and label)
+    if unseen := sorted({*asked} - learned - {None}):
+        classes = listed([f"`{brief(str(name))}`" for name in unseen])
+        images = f"{sum(asked[name] for name in unseen):,} of {plural(asked.total(), 'validation image')}"
+        why = "" if any(files.catalogue.sides) else "; copies of an image stay together in the split"
+        yield Advice(None, None, f"no training image is of the class {classes}: {images}{why}", "unseen")
 
 
 def remarks(catalogue: Catalogue, records: np.ndarray) -> Iterator[Advice]:

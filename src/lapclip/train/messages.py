@@ -8,7 +8,7 @@ from torch import nn
 
 from lapclip.config import Config, Plan
 from lapclip.data.advice import data_command, in_eights, percentiles
-from lapclip.data.doctor import remarks
+from lapclip.data.doctor import remarks, unseen_classes
 from lapclip.data.open import Data, first_unreadable
 from lapclip.data.split import own_side
 from lapclip.embedder import Embedder
@@ -59,7 +59,7 @@ def before_training(
         if pack.unreadable:
             num, first = len(pack.unreadable), first_unreadable(catalogue, pack)
             yield Warned(step, f"{num:,} of {len(catalogue.names):,} images omitted: {first}", hint)
-        for remark in remarks(catalogue, pack.records):
+        for remark in (*remarks(catalogue, pack.records), *unseen_classes(part.files)):
             look = f"look at some of the pairs: `{data_command('show', *own)}`"
             yield Warned(step, remark.why, look, kind=remark.kind)
     lengths = embedder.tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_READ))
