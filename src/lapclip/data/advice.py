@@ -65,8 +65,8 @@ class Advice:
     value: Any
     why: str
     kind: Literal[
-        "", "names", "column", "shared", "plain", "classes", "table", "prefix", "languages", "cropped"
-    ] = ""
+        "", "names", "column", "shared", "plain", "classes", "table", "prefix", "languages", "cropped", "unseen"
+    ] = ""  # fmt: skip
 
     @property
     def sentence(self) -> str:
