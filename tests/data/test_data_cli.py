@@ -113,7 +113,7 @@ def test_a_class_without_training_images_is_named(tmp_path, check):
         folder = picture_folder(tmp_path / "kinds" / place, 12, first=12 * number)
         for text in folder.glob("*.txt"):
             text.unlink()
-    what = "no training image is of the class `bird`: 12 of 36 validation images"
+    what = "12 of 36 validation images are of classes without training images: `bird`"
     assert what in check(tmp_path / "kinds")["advice"]
 
 

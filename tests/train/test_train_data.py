@@ -139,4 +139,4 @@ def test_classes_that_are_for_validation_only_are_said(tmp_path):
     run = prepare(config_for(tmp_path, format="classes"))
     stop_after(1, run)
     (warned,) = [w for w in of(Warned, run.events()) if w.kind == "unseen"]
-    assert warned.message == "no training image is of the class `owl`: 16 of 32 validation images"
+    assert warned.message == "16 of 32 validation images are of classes without training images: `owl`"

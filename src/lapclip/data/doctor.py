@@ -138,11 +138,12 @@ def unseen_classes(files: Files) -> Iterator[Advice]:
     labels, split = files.catalogue.labels, files.sides.tolist()
     learned = {label for label, side in zip(labels, split, strict=True) if side == TRAIN}
     asked = Counter(label for label, side in zip(labels, split, strict=True) if side == VALIDATION and label)
-    if unseen := sorted({*asked} - learned - {None}):
-        classes = listed([f"`{brief(str(name))}`" for name in unseen])
+    if unseen := sorted({*asked} - learned):
+        classes = listed([f"`{brief(name)}`" for name in unseen])
         images = f"{sum(asked[name] for name in unseen):,} of {plural(asked.total(), 'validation image')}"
         why = "" if any(files.catalogue.sides) else "; copies of an image stay together in the split"
-        yield Advice(None, None, f"no training image is of the class {classes}: {images}{why}", "unseen")
+        what = f"{images} are of classes without training images: {classes}"
+        yield Advice(None, None, what + why, "unseen")
 
 
 def remarks(catalogue: Catalogue, records: np.ndarray) -> Iterator[Advice]:

@@ -54,11 +54,8 @@ def open_folder(listing: Listing, name: str, options: Options) -> Catalogue:
         found = f"{listing.num_files:,} files and no images" if listing.num_files else "no files"
         hint = "pass a folder with images, such as JPEG or PNG files"
         raise UserError(f"`{name}` holds {found}{gathering.most_common_problem()}", hint=hint)
-    places, kind, folders = (
-        placed(listing.names),
-        options.format or kind_of(listing),
-        folders_of(listing.names),
-    )
+    places, folders = placed(listing.names), folders_of(listing.names)
+    kind = options.format or kind_of(listing)
     if kind is None:
         raise without_captions(name, listing, folders)
     has_classes = are_classes(folders)
