@@ -344,7 +344,7 @@ def small_pool(event: Evaluated, config: Config, started: Started | None) -> War
     larger = min(MAX_VALIDATION, max(2 * share, math.ceil(100 * 2 * SMALL_POOL / num_all) / 100))
     hint = "use a source with more validation images"
     if is_shared:
-        hint = "more images do not narrow it; zero-shot accuracy, in `lapclip eval`, counts every image"
+        hint = "use zero-shot accuracy, in `lapclip eval`, which counts every image; more images would not help recall"
     elif limit == "num_validation" and config.data.num_validation < GOOD_POOL:
         hint = f"in the next run, use a larger validation set: `--num-validation {GOOD_POOL}`"
     elif limit == "validation_share" and larger > share:
