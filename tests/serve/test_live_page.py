@@ -144,6 +144,7 @@ def visit(browser, server):
 
 
 def pixels(page, selector: str) -> str:
+    page.locator(selector).first.wait_for()
     return page.evaluate(f"document.querySelector('{selector}').toDataURL()")
 
 

@@ -94,7 +94,9 @@ export function setUpCloser(actions) {
   const dialog = find("closer"), image = find("closer-image");
   const step = (by) => {
     const other = order[order.indexOf(shown) + by];
-    if (other) actions.step(other.id);
+    if (!other) return;
+    openCloser(other, order); // at once, so that a second key goes on from here
+    actions.step(other.id);
   };
   find("previous").addEventListener("click", () => step(-1));
   find("next").addEventListener("click", () => step(1));
