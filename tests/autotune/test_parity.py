@@ -129,6 +129,14 @@ def test_a_gradient_that_is_wrong_beyond_its_precision_is_refused(checked_on, pr
     assert f"`{device.chosen[0]}`" in said and f"`mps` in {precision}" in said
 
 
+def test_a_single_number_whose_gradient_happens_to_vanish_is_not_judged_by_its_rounding():
+    right = Gradients(2.0, {"weight": torch.ones(100), "log_scale": torch.tensor([3e-4])})
+    rounded = Gradients(2.0, {"weight": torch.ones(100), "log_scale": torch.tensor([6e-4])})
+    turned = Gradients(2.0, {"weight": torch.ones(100), "log_scale": torch.tensor([-7e-2])})
+    assert difference(rounded, right, parity.TOLERANCES["bf16"]) is None
+    assert "`log_scale`" in (difference(turned, right, parity.TOLERANCES["bf16"]) or "")
+
+
 @pytest.mark.parametrize(
     "device", [Wrong(seed=1), WrongOnPermuted()], ids=lambda device: type(device).__name__
 )

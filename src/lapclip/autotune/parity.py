@@ -25,7 +25,8 @@ from lapclip.step.step import Inputs, contrastive_step
 # The norm of a difference as a share of the gradient's norm. Two orders of sums differ by 1e-6 in fp32, bf16 by 3%
 # and fp16 by 0.5% from fp32, as measured on a CPU; a gradient that is off by 1% must be noticed in fp32.
 TOLERANCES = {"fp32": 1e-3, "fp16": 0.03, "bf16": 0.15}
-MIN_SHARE = 1e-4  # of the whole gradient: a tensor's own gradient may vanish, and then is all rounding
+# Of the whole gradient: a tensor's own gradient may vanish, and then is all rounding; a single number often does.
+MIN_SHARE, MIN_SHARE_OF_NUMBER = 1e-4, 1e-2
 MIN_NORM = 1e-8  # of a gradient that is not zero
 NUM_PAIRS = 16  # are enough
 MAX_LOSS_SCALE = 2.0**16
@@ -178,7 +179,8 @@ def difference(found: Gradients, expected: Gradients, tolerance: float) -> str |
     errors = {"the loss": abs(found.loss - expected.loss) / max(abs(expected.loss), 1e-3)}
     whole = torch.stack([gradient.norm() for gradient in expected.by_name.values()]).norm()
     for name, gradient in expected.by_name.items():
-        norm = torch.maximum(gradient.norm(), MIN_SHARE * whole).clamp_min(MIN_NORM)
+        least = MIN_SHARE if gradient.numel() > 1 else MIN_SHARE_OF_NUMBER
+        norm = torch.maximum(gradient.norm(), least * whole).clamp_min(MIN_NORM)
         other = found.by_name.get(name, torch.full_like(gradient, torch.nan))
         errors[f"the gradient of `{name}`"] = float((other - gradient).norm() / norm)
     # NaN is the worst of all.
