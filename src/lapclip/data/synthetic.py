@@ -45,19 +45,22 @@ class ValidationScenes(SceneSource):
         return draw_family(Random(f"{self.seed} family {family}"), layout=family)[member]
 
 
-# Of the documents' images: the colours at top and bottom by category, and the captions that take turns.
+# Of the documents' images: the colours at top and bottom by category, and what their captions say. No two of the 240
+# pairs have the same caption: equal ones would count as correct, and loss and accuracy would not be comparable.
 COLOURS = {
     "nature": ((34, 139, 34), (135, 206, 235)),
     "animals": ((139, 90, 43), (222, 184, 135)),
     "urban": ((105, 105, 105), (192, 192, 192)),
     "food": ((220, 60, 40), (255, 200, 80)),
 }
-CAPTIONS = {
-    "nature": ("a green forest under a blue sky", "a calm lake between hills", "sunlight over a meadow"),
-    "animals": ("a brown dog in the grass", "a cat asleep on a chair", "a bird on a branch"),
-    "urban": ("a busy street in the city", "tall buildings at dusk", "a bridge over a river"),
-    "food": ("a fresh salad on a plate", "a bowl of hot soup", "a slice of cake"),
+SUBJECTS = {
+    "nature": ("forest under the sky", "lake between hills", "meadow in the sun", "river in a valley"),
+    "animals": ("dog in the grass", "cat on a chair", "bird on a branch", "horse by a fence"),
+    "urban": ("street in the city", "building of glass", "bridge over the road", "square with people"),
+    "food": ("salad on a plate", "bowl of soup", "slice of cake", "basket of bread"),
 }
+LOOKS = ("small", "large", "beautiful", "quiet", "bright")
+TIMES = ("in the morning", "at noon", "in the evening")
 
 
 @dataclass(frozen=True)
@@ -83,5 +86,7 @@ class DocumentsSource(Source):
         return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
     def captions(self, index: int) -> tuple[str, ...]:
-        captions = CAPTIONS[self.category(index)]
-        return (captions[(self.first + index) // len(CATEGORIES) % len(captions)],)
+        subjects, number = SUBJECTS[self.category(index)], (self.first + index) // len(CATEGORIES)
+        number, subject = divmod(number, len(subjects))
+        time, look = divmod(number, len(LOOKS))
+        return (f"a {LOOKS[look]} {subjects[subject]} {TIMES[time]}",)
