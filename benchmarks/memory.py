@@ -46,6 +46,8 @@ def measure(flags: list[str], folder: str) -> dict:
         "train",
         "--size",
         "small",
+        "--keep-patches",
+        "1",
         "--json",
         "--num-validation",
         "24",

@@ -10,7 +10,7 @@
   settings of its training script (AdamW, 5e-4, betas 0.9 and 0.98, eps 1e-6, weight decay 0.2, cosine schedule). The
   script's warm-up of 10,000 steps would not end within the minutes, so it is a tenth of the budget; batches of 128, in
   bf16 by autocast, its script's default;
-- `documents`: `lapclip train SOURCE --minutes N --size small`, the documents' model and batch.
+- `documents`: `lapclip train SOURCE --minutes N --size small --keep-patches 1`, the documents' model and batch.
 
 They run one after the other, each in a process of its own; evaluation is not counted. Prints one JSON object per run.
 `wall_seconds` are from the beginning of the first step to the end, evaluations included; `lr_left` is the last learning
@@ -36,7 +36,7 @@ from torch import Tensor
 
 CONFIG = "ViT-S-32-alt"
 BATCH_SIZE, LR, WEIGHT_DECAY, WARMUP = 128, 5e-4, 0.2, 0.1
-SIZES = {"lapclip": [], "documents": ["--size", "small"]}
+SIZES = {"lapclip": [], "documents": ["--size", "small", "--keep-patches", "1"]}
 
 
 def with_lapclip(flags: list[str], asked: argparse.Namespace, seed: int) -> dict[str, Any]:
