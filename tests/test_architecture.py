@@ -29,7 +29,7 @@ LAYERS = [
     ("5", ["evaluate"]),
     ("6", ["train"]),
     ("7", ["search", "bench", "finetune", "export"]),
-    ("8", ["serve"]),
+    ("8", ["serve", "reproduce"]),
     ("9", ["cli", "__init__", "__main__"]),
 ]
 IN_ORDER = {"0", "9"}

@@ -20,6 +20,7 @@ from lapclip.cli.export import export
 from lapclip.cli.index import index
 from lapclip.cli.models import models
 from lapclip.cli.report import report
+from lapclip.cli.reproduce import reproduce
 from lapclip.cli.runs import runs
 from lapclip.cli.screen import Stopped, complain
 from lapclip.cli.search import search
@@ -38,7 +39,7 @@ app = App(
 )
 app.command(train)
 app.command(evaluate, name="eval")
-for command in (index, search, serve, models, data, bench, report, runs, watch, export):
+for command in (index, search, serve, models, data, bench, report, runs, watch, export, reproduce):
     app.command(command)
 
 

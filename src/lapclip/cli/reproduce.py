@@ -1,0 +1,91 @@
+"""`lapclip reproduce`: the experiment that lapclip grew from, and its figures beside ours."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from lapclip.cli.flags import AsJson, Switch, output_file, refuse_together
+from lapclip.cli.screen import follow, on_screen, print_json, say, stop_requests, working
+from lapclip.cli.train import begin, go_on, show_training
+from lapclip.errors import printable
+
+if TYPE_CHECKING:
+    from lapclip.runs.history import Summary
+
+
+def reproduce(
+    *,
+    quick: Switch = False,
+    out: Annotated[Path, Parameter(name=("--out", "--output"))] = Path("reproduction.html"),
+    markdown: Switch = False,
+    json: AsJson = False,
+) -> int:
+    """Repeat the experiment of the documents that lapclip grew from, and compare every figure.
+
+    Trains their model on their kind of data, then lapclip's default for the same minutes: about an hour on two cores.
+    Both are ordinary runs, `reproduce-documents` and `reproduce-lapclip`. Ctrl-C saves, and the same command continues.
+
+    Args:
+        quick: two epochs and half a minute instead, as runs of their own; what they cannot show is not measured
+        out: the page to write, with plots
+        markdown: print it as Markdown on stdout instead of writing a page
+    """
+    refuse_together(markdown=markdown, json=json)
+    page = output_file(out, ".html")
+    prefix = "reproduce-quick" if quick else "reproduce"
+    with stop_requests("stopping after saving") as requests:
+        with working("starting"):
+            from lapclip.reproduce.experiment import measure, settings_of
+            from lapclip.reproduce.page import as_json, document_of
+
+        theirs = trained(f"{prefix}-documents", settings_of("documents", quick=quick), requests)
+        minutes = theirs.history.seconds / 60 if theirs else 0.0
+        own = theirs and trained(
+            f"{prefix}-lapclip", settings_of("lapclip", quick=quick, minutes=minutes), requests
+        )
+        if not (theirs and own):
+            return 130
+        evidence = follow(measure(theirs, quick=quick), requests, "measuring")
+    if json:
+        print_json(as_json(evidence, own))
+        return 0
+    document = document_of(evidence, own)
+    if markdown:
+        from lapclip.view.markdown import as_markdown
+
+        sys.stdout.write(as_markdown(document))
+        return 0
+    from lapclip.view.html import write_html
+
+    write_html(document, page)
+    screen = Console(highlight=False)
+    for table in (
+        table
+        for section in document.sections
+        if section.title in ("Figures", "Systems")
+        for table in section.tables
+    ):
+        screen.print(on_screen(table))
+    say("the page:")
+    sys.stdout.write(f"{printable(str(page))}\n")
+    return 0
+
+
+def trained(name: str, flags: dict[str, Any], requests: list[int]) -> "Summary | None":
+    """The finished run of this name, trained or continued where it is not finished; None if somebody stopped it."""
+    from lapclip.runs.history import summarize
+    from lapclip.runs.run import RUNS, Run, is_run
+
+    if is_run(RUNS / name) and (known := summarize(Run(RUNS / name))).state == "finished":
+        say(f"run: {known.run.path}, finished before; `lapclip runs remove {name}` to train it again")
+        return known
+    begun = (
+        go_on(name, {}, requests, None) if is_run(RUNS / name) else begin(None, name, flags, requests, None)
+    )
+    run, config, data, cached = begun
+    if requests or show_training(config, run, data, requests, cached, as_json=False, verbose=False):
+        return None
+    return summarize(run)

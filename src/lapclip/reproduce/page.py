@@ -1,0 +1,104 @@
+"""The documents' experiment as one document: their figures beside ours, curves of both runs, and every system."""
+
+from dataclasses import asdict
+from typing import Any
+
+from lapclip.reproduce.figures import BATCH_SIZE, EPOCHS, Evidence, Row, Verdict, rows_of
+from lapclip.reproduce.systems import NOT_YET, SYSTEMS
+from lapclip.runs.history import Summary
+from lapclip.units import duration, percent
+from lapclip.view.charts import overlaid
+from lapclip.view.document import Chart, Document, Line, Section, Table, columns_of
+from lapclip.view.report import results_table
+from lapclip.view.resources import machine_section
+
+TITLE = "The documents' experiment, reproduced"
+MEANING = {
+    Verdict.AGREES: "within the stated margin or the noise",
+    Verdict.DIFFERS: "ours is another number, for the reason given",
+    Verdict.CANNOT_HOLD: "contradicts arithmetic, or the documents themselves",
+    Verdict.NOT_MEASURED: "not possible here, or only by the full command",
+}
+
+
+def document_of(evidence: Evidence, own: Summary) -> Document:
+    """`own` is the run of as many minutes with lapclip's data and recipe."""
+    theirs, rows = evidence.summary, rows_of(evidence)
+    counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in Verdict}
+    tiles = [(str(verdict), str(counts[verdict]), meaning) for verdict, meaning in MEANING.items()]
+    figures = Table(
+        "Figures", columns_of("figure, documents, lapclip, verdict, why"), [cells(row) for row in rows]
+    )
+    systems = Table("Systems", columns_of("number: count, system, where, command"), [
+        (n, s.name, f"`src/lapclip/{s.where}`" if s.command else NOT_YET, f"`{s.command}`" if s.command else NOT_YET)
+        for n, s in enumerate(SYSTEMS, 1)
+    ])  # fmt: skip
+    sections = [
+        Section("Summary", sentences(evidence, own)),
+        Section("Figures", tables=[figures]),
+        Section("By epoch", charts=epoch_charts(evidence)),
+        Section("The same minutes with lapclip's data and recipe", tables=[results_table([theirs, own])],
+                charts=overlaid([theirs, own])),
+        Section("Systems", tables=[systems]),
+        machine_section(theirs),
+    ]  # fmt: skip
+    about = "One CLIP of 76.7 million parameters, 240 drawn pairs, 15 epochs, as five documents describe it."
+    return Document(
+        TITLE, "lapclip reproduce", about, sections, tiles, "Written by lapclip from the events of two runs."
+    )
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    return row.figure, row.documents, row.lapclip, str(row.verdict), row.why
+
+
+def sentences(evidence: Evidence, own: Summary) -> list[str]:
+    theirs = evidence.summary
+    said = [
+        f"`{summary.run.name}`: {duration(summary.history.seconds)} of training, recall@1 {percent(summary.recall_1)} "
+        f"of {summary.num_validation} images (chance {percent(summary.history.recall['text_to_image']['chance@1'])})."
+        for summary in (theirs, own)
+        if summary.history.recall
+    ]
+    said.append(
+        f"In the documents' data only the category can be learned: of {BATCH_SIZE} captions about three fit an image "
+        "equally well. Their training accuracy is memorised; their validation accuracy is within the noise of guessing."
+        " In lapclip's data the caption says what is drawn."
+    )
+    return said
+
+
+def epoch_charts(evidence: Evidence) -> list[Chart]:
+    """Loss, accuracy and temperature by epoch, with the documents' values as dots."""
+    charts, ours = [], evidence.epochs
+    for place, name in enumerate(("loss", "accuracy", "temperature")):
+        lines = [
+            Line("documents", [(float(n), values[place]) for n, values in EPOCHS.items()], 1, "dots"),
+            Line("lapclip", [(float(n), getattr(epoch, name)) for n, epoch in ours.items()], 0, "dots"),
+        ]
+        drawn = [line for line in lines if line.points]
+        is_share = name == "accuracy"
+        charts.append(
+            Chart(
+                name.capitalize(),
+                "in training",
+                drawn,
+                is_share=is_share,
+                from_zero=is_share,
+                axis="epoch",
+                span=(1, 15),
+            )
+        )
+    return charts
+
+
+def as_json(evidence: Evidence, own: Summary) -> dict[str, Any]:
+    systems = [
+        asdict(system) | {"number": n, "exists": bool(system.command)} for n, system in enumerate(SYSTEMS, 1)
+    ]
+    return {
+        "rows": [asdict(row) for row in rows_of(evidence)],
+        "systems": systems,
+        "runs": {"documents": str(evidence.summary.run.path), "lapclip": str(own.run.path)},
+        "results": {"documents": evidence.summary.results(), "lapclip": own.results()},
+    }
