@@ -35,11 +35,10 @@ def document_of(evidence: Evidence, own: Summary) -> Document:
     ])  # fmt: skip
     sections = [
         Section("Summary", sentences(evidence, own)),
-        Section("Figures", tables=[figures]),
-        Section("By epoch", charts=epoch_charts(evidence)),
+        Section("Figures", tables=[figures], charts=epoch_charts(evidence)),
         Section("The same minutes with lapclip's data and recipe", tables=[results_table([theirs, own])],
                 charts=overlaid([theirs, own])),
-        Section("Systems", tables=[systems]),
+        Section("Systems", tables=[systems], is_wide=True),
         machine_section(theirs),
     ]  # fmt: skip
     about = "One CLIP of 76.7 million parameters, 240 drawn pairs, 15 epochs, as five documents describe it."
