@@ -49,11 +49,11 @@ def reproduce(
         )
         if not (theirs and own):
             return 130
-        evidence = follow(measure(theirs, quick=quick), requests, "measuring")
+        evidence = follow(measure(theirs, own, quick=quick), requests, "measuring")
     if json:
-        print_json(as_json(evidence, own))
+        print_json(as_json(evidence))
         return 0
-    document = document_of(evidence, own)
+    document = document_of(evidence)
     if markdown:
         from lapclip.view.markdown import as_markdown
 
