@@ -1,5 +1,6 @@
-"""The documents: every console block of README and guides runs, and the reference pages equal the code."""
+"""The documentation: every console block runs, messages and reference pages equal the code."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, SMALL, as_flags, environment, picture_folder
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("guide-*.md"))]
+DOCS = ROOT / "docs"
+GUIDES = {*DOCS.glob("guide-*.md"), DOCS / "index.md", DOCS / "troubleshooting.md"}
+OTHERS = {page for page in DOCS.glob("*.md") if "```console" in page.read_text()}  # whatever shows a command
+PAGES = [ROOT / "README.md", *sorted(GUIDES | OTHERS)]
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 
 # Commands that would take minutes run with a small training instead; the words that people type stay the same.
@@ -35,7 +39,8 @@ def runnable(line: str) -> str | None:
         return f"{line} --size nano --image-size 16 --batch-size 8 --threads 1 --chunk 8"
     if line.startswith("lapclip train") and "--resume" not in line:
         small = (
-            re.sub(r"--(minutes|epochs|steps|size|batch-size|chunk|threads) \S+", "", f"{line} ") + SMALLER
+            re.sub(r"--(minutes|epochs|steps|size|batch-size|chunk|threads|workers) \S+", "", f"{line} ")
+            + SMALLER
         )
         if "--from" in line and "--size" not in line:  # whose model determines the size
             small = re.sub(r" --(image-)?size \S+", "", small)
@@ -107,12 +112,29 @@ def test_reference_pages_equal_what_the_code_says(name, monkeypatch):
     assert (ROOT / "docs" / f"{name}.md").read_text("utf-8") == made, "run `make docs`"
 
 
+def test_troubleshooting_quotes_messages_as_the_code_has_them():
+    trees = [ast.parse(file.read_text("utf-8")) for file in (ROOT / "src").rglob("*.py")]
+    nodes = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    code = "\n".join(str(node.value) for node in nodes)
+    quoted = re.findall(
+        r"^(?:error|warning|hint): (.*)", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE
+    )
+    assert len(quoted) > 20
+    for message in quoted:
+        ours = re.sub(r"InvalidCxxCompiler.*", "", message)  # the rest is torch's
+        # Names and numbers vary; the words between them are the code's.
+        for words in re.split(r"`[^`]*`|[\d.%]*\d[\d.%]*|[;:,()]", ours):
+            some = words.split()
+            ways = [" ".join(part) for part in (some, some[1:], some[:-1])]  # a word at an end may vary too
+            assert len(some) < 3 or any(way in code for way in ways), f"{words!r} of: {message}"
+
+
 def test_links_between_pages_lead_somewhere():
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
         for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_no_page_knows_the_machine_it_was_written_on():
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.py")]:
+    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "benchmarks").glob("*.py")]:
         assert not re.search(r"/(root|home|work)/", page.read_text()), page.name
