@@ -1,11 +1,14 @@
-"""The documentation: every console block runs, messages and reference pages equal the code."""
+"""The documentation: every console block runs, messages and reference pages equal the code, the site has no dead link."""
 
 import ast
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import ROOT, SMALL, as_flags, environment, picture_folder
@@ -127,6 +130,60 @@ def test_troubleshooting_quotes_messages_as_the_code_has_them():
             some = words.split()
             ways = [" ".join(part) for part in (some, some[1:], some[:-1])]  # a word at an end may vary too
             assert len(some) < 3 or any(way in code for way in ways), f"{words!r} of: {message}"
+
+
+class Links(HTMLParser):
+    """What a page loads, and where it leads to."""
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.loaded, self.linked = [], []
+        self.feed(page.read_text("utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name in ("src", "srcset", "href", "data", "poster") and value:
+                (self.linked if tag == "a" else self.loaded).append(value)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The documentation as `make docs` builds it, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("documentation")
+    shutil.copytree(DOCS, folder / "docs")
+    shutil.copy(ROOT / "zensical.toml", folder)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "No issues found" in built.stdout + built.stderr
+    return folder / "site"
+
+
+def test_the_site_has_a_page_for_each_document(site):
+    pages = {page.stem for page in site.glob("*.html")} - {"404"}
+    assert pages == {page.stem for page in DOCS.glob("*.md")}
+
+
+def test_the_site_loads_nothing_from_other_hosts(site):
+    for page in site.glob("*.html"):
+        elsewhere = [url for url in Links(page).loaded if urlsplit(url).netloc]
+        assert not elsewhere, f"{page.name} loads {elsewhere}"
+        # The theme's script would fetch a library for these from another host.
+        assert not re.search(r'class="[^"]*\b(mermaid|glightbox|arithmatex)\b', page.read_text("utf-8"))
+    for file in [*site.rglob("*.css"), *site.rglob("*.svg")]:
+        assert not re.search(r"(url\(|@import)\s*['\"]?(https?:)?//", file.read_text("utf-8")), file.name
+
+
+def test_every_link_of_the_site_leads_somewhere(site):
+    # The builder checks pages and anchors only, not images and other files.
+    for page in site.glob("*.html"):
+        found = Links(page)
+        for url in [*found.loaded, *found.linked]:
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc or not parts.path:
+                continue
+            target = (site / unquote(parts.path).lstrip("/")).resolve()
+            assert target.is_relative_to(site) and target.exists(), f"{page.name} links to {url}"
 
 
 def test_links_between_pages_lead_somewhere():
