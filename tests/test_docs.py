@@ -106,6 +106,20 @@ def test_the_set_up_says_what_pip_is_doing_and_why_it_failed(monkeypatch, capsys
     assert capsys.readouterr().err == "  install lapclip\n"
 
 
+@pytest.mark.slow
+def test_results_are_read_from_run_folders(call, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import results
+
+    flags = as_flags(SMALL | {"steps": 2, "eval_every": "2"})
+    assert call("train", "--run", "mine", *flags).returncode == 0
+    header, _, row = results.table_of([results.summarize(results.open_run("mine"))]).splitlines()
+    assert header.count("|") == row.count("|")
+    command = shlex.split(row.split("`")[1])
+    assert command[:3] == ["lapclip", "train", SMALL["source"]]
+    assert set(command[3:]) == set(flags) - {"--source", SMALL["source"]}
+
+
 @pytest.mark.parametrize("name", ["cli", "config"])
 def test_reference_pages_equal_what_the_code_says(name, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
