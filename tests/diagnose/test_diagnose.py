@@ -347,13 +347,17 @@ def test_a_resumed_run_is_not_told_again():
 def test_memory_is_near_its_limit_when_it_stays_there():
     near = (inspected(n, used=int(7.5 * GB)) for n in range(1, 10))
     [warned] = said([started(), *near])
-    assert "7.50 of 8.00 GB" in warned.message and "`--chunk 16`" in warned.hint
+    assert "7.50 of 8.00 GB" in warned.message and "close other programs" in warned.hint
     assert kinds(inspected(n, used=int(7.5 * GB) if n % 2 else GB) for n in range(1, 10)) == []
     [left] = said(inspected(n, memory_available=300_000_000) for n in range(1, 10))
     assert "0.30 GB of memory is free" in left.message
     assert kinds((inspected(n, memory_available=300_000_000) for n in range(1, 10)), max_memory=8.0) == []
     events = [started(chunk=1), *(inspected(n, used=8 * GB) for n in range(3))]
-    assert "`--recompute`" in said(events)[0].hint and "`--size`" in said(events, recompute=True)[0].hint
+    assert "`--recompute`" in said(events, size="tiny")[0].hint
+    assert "`--size`" in said(events, size="tiny", recompute=True)[0].hint
+    of_the_default = [said([started(chunk=chunk), *events[1:]])[0].hint for chunk in (64, 32)]
+    assert "`--chunk 32`" in of_the_default[0], "whose chunks are groups of 32"
+    assert of_the_default[1] == "close other programs", "and which recomputes nothing"
 
 
 def test_an_end_with_a_high_rate_is_said_but_not_one_of_a_few_steps():

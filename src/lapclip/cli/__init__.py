@@ -78,7 +78,7 @@ def run_command(arguments: list[str]) -> int:
         return 130
     except Exception as problem:
         if isinstance(problem, ModuleNotFoundError) and not (problem.name or "").startswith("lapclip"):
-            hint = "install lapclip again: `make train` in a clone, `pip install -e .` elsewhere"
+            hint = "install lapclip again: `make train` in a clone, `pip install lapclip` elsewhere"
             complain(f"the package `{problem.name}` is not installed", hint)
             return 1
         traceback.print_exc()

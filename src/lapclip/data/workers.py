@@ -61,7 +61,7 @@ def worker_pool(held: Any, workers: int) -> Iterator[ProcessPoolExecutor]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield pool
     except (BrokenProcessPool, BrokenPipeError):  # the second when it dies while work is handed to it
-        raise UserError("a worker process that prepares batches died", hint="try `--workers 0`") from None
+        raise UserError("a worker process died while it prepared images", hint="try `--workers 0`") from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -92,11 +92,12 @@ class MemoryNearLimit:
         return None
 
     def hint(self) -> str:
-        if self.chunk > 1:
+        is_resnet = self.config.model.size == "resnet-tiny"  # computed in groups of 32, and never again
+        if self.chunk > (32 if is_resnet else 1):
             return f"halve the chunk, with the same gradients: `--chunk {self.chunk // 2}`"
-        if not self.config.model.recompute:
+        if not (self.config.model.recompute or is_resnet):
             return "recompute activations instead of storing them: `--recompute`"
-        if self.config.model.size == "nano":
+        if is_resnet or self.config.model.size == "nano":
             return "close other programs"
         return f"`{self.config.model.size}` hardly fits: choose a smaller `--size`"
 

@@ -193,7 +193,7 @@ def ran_out_of_memory(error: BaseException) -> bool:
 def no_memory_left(error: BaseException) -> UserError:
     said = str(error).strip().partition("\n")[0][:120]
     what = "there is not enough memory for even one pair at a time" + (f" ({said})" if said else "")
-    return UserError(what, hint="close other programs, choose a smaller `--size`, or pass `--recompute`")
+    return UserError(what, hint="close other programs, or choose a smaller `--size`")
 
 
 def has_glibc() -> bool:

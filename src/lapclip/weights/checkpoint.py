@@ -180,5 +180,5 @@ def check_space(folder: Path, num_parameters: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed:
         hint = "free some space, train in a folder on another disk, or choose a smaller `--size`"
-        what = f"checkpoints need up to {needed / 1e9:.1f} GB, but `{folder}` has {free / 1e9:.1f} GB left"
+        what = f"checkpoints need up to {needed / 1e9:.1f} GB, but `{folder.resolve()}` has {free / 1e9:.1f} GB left"
         raise UserError(what, hint=hint)
