@@ -27,7 +27,8 @@ prove:
 	@$(PYTHON) tools/bootstrap.py dev
 	@.venv/bin/python -m pytest -m prove $(ARGS)
 
-# The reference pages that are made from the code.
+# The reference pages, generated from the code, and the documentation site in site/; a broken link is an error.
 docs:
 	@$(PYTHON) tools/bootstrap.py dev
 	@.venv/bin/python tools/reference.py
+	@.venv/bin/zensical build --strict --clean

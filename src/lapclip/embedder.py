@@ -71,6 +71,20 @@ class Classifier:
     rows: Rows
 
 
+@contextmanager
+def one_thread() -> Iterator[int]:
+    """Has each operation run on one core; yields how many threads there were.
+
+    Two threads with a batch each are faster than two that share one: they never wait for each other.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
 class Embedder:
     """Embeds images and texts with one model, in chunks, so that memory does not grow with their number."""
 
@@ -90,6 +104,7 @@ class Embedder:
         self.templates = tuple(templates or TEMPLATES)  # prompts for a label, unless others are passed
         self.has_warned = False  # that a text was too long
         self.lock: AbstractContextManager[Any] = threading.Lock() if device.is_accelerator else nullcontext()
+        self.side_by_side = one_thread  # while several threads embed at once; yields how many to use
 
     def __repr__(self) -> str:
         what = f"{self.image_size} px images and texts as {self.width} numbers each"
@@ -203,13 +218,6 @@ class Embedder:
         power_NL = np.exp(logit_NL - logit_NL.max(axis=1, keepdims=True))
         return power_NL / power_NL.sum(axis=1, keepdims=True)
 
-    def side_by_side(self) -> AbstractContextManager[int]:
-        """While several threads embed at once, each on one core; yields how many threads to use.
-
-        Two threads with a batch each are faster than two that share one: they never wait for each other.
-        """
-        return one_thread()
-
     def save(self, folder: str | Path) -> Path:
         """Writes a model folder that `load` reads, whole or not at all; the weights are hard-linked if possible."""
         whole = Pretrained(self.name, self.model, self.tokenizer, self.weights, templates=self.templates)
@@ -291,17 +299,6 @@ def mean_of_prompts(row_PE: Rows, num_labels: int) -> Rows:
     """Unit rows [labels, E] from the embeddings of `label_prompts`."""
     mean_LE = row_PE.reshape(num_labels, -1, row_PE.shape[1]).mean(axis=1)
     return mean_LE / np.linalg.norm(mean_LE, axis=1, keepdims=True).clip(1e-12)
-
-
-@contextmanager
-def one_thread() -> Iterator[int]:
-    """Has each operation run on one core; yields how many threads there were."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield before
-    finally:
-        torch.set_num_threads(before)
 
 
 @one_thread()  # small matrices: two threads take as long, and several times as long beside other programs

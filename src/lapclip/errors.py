@@ -35,7 +35,6 @@ class MissingPackage(UserError):
 
     def __init__(self, message: str, extra: str):
         super().__init__(message, hint=install_command(extra))
-        self.extra = extra
 
 
 def install_command(extra: str) -> str:

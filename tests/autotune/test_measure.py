@@ -42,7 +42,7 @@ def timed(rate: float | None, rejected: str | None = None, first: float = 0.0, *
 
 
 def measured(*candidates: Candidate, when: float | None = None) -> Measured:
-    return Measured(candidates, time.time() if when is None else when, seconds=1.0)
+    return Measured(candidates, time.time() if when is None else when)
 
 
 def test_the_fastest_that_works_is_chosen_and_among_equals_the_plainest():
@@ -162,7 +162,7 @@ def test_the_slow_device_loses_and_keeps_its_rate_with_a_reason(work, monkeypatc
     assert here.rejected is None and there.pairs_per_second < here.pairs_per_second / 1.5
     assert there.rejected is None and "x as long" in remark_on(there, found)
     assert "times as fast as `mps`" in reasons_for(here, found)["device"]
-    assert here.spread >= 0 and here.first_call_seconds > 0 and found.seconds > 0
+    assert here.spread >= 0 and here.first_call_seconds > 0
     assert "trying cpu fp32, 1 thread, chunk 8" in said
     assert any(sentence.startswith("round 1: ") for sentence in said)
 
@@ -273,7 +273,7 @@ GOOD = asdict(timed(100))
 DAMAGED = [
     b"", b"[]", b"\x00" * 100, b"\xff\xfe", b"[" * 100_000, b"x" * 6_000_000, b'{"when": 1' + b"0" * 400 + b"}",
     b'{"when": NaN, "candidates": []}',
-    *(json.dumps({"when": time.time(), "seconds": 1.0} | change).encode() for change in [
+    *(json.dumps({"when": time.time()} | change).encode() for change in [
         {},
         {"candidates": {"a": 1}},
         {"candidates": [GOOD], "when": "now"},

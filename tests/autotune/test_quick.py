@@ -87,7 +87,7 @@ def with_memory_of(config: Config, *more: Plan, rejected: str | None = None) -> 
     _, draft = draft_of(config)
     candidates = [Candidate(plan, 100.0, 0.01, 0.1, rejected) for plan in plans_for(draft)]
     candidates += [Candidate(plan, 900.0, 0.01, 0.1) for plan in more]
-    known = Measured(tuple(candidates), time.time(), 1.0)
+    known = Measured(tuple(candidates), time.time())
     remember(folder_for(draft.machine, draft.work.key()), known)
     return config
 
@@ -164,6 +164,6 @@ def test_workers_follow_drawing_time_against_step_time():
 def test_a_faster_step_needs_more_workers():
     data, plan = replace(DATA, fetch_seconds=0.01), Plan("cpu", "fp32", threads=4, chunk=8)
     for pairs_per_second, workers in ((8.0, 1), (300.0, 3), (100_000.0, 4)):
-        known = Measured((Candidate(plan, pairs_per_second, 0.0),), time.time(), 1.0)
+        known = Measured((Candidate(plan, pairs_per_second, 0.0),), time.time())
         config, _ = resolved({"size": "nano", "batch_size": 8, "threads": 4}, data=data, measured=known)
         assert config.data.workers == workers

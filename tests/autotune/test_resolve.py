@@ -98,7 +98,7 @@ def test_fewer_threads_are_not_chosen_for_being_faster_beside_other_programs(mon
         Candidate(Plan("cpu", "fp32", threads, chunk), rate, 0.01) for threads, chunk, rate in parts
     )
     for other_cores, plan, origin in ((0.1, (1, 128), "measured"), (1.2, (4, 128), "default")):
-        config, choices = resolved(measured=Measured(timed, 0.0, 1.0, other_cores=other_cores))
+        config, choices = resolved(measured=Measured(timed, 0.0, other_cores=other_cores))
         assert (config.device.threads, config.train.chunk) == plan and choices["threads"].origin == origin
         assert ("other programs used" in choices["threads"].reason) == (origin == "default")
 

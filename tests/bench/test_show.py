@@ -21,7 +21,7 @@ CANDIDATES = (
     Candidate(Plan("cpu", "fp32", 2, 64, compile=True), 3.2, None, rejected="takes > 4 times as long"),
     Candidate(Plan("cpu", "bf16", 1, 64, keep_memory=False)),
 )
-MEASURED = Measured(CANDIDATES, when=0.0, seconds=60.0, drift=0.12)
+MEASURED = Measured(CANDIDATES, when=0.0, drift=0.12)
 
 
 def test_every_candidate_is_drawn_with_its_speed_or_the_reason_against_it():
@@ -37,7 +37,7 @@ def test_a_page_needs_nothing_beside_itself_and_survives_hostile_names(tmp_path)
     other = Candidate(Plan("cpu", "fp32", 1, 8), rejected=HOSTILE)
     charts = log_charts(HOSTILE, 2, [(HOSTILE, HOSTILE, 512.0, 1e-3)])
     table = Table(HOSTILE, {HOSTILE: "text"}, [(HOSTILE,), ("\x1b[2J\x00",)])
-    ranges = steps_ranges(Measured((Candidate(plan, 10.0), other), 0.0, 1.0), plan)
+    ranges = steps_ranges(Measured((Candidate(plan, 10.0), other), 0.0), plan)
     section = Section("part", tables=[table], charts=charts, ranges=[ranges])
     write_page(tmp_path / "bench.html", [Result({}, section)], [HOSTILE])
     page = (tmp_path / "bench.html").read_text()

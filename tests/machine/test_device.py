@@ -37,10 +37,10 @@ def test_every_backend_s_word_for_no_memory_is_understood_and_other_errors_are_n
 
 def test_threads_are_set_and_freed_memory_is_kept_until_released():
     program = (
-        "import torch, psutil, sys; from lapclip.machine.device import set_up_process, release_memory\n"
+        "import torch, psutil, sys; from lapclip.machine.device import set_up_process, processor\n"
         "set_up_process(1); assert torch.get_num_threads() == 1\n"
         "rss = lambda: psutil.Process().memory_info().rss\n"
-        "before = rss(); block = torch.ones(100_000_000); del block; kept = rss(); release_memory(); after = rss()\n"
+        "before = rss(); block = torch.ones(100_000_000); del block; kept = rss(); processor().release_memory(); after = rss()\n"
         "print(kept - before, after - before)"
     )
     done = subprocess.run(

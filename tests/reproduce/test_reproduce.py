@@ -32,6 +32,7 @@ def nano(monkeypatch):
     monkeypatch.setattr(experiment, "QUICK_MINUTES", 0.05)
 
 
+@pytest.mark.slow
 def test_both_runs_are_trained_once_and_compared(call, nano):
     done = call("reproduce", "--quick", "--json")
     assert done.returncode == 0, done.stderr
@@ -58,12 +59,14 @@ def test_both_runs_are_trained_once_and_compared(call, nano):
     assert again.returncode == 0 and "finished before" in again.stderr
     assert max(Run(Path(path)).last_change() for path in found["runs"].values()) < began, "not trained again"
     page = Path(again.stdout.splitlines()[-1]).read_text()
-    for text in ("cannot hold", "Core ML", "not yet", "reproduce-quick-lapclip"):
-        assert text in page and (text in again.stdout or text.startswith("reproduce")), text
+    for text in ("cannot hold", "Core ML", "not yet", "reproduce-quick-lapclip", rows["parameters"]["why"]):
+        assert text in page, text
+    assert all(row["figure"] in again.stdout and row["why"] in again.stdout for row in rows.values())
     markdown = call("reproduce", "--quick", "--markdown").stdout
     assert markdown.startswith("# The documents' experiment") and markdown.count("\n| ") > 70
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_goes_on_where_it_was(call, nano):
     run = prepare(
         load_config(flags=experiment.settings_of("documents", quick=True)), "reproduce-quick-documents"
@@ -103,8 +106,8 @@ def made_run(losses: dict[int, float]) -> Evidence:
     ]  # fmt: skip
     folder = Path("runs/made")
     folder.mkdir(parents=True)
-    (folder / "events.jsonl").write_bytes(b"".join(to_line(event) for event in events))
-    return Evidence(summarize(Run(folder)))
+    (folder / "events.jsonl").write_text("".join(map(to_line, events)))
+    return Evidence(summarize(Run(folder)), summarize(Run(Path("runs/none"))))
 
 
 def test_the_documents_own_numbers_agree_where_they_can():

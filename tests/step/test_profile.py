@@ -46,8 +46,8 @@ def test_activations_grow_with_the_pairs_in_memory_at_once():
     for chunk in (2, 4, B):
         profiler = StepProfiler(processor(), can_count=True)
         step(profiler, chunk=chunk)
-        held[chunk] = profiler.saved.peak
-        assert profiler.saved.held == 0, "all is let go after the backward pass"
+        held[chunk] = profiler.peak
+        assert profiler.held == 0, "all is let go after the backward pass"
     assert held[2] < held[4] < held[B] / 1.5
     # In one chunk both towers are held, otherwise one after the other.
     assert held[4] == pytest.approx(2 * held[2], rel=0.2)
@@ -64,10 +64,10 @@ def test_a_storage_that_many_tensors_share_counts_once():
     with profiler.counting([x]):
         y = x * 2
         z = (y * y[:100]) * x
-    assert profiler.saved.peak == 2 * 400, "y, and its square; x is there anyway"
+    assert profiler.peak == 2 * 400, "y, and its square; x is there anyway"
     z.sum().backward()
     del y, z
-    assert profiler.saved.held == 0
+    assert profiler.held == 0
 
 
 def test_norms_by_layer_are_the_whole_gradient_in_order():

@@ -123,7 +123,7 @@ import ctypes, psutil, resource, torch
 from lapclip.autotune import measure
 from lapclip.autotune.work import Work
 from lapclip.config import Plan, load_config
-from lapclip.machine.device import release_memory
+from lapclip.machine.device import processor
 from lapclip.weights.checkpoint import Progress
 
 torch.set_num_threads(1)
@@ -135,7 +135,7 @@ rig = measure.Rig(Work(config.model, config.train, vocab_size=300, num_tokens=8)
 for chunk in (8, 16, 32, 64, 128):  # a kernel for a new shape cannot be compiled once memory is short
     rig.step(Plan("cpu", "fp32", 1, chunk))
 expected = rig.update.run(rig.inputs)
-release_memory()
+processor().release_memory()
 limit = int(psutil.Process().memory_info().vms + 20e6)
 resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
 found = rig.update.run_or_recover(rig.inputs, Progress())

@@ -25,12 +25,6 @@ MAX_BYTES = 5_000_000
 T = TypeVar("T")
 
 
-class Stored(msgspec.Struct):
-    """The part that all stored results have."""
-
-    when: float  # seconds since 1970
-
-
 def folder_for(machine: Machine, facts: dict[str, Any]) -> Path:
     """The folder of what was measured of something on this machine."""
     here = [machine.chip, machine.system, machine.num_cores, machine.memory_bytes]
@@ -73,8 +67,8 @@ def store(path: Path, result: dict[str, Any]) -> None:
 def load(path: Path, kind: type[T]) -> T | None:
     """A stored result that is not too old, as a dataclass or dictionary of that type; None for any other file."""
     try:
-        stored = read_bounded(path, MAX_BYTES)
-        age_seconds = time.time() - msgspec.json.decode(stored, type=Stored).when
-        return msgspec.json.decode(stored, type=kind) if 0 <= age_seconds < MAX_DAYS * 86400 else None
-    except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        stored = msgspec.json.decode(read_bounded(path, MAX_BYTES))
+        age_seconds = time.time() - stored["when"]
+        return msgspec.convert(stored, kind) if 0 <= age_seconds < MAX_DAYS * 86400 else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
         return None  # a file may hold anything

@@ -13,7 +13,7 @@ from lapclip.autotune.parity import disagreement, first_line, num_probed, refere
 from lapclip.autotune.plans import HOPELESS, Candidate, Measured, spread_of
 from lapclip.autotune.work import Work
 from lapclip.config import Plan
-from lapclip.machine.device import device_named, processor, ran_out_of_memory, release_memory, set_up_process
+from lapclip.machine.device import device_named, processor, ran_out_of_memory, set_up_process
 from lapclip.machine.sensors import CoreUsage
 from lapclip.step.optim import build_optimizer
 from lapclip.step.step import Inputs, Update, fixed_length
@@ -96,7 +96,7 @@ def measure(
     other_cores = usage.read().get("other_cores", 0.0)
     for plan in plans:
         rigs.drop(plan)
-    release_memory()
+    processor().release_memory()
     best = min(times.values(), key=statistics.median, default=[])
     for plan, own in times.items():
         # By how much slower than the best it was round by round, so that a busy round counts for both.
@@ -105,7 +105,7 @@ def measure(
         tried[plan] = replace(tried[plan], pairs_per_second=rate, spread=spread_of(own))
     third = max(1, len(best) // 3)  # by how much the last third of the rounds was slower than the first
     drift = statistics.median(best[-third:]) / statistics.median(best[:third]) - 1 if best else 0.0
-    return Measured(tuple(tried.values()), time.time(), time.perf_counter() - started, drift, other_cores)
+    return Measured(tuple(tried.values()), time.time(), drift, other_cores)
 
 
 def check_plan(rigs: Rigs, plan: Plan, patience: float | None) -> Candidate:

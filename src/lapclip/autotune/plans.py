@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from lapclip.config import PLAN, Config, Plan, PrecisionName, TrainConfig, value_of, with_values
+from lapclip.config import PLAN, Config, Plan, PrecisionName, TrainConfig, value_of
 from lapclip.machine.device import DEFAULT_THREADS, Device, has_glibc
 from lapclip.machine.hardware import Machine, num_usable_cores
 
@@ -38,7 +38,6 @@ class Measured:
 
     candidates: tuple[Candidate, ...]
     when: float  # seconds since 1970
-    seconds: float  # it took
     drift: float = 0.0  # by which share a step became slower from the first rounds to the last
     other_cores: float = 0.0  # cores' worth of CPU time that other programs used while plans were timed
 
@@ -103,10 +102,6 @@ def plan_of(config: Config) -> Plan:
     parts = {name: value_of(config, name) for name in PLAN}
     assert parts["device"] != "auto" and None not in parts.values(), "resolved"
     return Plan(**parts)
-
-
-def with_plan(config: Config, plan: Plan) -> Config:
-    return with_values(config, vars(plan))
 
 
 def asked_parts(config: Config) -> dict[str, Any]:

@@ -296,11 +296,9 @@ def resolve_augmentation(epochs: float) -> Choices:
 
 def resolve_eval_every(config: Config, num_train: int, batch_size: int) -> Choice:
     budget = Budget.of(config.train, num_train, batch_size)
+    every = f"{max((budget.seconds or 0.0) / 10, MIN_SECONDS):g}s"
     if budget.steps is not None:
         every = str(max(1, budget.steps // 10))
-    else:
-        assert budget.seconds is not None
-        every = f"{max(budget.seconds / 10, MIN_SECONDS):g}s"
     return Choice(every, "ten evaluations per run, fewer in a short one")
 
 

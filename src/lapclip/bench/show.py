@@ -14,12 +14,11 @@ from lapclip.bench.sizes import EPOCH_PAIRS, SizeResult, predicted_speed_up, spe
 from lapclip.bench.steps import MAX_DRIFT, StepsResult, as_json, bench_steps
 from lapclip.config import Config, Plan
 from lapclip.data.open import Data
-from lapclip.files import write_atomically
 from lapclip.machine.device import DEFAULT_THREADS, Device, processor, set_up_process
 from lapclip.machine.hardware import read_machine
 from lapclip.units import age, duration, listed, rate, short_count, size
 from lapclip.view.document import Chart, Document, Line, Points, Range, Ranges, Section, Table, columns_of
-from lapclip.view.html import as_html
+from lapclip.view.html import write_html
 
 
 @dataclass(frozen=True)
@@ -204,4 +203,4 @@ def write_page(path: Path, results: Sequence[Result], facts: list[str]) -> None:
     """Everything as one page: facts of the machine, tables and charts."""
     about = "This machine's hardware and training speed."
     sections = [Section("Summary", points=facts), *(result.section for result in results)]
-    write_atomically(path, as_html(Document("This machine", "lapclip bench", about, sections)))
+    write_html(Document("This machine", "lapclip bench", about, sections), path)

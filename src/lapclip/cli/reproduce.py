@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from rich.console import Console
 
 from lapclip.cli.flags import AsJson, Switch, output_file, refuse_together
-from lapclip.cli.screen import follow, on_screen, print_json, say, stop_requests, working
+from lapclip.cli.screen import follow, print_json, print_table, say, stop_requests, working
 from lapclip.cli.train import begin, go_on, show_training
 from lapclip.errors import printable
 
 if TYPE_CHECKING:
+    from lapclip.reproduce.figures import Row
     from lapclip.runs.history import Summary
 
 
@@ -39,6 +39,7 @@ def reproduce(
     with stop_requests("stopping after saving") as requests:
         with working("starting"):
             from lapclip.reproduce.experiment import measure, settings_of
+            from lapclip.reproduce.figures import rows_of
             from lapclip.reproduce.page import as_json, document_of
 
         theirs = trained(f"{prefix}-documents", settings_of("documents", quick=quick), requests)
@@ -48,11 +49,11 @@ def reproduce(
         )
         if not (theirs and own):
             return 130
-        evidence = follow(measure(theirs, quick=quick), requests, "measuring")
+        evidence = follow(measure(theirs, own, quick=quick), requests, "measuring")
     if json:
-        print_json(as_json(evidence, own))
+        print_json(as_json(evidence))
         return 0
-    document = document_of(evidence, own)
+    document = document_of(evidence)
     if markdown:
         from lapclip.view.markdown import as_markdown
 
@@ -61,15 +62,8 @@ def reproduce(
     from lapclip.view.html import write_html
 
     write_html(document, page)
-    screen = Console(highlight=False)
-    for table in (
-        table
-        for section in document.sections
-        if section.title in ("Figures", "Systems")
-        for table in section.tables
-    ):
-        screen.print(on_screen(table))
-    say("the page:")
+    show(rows_of(evidence))
+    say("the page, with the curves, and where each of the documents' systems is:")
     sys.stdout.write(f"{printable(str(page))}\n")
     return 0
 
@@ -89,3 +83,14 @@ def trained(name: str, flags: dict[str, Any], requests: list[int]) -> "Summary |
     if requests or show_training(config, run, data, requests, cached, as_json=False, verbose=False):
         return None
     return summarize(run)
+
+
+def show(rows: "list[Row]") -> None:
+    """The figures; their reasons below, by number, since many rows have the same one."""
+    from lapclip.view.document import Table, columns_of
+
+    number_of = {why: number for number, why in enumerate(dict.fromkeys(row.why for row in rows), 1)}
+    cells = [(row.figure, row.documents, row.lapclip, str(row.verdict), number_of[row.why]) for row in rows]
+    print_table(Table("Figures", columns_of("figure, documents, lapclip, verdict, why: count"), cells))
+    reasons = [(number, why) for why, number in number_of.items()]
+    print_table(Table("Why", columns_of("number: count, reason"), reasons))

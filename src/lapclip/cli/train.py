@@ -132,7 +132,7 @@ def begin(
         settings, teacher = consult_teacher(settings, requests)
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
     run = follow(preparing(settings, name, data, reserved), requests, "setting up")
-    return run, run.load_config(), data, teacher.of(run, data) if teacher else None
+    return run, run.load_config(), data, teacher
 
 
 def consult_teacher(settings: "Config", requests: list[int]) -> "tuple[Config, Teacher]":
@@ -213,7 +213,7 @@ def go_on(
     if taught_by := settings.model.teacher:
         teacher = consult_teacher(with_values(config, {"teacher": taught_by}), requests)[1]
     settings = follow(revising(run, flags, data), requests, "setting up")
-    return run, settings, data, teacher.of(run, data) if teacher else None
+    return run, settings, data, teacher
 
 
 def refuse_missing_data(settings: "Config") -> None:

@@ -83,7 +83,6 @@ def facts_of_captions(captions: list[str], lengths: np.ndarray, **known: Any) ->
         caption_tokens=percentiles(lengths, (50, 99, 100)),
         caption_tokens_cut={str(text_length): float((lengths > text_length).mean())},
         share_shared_captions=sum(n for n in counts.values() if n > 1) / len(captions),
-        num_distinct_captions=len(counts),
         **known,
     )
 

@@ -85,9 +85,7 @@ def most_confused(predictions: Predictions) -> list[dict[str, Any]]:
 
 def by_class(predictions: Predictions, confused: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each class that has images: its accuracy, and its most frequent wrong prediction."""
-    worst: dict[str, dict[str, Any]] = {}
-    for pair in confused:
-        worst.setdefault(pair["label"], pair)
+    worst = {pair["label"]: pair for pair in reversed(confused)}  # of each class the first, most frequent one
     table = []
     for number, label in enumerate(predictions.classes):
         own = predictions.is_correct()[predictions.true_N == number]

@@ -5,7 +5,6 @@ What a format has no place for is moved to where it has the same effect; what ca
 
 import json
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,10 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"`{folder}` already exists", hint="choose another folder, or remove that one")
     size, notes = embedder.model.size, list[str]()
-    refuse = partial(cannot_express, embedder.name, to)
+
+    def refuse(what: str, hint: str = SAVE) -> None:
+        raise UserError(f"{FORMATS[to]} has no place for {what}, which `{embedder.name}` has", hint=hint)
+
     if size.token_mean:
         hint = "train with `--size tiny`, which `--to openclip` supports"
         refuse("a residual network and a mean of token embeddings", hint=hint)
@@ -87,10 +89,6 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
             raise UserError(what, hint=hint)
     num_bytes = sum(file.stat().st_size for file in folder.iterdir())
     return Exported(folder, num_bytes, measured, notes)
-
-
-def cannot_express(name: str, to: str, what: str, hint: str = SAVE) -> None:
-    raise UserError(f"{FORMATS[to]} has no place for {what}, which `{name}` has", hint=hint)
 
 
 def fold_biases(tensors: dict[str, Tensor], refuse: Any) -> None:

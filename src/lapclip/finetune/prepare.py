@@ -46,7 +46,6 @@ from lapclip.units import Progress, percent
 from lapclip.weights import checkpoint, reading
 from lapclip.weights.reading import Pretrained
 
-NUM_CAPTIONS_READ = 20_000
 CROP = 0.35  # minimum share of an image in a crop: stronger than from scratch, since heads learn faster
 
 
@@ -58,9 +57,8 @@ class CachedFeatures:
     validation: Features
     general: Features | None = None
 
-    def batches(self, *, batch_size: int, seed: int, first_step: int) -> Generator[Batch]:
-        rows = self.training.rows
-        return self.training.batches(rows, batch_size=batch_size, seed=seed, first_step=first_step)
+    def batches(self, _: Generator[Batch], /, **draw: int) -> Generator[Batch]:
+        return self.training.batches(self.training.rows, **draw)
 
     def pool(self, embedder: Embedder, source: Source, num_images: int) -> Pool:
         own = next(one for one in (self.validation, self.general) if one and one.source is source)
@@ -101,7 +99,7 @@ def preparing_heads(
     """Computes features, compares head settings, and writes a run that trains the best ones."""
     threads = config.device.threads or DEFAULT_THREADS
     set_up_process(threads, keep_memory=True)
-    captions = sample_captions(data.training, NUM_CAPTIONS_READ)
+    captions = sample_captions(data.training)
     sides = sum(bool(SIDE_WORDS.search(caption)) for caption in captions) / max(1, len(captions))
     streamed = any(part.files is not None and part.files.is_streamed for part in data.parts)
     counts = data.training.num_pairs, data.validation.num_pairs
@@ -121,10 +119,7 @@ def preparing_heads(
     config = with_values(with_shape(config, model.size), data.settings)
     machine = asdict(read_machine()) | {"sweep": [asdict(candidate) for candidate in judged]}
     run = write_run(config, choices, data, found.tokenizer, name, machine, model.num_parameters, reserved)
-    if found.is_aligned:
-        checkpoint.save_start(run.checkpoints, model)
-    else:
-        checkpoint.save(run.checkpoints, model, None, checkpoint.Progress())
+    checkpoint.save_start(run.checkpoints, model, is_kept=found.is_aligned)
     return run, cached
 
 
@@ -161,10 +156,8 @@ def preparing_towers(
         torch.manual_seed(resolved.train.seed)
         if size.lora_rank:
             add_adapters(found.model, size.lora_rank)
-    if resolved.train.tune:
-        checkpoint.save_start(run.checkpoints, found.model)
-    else:  # a smaller model: what it starts from is of no use
-        checkpoint.save(run.checkpoints, found.model, None, checkpoint.Progress())
+    # What a smaller model starts from is of no use at the end.
+    checkpoint.save_start(run.checkpoints, found.model, is_kept=bool(resolved.train.tune))
     return run, None
 
 

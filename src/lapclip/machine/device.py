@@ -212,8 +212,3 @@ def set_up_process(threads: int, *, keep_memory: bool = True) -> None:
         if libc.mallopt(M_MMAP_THRESHOLD, 1 << 30 if keep_memory else 1 << 25):
             libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1 if keep_memory else 1 << 26)
         libc.mallopt(M_ARENA_MAX, 1)  # threads share one heap: those of their own shrink after each step
-
-
-def release_memory() -> None:
-    """Returns what the CPU's allocator keeps to the system."""
-    processor().release_memory()

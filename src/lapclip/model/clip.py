@@ -245,13 +245,11 @@ def flops_per_pair(size: Size, *, num_tokens: int, num_patches: int | None = Non
 
     A product of [m, k] by [k, n] counts 2mkn. The last block works at one place only, so it counts as it is run.
     """
+    projections = 2 * size.embedding * (size.image.width + size.text.width)
     if (own := size.image_encoder) and own.kind == "resnet":
-        return resnet_flops(own.numbers["widths"], size.image_size) + 2 * size.embedding * (
-            size.image.width + size.text.width
-        )
+        return resnet_flops(own.numbers["widths"], size.image_size) + projections
     kept = num_patches or size.num_patches
     patches = 2 * kept * 3 * size.patch_size**2 * size.image.width
-    projections = 2 * size.embedding * (size.image.width + size.text.width)
     towers = transformer_flops(size.image, kept + 1) + transformer_flops(size.text, num_tokens)
     return patches + projections + towers
 

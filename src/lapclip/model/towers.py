@@ -66,16 +66,9 @@ class Size:
 
     def described(self) -> dict[str, Any]:
         """As written in files, without later additions that have no effect: fingerprints stay as they were."""
-        plain, about = Size(self.image, self.text, -1, -1, -1, -1), asdict(self)
-        later = asdict(plain).keys() - {
-            "image",
-            "text",
-            "activation",
-            "pre_norm",
-            "patch_bias",
-            "projection_bias",
-        }
-        about = {k: v for k, v in about.items() if k not in later or v != getattr(plain, k)}
+        about = asdict(self)
+        later = list(about)[list(about).index("norm_eps") :]
+        about = {k: v for k, v in about.items() if k not in later or v != getattr(Size, k)}
         return about | {t: {k: v for k, v in about[t].items() if v is not None} for t in ("image", "text")}
 
 

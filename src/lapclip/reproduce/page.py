@@ -21,9 +21,8 @@ MEANING = {
 }
 
 
-def document_of(evidence: Evidence, own: Summary) -> Document:
-    """`own` is the run of as many minutes with lapclip's data and recipe."""
-    theirs, rows = evidence.summary, rows_of(evidence)
+def document_of(evidence: Evidence) -> Document:
+    theirs, own, rows = evidence.summary, evidence.own, rows_of(evidence)
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in Verdict}
     tiles = [(str(verdict), str(counts[verdict]), meaning) for verdict, meaning in MEANING.items()]
     figures = Table(
@@ -34,12 +33,11 @@ def document_of(evidence: Evidence, own: Summary) -> Document:
         for n, s in enumerate(SYSTEMS, 1)
     ])  # fmt: skip
     sections = [
-        Section("Summary", sentences(evidence, own)),
-        Section("Figures", tables=[figures]),
-        Section("By epoch", charts=epoch_charts(evidence)),
+        Section("Summary", sentences([theirs, own])),
+        Section("Figures", tables=[figures], charts=epoch_charts(evidence)),
         Section("The same minutes with lapclip's data and recipe", tables=[results_table([theirs, own])],
                 charts=overlaid([theirs, own])),
-        Section("Systems", tables=[systems]),
+        Section("Systems", tables=[systems], is_wide=True),
         machine_section(theirs),
     ]  # fmt: skip
     about = "One CLIP of 76.7 million parameters, 240 drawn pairs, 15 epochs, as five documents describe it."
@@ -52,12 +50,11 @@ def cells(row: Row) -> tuple[str, ...]:
     return row.figure, row.documents, row.lapclip, str(row.verdict), row.why
 
 
-def sentences(evidence: Evidence, own: Summary) -> list[str]:
-    theirs = evidence.summary
+def sentences(summaries: list[Summary]) -> list[str]:
     said = [
         f"`{summary.run.name}`: {duration(summary.history.seconds)} of training, recall@1 {percent(summary.recall_1)} "
         f"of {summary.num_validation} images (chance {percent(summary.history.recall['text_to_image']['chance@1'])})."
-        for summary in (theirs, own)
+        for summary in summaries
         if summary.history.recall
     ]
     said.append(
@@ -92,13 +89,14 @@ def epoch_charts(evidence: Evidence) -> list[Chart]:
     return charts
 
 
-def as_json(evidence: Evidence, own: Summary) -> dict[str, Any]:
+def as_json(evidence: Evidence) -> dict[str, Any]:
+    runs = {"documents": evidence.summary, "lapclip": evidence.own}
     systems = [
         asdict(system) | {"number": n, "exists": bool(system.command)} for n, system in enumerate(SYSTEMS, 1)
     ]
     return {
         "rows": [asdict(row) for row in rows_of(evidence)],
         "systems": systems,
-        "runs": {"documents": str(evidence.summary.run.path), "lapclip": str(own.run.path)},
-        "results": {"documents": evidence.summary.results(), "lapclip": own.results()},
+        "runs": {name: str(summary.run.path) for name, summary in runs.items()},
+        "results": {name: summary.results() for name, summary in runs.items()},
     }

@@ -45,7 +45,7 @@ SYSTEMS = (
     System("Core ML export", NOT_YET),
     System("training on several machines", NOT_YET),
     System("data prepared on the CPU while the GPU trains", "data/workers.py", "lapclip train --workers 2"),
-    System("deployment: a search page and an API", "serve/api.py", "lapclip serve"),
+    System("deployment: a search page and an API; of exported models not yet", "serve/api.py", "lapclip serve"),
     System("troubleshooting: messages that say what to do", "diagnose/", "lapclip data check FOLDER"),
     System("reproducible runs and a written report", "reproduce/", "lapclip reproduce --quick"),
 )  # fmt: skip

@@ -99,7 +99,6 @@ class Pause:
     """Training that waited; `seconds` is None when nothing recorded its end."""
 
     step: int
-    reason: str
     seconds: float | None = None
 
 
@@ -155,7 +154,7 @@ class History:
                 self.saved = event
             case Paused():
                 self.paused = event
-                self.pauses = [*self.pauses[-MAX_MARKS:], Pause(event.step, event.reason)]
+                self.pauses = [*self.pauses[-MAX_MARKS:], Pause(event.step)]
             case Continued():
                 self.paused = None
                 if self.pauses:
@@ -345,8 +344,7 @@ class History:
     @property
     def mean_parts(self) -> dict[str, tuple[float, float]]:
         """By part of a step, its mean share and mean seconds over the run."""
-        wholes = [(i.parts, sum(i.parts.values())) for i in self.inspections]
-        seen = [(parts, whole) for parts, whole in wholes if whole > 0]
+        seen = [(i.parts, whole) for i in self.inspections if (whole := sum(i.parts.values())) > 0]
         return {
             part: (fmean(p[part] / whole for p, whole in seen), fmean(p[part] for p, _ in seen))
             for part in (PARTS if seen else ())
@@ -355,11 +353,9 @@ class History:
     @property
     def memory_by_kind(self) -> dict[str, int | None]:
         """The maximum bytes of each kind; None for what was not measured."""
-        kinds: dict[str, int | None] = {}
-        for kind in KINDS_OF_MEMORY if self.inspected else ():
-            known = [held for i in self.inspections if (held := i.memory.get(kind)) is not None]
-            kinds[kind] = max(known, default=None)
-        return kinds
+        kinds = KINDS_OF_MEMORY if self.inspected else ()
+        held = {kind: [i.memory[kind] for i in self.inspections] for kind in kinds}
+        return {kind: max((n for n in own if n is not None), default=None) for kind, own in held.items()}
 
     @property
     def core_shares(self) -> list[float]:
@@ -547,8 +543,7 @@ class Summary:
     @property
     def reasons(self) -> dict[str, str]:
         """Why each automatic choice was made."""
-        reasons = self.machine.get("reasons")
-        return reasons if isinstance(reasons, dict) else {}
+        return self.machine.get("reasons", {})
 
     @property
     def general(self) -> dict[str, Any] | None:
@@ -573,13 +568,6 @@ class Summary:
         """The flag that gives it twice its budget, in the kind it has."""
         budgets = ((budget, self.settings.get(budget)) for budget in BUDGETS)
         return next((f" --{name} {2 * amount:.12g}" for name, amount in budgets if is_number(amount)), "")
-
-    def some_steps(self, most: int) -> list[Step]:
-        """At most about so many of the steps that are kept, evenly spread, the last one with them."""
-        kept = self.history.steps.kept
-        some = kept[:: max(1, len(kept) // most)]
-        last = self.history.step
-        return [*some, last] if last and last not in some[-1:] else some
 
     def document(self) -> dict[str, Any]:
         """Everything the live view shows, for programs."""

@@ -6,10 +6,9 @@ A folder that cannot be reached, as on an unplugged disk, says nothing about its
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from lapclip.data.catalogue import Problems
-from lapclip.data.files import Folders, Kind, is_image_name
+from lapclip.data.files import Folders, is_image_name
 from lapclip.data.formats.folder import walk
 from lapclip.errors import UserError, reason_for, suggest_path
 from lapclip.files import cache_folder
@@ -24,24 +23,13 @@ class Stamp:
     mtime_ns: int
 
 
-@dataclass
-class Unopened(Problems):
-    """The folders that could not be opened, all of them: what is indexed of them stays."""
-
-    folders: list[str] = field(default_factory=list)
-
-    def add(self, kind: Kind, what: str, name: str) -> None:
-        super().add(kind, what, name)
-        self.folders.append(name)
-
-
-def images_under(root: str, folders: Folders, unopened: Unopened) -> Iterator[Stamp]:
+def images_under(root: str, folders: Folders, unopened: list[str]) -> Iterator[Stamp]:
     """Every image file under a folder except hidden ones, links out of the folders, and lapclip's own cache.
 
-    A link to an image is that image, which then may come twice.
+    A link to an image is that image, which then may come twice. Folders that cannot be opened are added to `unopened`.
     """
     own = os.path.realpath(cache_folder()) + os.sep
-    for entry in walk(root, unopened):
+    for entry in walk(root, lambda kind, what, name: unopened.append(name)):
         if not is_image_name(entry.name) or entry.path.startswith(own):
             continue
         path = entry.path

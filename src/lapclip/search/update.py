@@ -22,7 +22,7 @@ from lapclip.data.workers import in_order
 from lapclip.errors import UserError, reason_for
 from lapclip.files import atomic_path, open_regular
 from lapclip.search.index import INFO, MODEL, IndexInfo, folder_for, index_errors, list_indexes, read_info
-from lapclip.search.scan import Stamp, Unopened, images_under, outermost, real_folders, why_unreachable
+from lapclip.search.scan import Stamp, images_under, outermost, real_folders, why_unreachable
 from lapclip.search.writer import Writer, clear, owned
 from lapclip.units import LongWork, Progress
 
@@ -148,17 +148,16 @@ def update_folders(
         folder, why = next(iter(summary.unreachable.items()))
         hint = f"connect its disk, or remove it from the index: `lapclip index --forget '{folder}'`"
         raise UserError(f"`{folder}` cannot be opened: {why}; its images stay in the index", hint=hint)
-    inside, unopened, num_found = Folders(*summary.folders), Unopened(), 0
+    inside, num_found = Folders(*summary.folders), 0
     for folder in reached:
-        stamps, num_before = images_under(folder, inside, unopened), num_found
+        stamps, num_before = images_under(folder, inside, summary.unopened), num_found
         while some := list(islice(stamps, FILES_PER_REPORT)):
             num_found += len(some)
             summary.num_links += len(some) - writer.add_found(some)
             yield Progress("scanning folders", num_found)
         if num_found == num_before:
             summary.empty.append(folder)
-    summary.unopened = unopened.folders
-    total, summary.num_unchanged = writer.compare_found(reached, unopened.folders)
+    total, summary.num_unchanged = writer.compare_found(reached, summary.unopened)
     writer.commit()
     needed_bytes = check_disk(writer, total)
     yield Progress(EMBEDDING, 0, total, needed_bytes=needed_bytes)

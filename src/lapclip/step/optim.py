@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import product
 
 import torch
 from torch import nn
@@ -20,13 +21,9 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> AdamW:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     factors = layer_factors(model, config.layer_decay if config.tune in ("last-k", "text", "full") else 1.0)
     groups, decayed = [], USUAL_DECAY if config.weight_decay is None else config.weight_decay
-    for factor in sorted(set(factors.values()), reverse=True):
-        here = [p for name, p in trained.items() if factors[name] == factor]
-        for some, decay in (
-            ([p for p in here if p.ndim >= 2], decayed),
-            ([p for p in here if p.ndim < 2], 0.0),
-        ):
-            groups.append({"params": some, "weight_decay": decay, "factor": factor})
+    for factor, is_matrix in product(sorted(set(factors.values()), reverse=True), (True, False)):
+        some = [p for name, p in trained.items() if factors[name] == factor and (p.ndim >= 2) == is_matrix]
+        groups.append({"params": some, "weight_decay": decayed * is_matrix, "factor": factor})
     assert config.lr is not None, "resolved"
     optimizer = AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
     # Allocated before the first activations: what stays must not be scattered among what comes and goes.

@@ -50,7 +50,10 @@ class StepProfiler(Profiler):
         self.parts = dict.fromkeys(PARTS, 0.0)
         self.grad_norms: dict[str, float] = {}
         self.gradient_bytes = 0
-        self.saved = SavedTensors() if can_count else None
+        self.can_count = can_count
+        self.others: set[int] = set()  # storages that exist with or without a backward pass
+        self.holders: Counter[int] = Counter()  # by storage, which is counted once however many share it
+        self.held = self.peak = 0  # bytes of these storages
         self.overhead_seconds = 0.0  # of profiling itself, not part of the step
         self.last = time.perf_counter()
 
@@ -61,10 +64,10 @@ class StepProfiler(Profiler):
         self.last = now
 
     def counting(self, others: Iterable[Tensor]) -> AbstractContextManager:
-        if self.saved is None:
+        if not self.can_count:
             return nullcontext()
-        self.saved.others = {tensor.untyped_storage().data_ptr() for tensor in others}
-        return saved_tensors_hooks(partial(SavedTensor, saved=self.saved), attrgetter("tensor"))
+        self.others = {tensor.untyped_storage().data_ptr() for tensor in others}
+        return saved_tensors_hooks(partial(SavedTensor, profiler=self), attrgetter("tensor"))
 
     def record_gradients(self, model: nn.Module) -> None:
         self.lap("optimizer")
@@ -83,38 +86,29 @@ class StepProfiler(Profiler):
             "parameters": sum(p.nbytes for p in model.parameters()),
             "gradients": self.gradient_bytes,
             "optimizer": sum(value.nbytes for value in states if isinstance(value, Tensor)),
-            "activations": None if self.saved is None else self.saved.peak,
+            "activations": self.peak if self.can_count else None,
             "data": sum(tensor.nbytes for tensor in batch),
         }
-
-
-class SavedTensors:
-    """The storages that autograd holds for the backward pass, each counted once however many tensors share it."""
-
-    def __init__(self) -> None:
-        self.others: set[int] = set()  # storages that exist with or without a backward pass
-        self.holders: Counter[int] = Counter()
-        self.held = self.peak = 0
 
 
 class SavedTensor:
     """One tensor saved for the backward pass; deleted when autograd no longer needs it."""
 
-    __slots__ = ("all", "num_bytes", "storage", "tensor")
+    __slots__ = ("num_bytes", "profiler", "storage", "tensor")
 
-    def __init__(self, tensor: Tensor, saved: SavedTensors):
-        self.tensor, self.all = tensor, saved
+    def __init__(self, tensor: Tensor, profiler: StepProfiler):
+        self.tensor, self.profiler = tensor, profiler
         self.storage = tensor.untyped_storage().data_ptr()
-        self.num_bytes = 0 if self.storage in saved.others else tensor.untyped_storage().nbytes()
-        if not saved.holders[self.storage]:
-            saved.held += self.num_bytes
-            saved.peak = max(saved.peak, saved.held)
-        saved.holders[self.storage] += 1
+        self.num_bytes = 0 if self.storage in profiler.others else tensor.untyped_storage().nbytes()
+        if not profiler.holders[self.storage]:
+            profiler.held += self.num_bytes
+            profiler.peak = max(profiler.peak, profiler.held)
+        profiler.holders[self.storage] += 1
 
     def __del__(self) -> None:
-        self.all.holders[self.storage] -= 1
-        if not self.all.holders[self.storage]:
-            self.all.held -= self.num_bytes
+        self.profiler.holders[self.storage] -= 1
+        if not self.profiler.holders[self.storage]:
+            self.profiler.held -= self.num_bytes
 
 
 def gradient_norms(model: nn.Module) -> dict[str, float]:

@@ -138,8 +138,9 @@ class Replica:
     def run(self, first: Callable[[], T], second: Callable[[], T]) -> list[T]:
         num_threads = torch.get_num_threads()
         half = max(1, num_threads // 2)
-        torch.set_num_threads(half)
-        beside = self.thread.submit(on_threads, half, second)
+        torch.set_num_threads(half)  # of the calling thread
+        self.thread.submit(torch.set_num_threads, half)
+        beside = self.thread.submit(second)
         try:
             return [first(), beside.result()]
         finally:
@@ -157,11 +158,6 @@ class Replica:
         """Adds the changes of this half to the running statistics of the first module, after the backward pass."""
         for own, other, start in zip(model.buffers(), self.model.buffers(), before, strict=True):
             own.add_(other - start)
-
-
-def on_threads(num_threads: int, work: Callable[[], T]) -> T:
-    torch.set_num_threads(num_threads)  # of the calling thread
-    return work()
 
 
 def contrastive_step(

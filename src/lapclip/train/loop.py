@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from lapclip.autotune.parity import build_checked
-from lapclip.autotune.plans import Budget, plan_of, with_plan
+from lapclip.autotune.plans import Budget, plan_of
 from lapclip.autotune.resolve import Choice, recorded, recorded_choices, typical_rate
-from lapclip.config import Config
+from lapclip.config import Config, with_values
 from lapclip.data.batches import Batch
 from lapclip.data.decode import Unreadable
 from lapclip.data.open import Data
@@ -30,7 +30,7 @@ from lapclip.errors import UserError
 from lapclip.evaluate.interpolation import sweep
 from lapclip.evaluate.pool import Pool, embed_pool
 from lapclip.evaluate.retrieval import pool_loss, retrieval
-from lapclip.machine.device import device_named, release_memory, set_up_process
+from lapclip.machine.device import device_named, processor, set_up_process
 from lapclip.machine.hardware import peak_memory_bytes
 from lapclip.machine.power import BATTERY_CHECK_SECONDS, reason_to_pause
 from lapclip.runs.events import Continued, Evaluated, Event, Finished, Paused, Saved, Started, Step, Warned
@@ -56,10 +56,7 @@ NUM_PAUSES = 10  # then, before the battery is checked again
 def train(
     config: Config, run: Run, data: Data | None = None, cached: "Cached | None" = None
 ) -> Generator[Event]:
-    """Trains a prepared run to the end of its budget; writes each event to the run, then yields it.
-
-    With `cached` features only the heads are trained, on these.
-    """
+    """Trains a prepared run to the end of its budget; writes each event to the run, then yields it."""
     data = data or finished(open_here(config))
     with run.owned():
         loop = set_up(config, run, data, cached)
@@ -75,9 +72,9 @@ def train(
 
 
 class Cached(Protocol):
-    """Features of frozen towers, in place of images and captions."""
+    """Features of frozen towers in place of images and captions, or a teacher's embeddings beside them."""
 
-    def batches(self, *, batch_size: int, seed: int, first_step: int) -> Generator[Batch]: ...
+    def batches(self, usual: Generator[Batch], /, **draw: int) -> Generator[Batch]: ...
     def pool(self, embedder: Embedder, source: Source, num_images: int) -> Pool: ...
 
 
@@ -225,7 +222,7 @@ class Loop:
             run.write_machine(run.load_machine() | {"data": data.fingerprint})
             shutil.rmtree(run.path / "snapshots", ignore_errors=True)  # an index may now be another image
         data.release()
-        release_memory()
+        processor().release_memory()
         if data.general is not None and now.step == 0:
             yield from self.evaluate()
 
@@ -242,7 +239,7 @@ class Loop:
         if start is not None or now.best_step != now.step or self.pool is None:
             self.update.optimizer.zero_grad()
             self.update.optimizer.state.clear()
-            release_memory()  # reading a checkpoint would otherwise come on top of what training held
+            processor().release_memory()  # reading a checkpoint would otherwise come on top of what training held
         if start is not None:
             yield from self.interpolate(start)
         elif now.best_step != now.step or self.pool is None:
@@ -368,7 +365,7 @@ class Loop:
 
     def keep_plan(self, **reasons: str) -> None:
         """Records the plan that works, and why it changed, for when the run is resumed."""
-        self.config = with_plan(self.config, self.update.plan)
+        self.config = with_values(self.config, vars(self.update.plan))
         self.run.write_config(self.config)
         machine = self.run.load_machine()
         changed = {name: Choice(getattr(self.update.plan, name), why) for name, why in reasons.items()}
@@ -392,13 +389,13 @@ def set_up(config: Config, run: Run, data: Data, cached: Cached | None) -> Loop:
     set_up_process(plan.threads, keep_memory=plan.keep_memory)
     if config.device.max_memory is not None:
         device_named(plan.device).limit_memory(int(config.device.max_memory * 1e9))
-    release_memory()  # of whatever was done before, such as training a tokenizer
+    processor().release_memory()  # of whatever was done before, such as training a tokenizer
     tokenizer = own_tokenizer(config, run)
     choices = recorded_choices(config, run.load_machine())
     parts = [choices[name] for name in ("device", "precision", "compile") if name in choices]
     is_asked = any(choice.origin == "asked" for choice in parts)
     model, plan, distrust = build_checked(config, data.training, tokenizer, plan, is_asked=is_asked)
-    config = with_plan(config, plan)
+    config = with_values(config, vars(plan))
     freeze(model, cfg)
     optimizer = build_optimizer(model, cfg)
     if newest:
@@ -411,11 +408,8 @@ def set_up(config: Config, run: Run, data: Data, cached: Cached | None) -> Loop:
         diagnosis.look(event)  # of what was said before nothing is said again
     draw = {"seed": cfg.seed, "batch_size": cfg.batch_size, "first_step": now.step}
     workers = config.data.workers or 0
-    batches = (
-        cached.batches(**draw)
-        if cached is not None
-        else feed(data.training, tokenizer, model.size, config.data, workers=workers, **draw)
-    )
+    batches = feed(data.training, tokenizer, model.size, config.data, workers=workers, **draw)
+    batches = batches if cached is None else cached.batches(batches, **draw)
     update = Update(model, optimizer, LOSSES[cfg.loss], cfg.clip_norm, plan)
     embedder = Embedder(model, tokenizer, device_named(plan.device), chunk=min(64, cfg.chunk))
     inspector = Inspector(max_memory=config.device.max_memory, recompute=config.model.recompute)

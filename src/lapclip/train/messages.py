@@ -16,7 +16,7 @@ from lapclip.errors import UserError
 from lapclip.machine.power import read_battery
 from lapclip.runs.events import ValidationLimit, Warned
 from lapclip.runs.run import Run
-from lapclip.train.prepare import NUM_CAPTIONS_READ, sample_captions
+from lapclip.train.prepare import sample_captions
 from lapclip.units import plural
 from lapclip.weights import checkpoint
 
@@ -62,7 +62,7 @@ def before_training(
         for remark in (*remarks(catalogue, pack.records), *unseen_classes(part.files)):
             look = f"look at some of the pairs: `{data_command('show', *own)}`"
             yield Warned(step, remark.why, look, kind=remark.kind)
-    lengths = embedder.tokenizer.lengths(sample_captions(data.training, NUM_CAPTIONS_READ))
+    lengths = embedder.tokenizer.lengths(sample_captions(data.training))
     text_length = embedder.model.size.text_length
     if (share := float((lengths > text_length).mean())) > MIN_SHARE_TRUNCATED:
         message = f"{share:.0%} of the captions are longer than {text_length} tokens and are truncated"

@@ -107,22 +107,17 @@ def refuse_if_broken(files: Files, tolerated: float) -> None:
     catalogue, broken = files.catalogue, files.pack.unreadable
     missing = [what for what, kind in catalogue.problems.kinds.items() if kind in ("missing", "outside")]
     num_missing = sum(catalogue.problems.counts[what] for what in missing)
-    if num_missing > tolerated * (len(catalogue.names) + num_missing):
+    if (share := num_missing / (len(catalogue.names) + num_missing)) > tolerated:
         first = f"`{catalogue.problems.names[missing[0]][0]}` {missing[0]}"
-        raise UserError(
-            f"{plural(num_missing, 'image')} that `{files.name}` lists cannot be found: {first}",
-            hint="pass the folder of the images: `--images FOLDER`, or "
-            + allowing(num_missing / (len(catalogue.names) + num_missing)),
-        )
-    if (share := len(broken) / max(1, len(catalogue.names))) > tolerated:
+        what = f"{plural(num_missing, 'image')} that `{files.name}` lists cannot be found: {first}"
+        raise UserError(what, hint=f"pass the folder of the images: `--images FOLDER`, or {allowing(share)}")
+    if (share := len(broken) / len(catalogue.names)) > tolerated:
         some = list(broken.items())[:3]
         named = ", ".join(f"`{shortened_path(catalogue.names[n])}` {shortened(why)}" for n, why in some)
-        raise UserError(
-            f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}",
-            hint=install_command("heic")
-            if 0 < files.pack.num_needing_extra == len(broken)
-            else f"repair or remove them, or {allowing(share)}",
-        )
+        what = f"{len(broken):,} of {len(catalogue.names):,} images cannot be used: {named}"
+        needs_heic = files.pack.num_needing_extra == len(broken)
+        hint = f"repair or remove them, or {allowing(share)}"
+        raise UserError(what, hint=install_command("heic") if needs_heic else hint)
 
 
 def allowing(share: float) -> str:
@@ -212,7 +207,7 @@ def draft_of(
 ) -> tuple[Tokenizer, Draft]:
     """Resolves on this machine what needs no measuring; a new run trains its tokenizer."""
     data = data or finished(open_here(config))
-    captions = sample_captions(data.training, NUM_CAPTIONS_READ)
+    captions = sample_captions(data.training)
     kind = resolve_tokenizer(config, share_outside_a_to_z(captions))
     tokenizer = tokenizer or train_tokenizer(kind.value, captions, config.data.max_vocab)
     captions = [caption for part in data.parts for caption in captions_of(part)]
@@ -296,18 +291,18 @@ def seconds_to_fetch(source: Source, image_size: int) -> float:
     return min(seconds) / len(indices)
 
 
-def sample_captions(source: Source, most: int) -> list[str]:
+def sample_captions(source: Source) -> list[str]:
     """Captions from all over a source."""
-    num_pairs = min(source.num_different, most)
+    num_pairs = min(source.num_different, NUM_CAPTIONS_READ)
     indices = np.unique(np.linspace(0, source.num_different - 1, num_pairs).astype(int))
     captions = [caption for index in indices for caption in source.captions(int(index))]
-    return [captions[number] for number in spread(len(captions), most)]
+    return [captions[number] for number in spread(len(captions), NUM_CAPTIONS_READ)]
 
 
 def captions_of(part: Part) -> list[str]:
     """Captions on both sides, as the doctor counts them: all, or many from all over."""
     if part.files is None:
-        return sample_captions(part.training, NUM_CAPTIONS_READ)
+        return sample_captions(part.training)
     return [part.files.table.caption(int(n)) for n in spread(int(part.files.table.first[-1]), MAX_READ)]
 
 
@@ -332,7 +327,7 @@ def check_up(config: Config, part: Part) -> Report:
     """What the data doctor says about one part, with the tokenizer and the settings that training would choose."""
     files = part.files
     assert files is not None, "what lapclip draws is sound"
-    sample = sample_captions(part.training, NUM_CAPTIONS_READ)
+    sample = sample_captions(part.training)
     kind = resolve_tokenizer(config, share_outside_a_to_z(sample)).value
     tokenizer = train_tokenizer(kind, sample, config.data.max_vocab)
     lengths = tokenizer.lengths([caption for own in files.catalogue.captions for caption in own])

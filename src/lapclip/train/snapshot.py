@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lapclip.data.decode import Unreadable
+from lapclip.data.decode import Unreadable, as_jpeg
 from lapclip.data.source import Source
 from lapclip.errors import UserError
 from lapclip.evaluate.difficulty import spread
 from lapclip.evaluate.pool import Pool, pair_matrix
-from lapclip.files import atomic_path, write_atomically
+from lapclip.files import write_atomically
 from lapclip.runs.events import Warned
 from lapclip.view import sheet
 
@@ -85,8 +85,7 @@ def keep_image(folder: Path, source: Source, index: int) -> str:
     name = f"pictures/{index:06d}.jpg"
     if not (folder / name).exists():
         picture = source.image(index, IMAGE_SIDE).resize((IMAGE_SIDE, IMAGE_SIDE))
-        with atomic_path(folder / name) as beside:
-            picture.convert("RGB").save(beside, format="JPEG", quality=85)
+        write_atomically(folder / name, as_jpeg(picture))
     return name
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 from lapclip.errors import one_line, shortened, shortened_path
 from lapclip.runs.events import Evaluated
@@ -12,10 +13,11 @@ from lapclip.runs.run import RUNS
 from lapclip.units import duration, is_number
 from lapclip.view.document import Chart, Line, Points, find
 
-MAX_POINTS = 600  # of a line, in a page of one run
+MAX_POINTS = 600  # of a line; in a terminal each costs time that training could have
 RECALL = "text → image, over the validation set"
 SCHEDULE = ("warmup", "whole_from", "keep_patches")  # settings that divide a run into phases
 SHARES: Any = {"is_share": True, "from_zero": True}
+T = TypeVar("T")
 
 
 class Phase(StrEnum):
@@ -88,9 +90,7 @@ def known(points: Iterable[tuple[float, float | None]]) -> Points:
 def smooth(points: Points, last: float | None = None) -> Points:
     """The mean over about a thirtieth of the run around each point; `last` is the mean that is told elsewhere."""
     reach = len(points) // 60 + (len(points) > 15)
-    sums = [0.0]
-    for _, y in points:
-        sums.append(sums[-1] + y)
+    sums = list(accumulate((y for _, y in points), initial=0.0))
     smoothed = []
     for place, (x, _) in enumerate(points):
         near = min(reach, place, len(points) - 1 - place)  # symmetric: the ends are not pulled inwards
@@ -99,7 +99,7 @@ def smooth(points: Points, last: float | None = None) -> Points:
     return smoothed if last is None else [*smoothed[:-1], *((x, last) for x, _ in points[-1:])]
 
 
-def thin(points: Points, most: int = MAX_POINTS) -> Points:
+def thin(points: list[T], most: int = MAX_POINTS) -> list[T]:
     """At most so many, evenly spread, the last one among them."""
     every = -(-len(points) // most) or 1
     kept = points[::every]

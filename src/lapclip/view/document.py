@@ -206,6 +206,7 @@ class Section:
     ranges: list[Ranges] = field(default_factory=list)
     queries: list[Query] = field(default_factory=list)
     text: str = ""  # shown as it is
+    is_wide: bool = False  # not beside another one, however few columns it has
 
     def __post_init__(self) -> None:
         self.tables[:] = [table for table in self.tables if table.rows]

@@ -246,7 +246,7 @@ def compared(summaries: Sequence[Summary]) -> list[Section]:
     nothing = [] if differing else ["Nothing: settings and machine are the same."]
     return [
         Section("Summary", comparison_words(summaries), tables=[results_table(summaries)]),
-        Section("Differences", nothing, tables=[table]),
+        Section("Differences", nothing, tables=[table], is_wide=True),
         Section("Curves", charts=overlaid(summaries)),
         *(Section(name_of(summary), sentences(summary)) for summary in summaries),
     ]

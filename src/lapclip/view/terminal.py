@@ -26,6 +26,7 @@ from lapclip.runs.history import Summary
 from lapclip.units import UNKNOWN, duration, percent, size
 from lapclip.view import live
 from lapclip.view.braille import Point, bounds, columns, curve
+from lapclip.view.charts import thin
 from lapclip.view.lines import forgetting, how_far, what_now
 from lapclip.view.live import Bar
 
@@ -33,7 +34,6 @@ SECONDS_BETWEEN_READS = 2.0
 SECONDS_BETWEEN_SIZES = 0.25  # a window of another size is drawn again after that
 LEAVE = b"qQ\x04"  # Ctrl-D too
 MAX_CURVE_ROWS = 24
-MAX_POINTS = 600  # of a curve: each costs time that training could have
 LABEL = 6  # columns for the ends of a scale
 NEARLY_FULL = 0.9  # of the memory limit
 STATE_STYLES = {"running": "green", "finished": "green", "paused": "yellow", "stopped": "yellow"}
@@ -168,7 +168,7 @@ class View:
     def curves(self, width: int, height: int) -> RenderableType:
         """Loss, accuracy and recall, two beside two, each with its value now and what chance would give."""
         history, references = self.history, live.references_of(self.summary)
-        steps = self.summary.some_steps(MAX_POINTS)
+        steps = thin(list(history.steps))
         found = [(e.step, e.recall["text_to_image"]) for e in history.evaluations]
         panels: list[tuple[str, list[Point], float | None]] = [
             ("loss", [(step.step, step.loss) for step in steps], None),

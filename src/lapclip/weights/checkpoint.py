@@ -63,9 +63,11 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer | None, progress: 
     return target
 
 
-def save_start(folder: Path, model: nn.Module) -> None:
-    """Writes the pretrained weights that a run starts from, which `keep_interpolated` needs at its end."""
-    write_atomically(folder / "start", save(folder, model, None, Progress()).name)
+def save_start(folder: Path, model: nn.Module, *, is_kept: bool) -> None:
+    """Writes the weights that a run starts from; `is_kept` for the interpolation at its end."""
+    start = save(folder, model, None, Progress())
+    if is_kept:
+        write_atomically(folder / "start", start.name)
 
 
 def keep_interpolated(folder: Path, model: nn.Module, trained: Path, alpha: float) -> None:

@@ -55,7 +55,7 @@ def load_model_folder(folder: Path) -> Pretrained:
             raise refused(folder, f"its `{what}` is `{shortened(value)}`, which is not known")
     tokenizer = reading.read_tokenizer(folder)
     own = tokenizer.with_ids(**vars(about.tokens), is_full=about.size.siglip)
-    reading.check_ids(folder, own, [*own.before, own.end, own.pad], about.vocab_size)
+    reading.check_ids(folder, own, about.vocab_size)
     model = reading.read_model(folder, about.size, about.vocab_size, about.has_bias)
     return Pretrained(shortened(about.name), model, own, folder / WEIGHTS, templates=about.templates)
 

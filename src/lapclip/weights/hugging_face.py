@@ -77,7 +77,7 @@ def load_hugging_face_folder(folder: Path) -> Pretrained:
     size = replace(size, activation=ACTIVATION[text["hidden_act"]], resize=resize)
     tokenizer = reading.read_tokenizer(folder)
     tokenizer = ended(folder, tokenizer) if is_siglip else framed(folder, tokenizer, text["eos_token_id"])
-    reading.check_ids(folder, tokenizer, [*tokenizer.before, tokenizer.end, tokenizer.pad], vocab_size)
+    reading.check_ids(folder, tokenizer, vocab_size)
     layout = layouts.SIGLIP if is_siglip else layouts.CLIP
     with reading.opened_weights(folder, file) as opened:
         model = reading.model_from(folder, opened, size, vocab_size, is_siglip, layout)

@@ -56,7 +56,7 @@ def load_file(file: Path) -> Pretrained:
         size, vocab_size, pixels = described(file, opened, about)
         reading.check_numbers(folder, size, vocab_size)
         tokenizer = framed(folder, find_tokenizer(folder), 2)
-        reading.check_ids(folder, tokenizer, [tokenizer.start, tokenizer.end], vocab_size)
+        reading.check_ids(folder, tokenizer, vocab_size)
         has_bias = "logit_bias" in opened.shapes
         model = reading.model_from(folder, opened, size, vocab_size, has_bias, layouts.OPENAI)
     name = folder.absolute().name if file.name in FILES else file.stem

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,8 +149,9 @@ def growth(normalizer: dict[str, Any]) -> int:
     return inner * (1 + len(normalizer.get("content", normalizer.get("prepend", ""))))
 
 
-def check_ids(folder: Path, tokenizer: Tokenizer, ids: Iterable[Any], vocab_size: int) -> None:
-    if not all(type(id) is int and 0 <= id < vocab_size for id in [*ids, tokenizer.highest_id]):
+def check_ids(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> None:
+    ids = [*tokenizer.before, tokenizer.end, tokenizer.pad, tokenizer.highest_id]
+    if not all(type(id) is int and 0 <= id < vocab_size for id in ids):
         highest = f"ids up to {tokenizer.highest_id:,}, the model only {vocab_size:,} tokens"
         raise refused(folder, f"its `{TOKENIZER}` has {highest}")
 
@@ -161,7 +162,7 @@ def read_run(folder: Path, size: Size) -> Tokenizer:
     if own is not None:
         tokenizer = tokenizer.with_ids(own.start, own.end, own.pad, is_full=size.siglip, vocab_size=own.size)
     check_numbers(folder, size, tokenizer.vocab_size)
-    check_ids(folder, tokenizer, [*tokenizer.before, tokenizer.end, tokenizer.pad], tokenizer.vocab_size)
+    check_ids(folder, tokenizer, tokenizer.vocab_size)
     return tokenizer
 
 
@@ -273,8 +274,6 @@ def opened_pickle(folder: Path, file: Path) -> Opened:
 def load_pickled(file: Path) -> dict[str, Tensor]:
     """The tensors of a `.pt` file; whatever else it holds is refused, and nothing in it is executed."""
     try:
-        with files.open_regular(file) as opened:
-            refuse_too_large(file.parent, os.fstat(opened.fileno()).st_size)
         is_zip = zipfile.is_zipfile(file)
         parts = zipfile.ZipFile(file).infolist() if is_zip else []
         if any(Path(part.filename).name == "constants.pkl" for part in parts):

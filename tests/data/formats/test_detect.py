@@ -346,7 +346,7 @@ def test_a_tilde_is_the_home_folder_wherever_it_stands(tmp_path, monkeypatch):
     catalogue, identity = open_catalogue(both, Options())
     assert len(catalogue.names) == NUM and identity == both.replace("~", str(home))
     assert open_catalogue("emoji:~/emoji", Options())[1] == f"emoji:{home}/emoji"
-    assert open_catalogue("hf:~/saved", Options(images="~/img"))[1] == f"hf:{home}/saved"
+    assert open_catalogue("hf:~/saved", Options(images=str(home / "img")))[1] == f"hf:{home}/saved"
 
 
 def test_lapclips_own_images_are_no_part_of_a_source(tmp_path, call):

