@@ -5,14 +5,17 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import torch
 from conftest import ROOT, SMALL, as_flags, command, environment, lapclip
 from safetensors.torch import load_file
 
+from lapclip import __version__
 from lapclip.runs.run import open_run
 from lapclip.weights import checkpoint
 
@@ -39,13 +42,38 @@ def test_a_fresh_clone_trains_and_a_second_make_installs_nothing(tmp_path):
 
 
 def test_the_built_wheel_installs_and_trains(tmp_path):
-    run(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, ROOT, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("lapclip-*.whl")
+    run(sys.executable, "-m", "build", "--outdir", tmp_path, ROOT, cwd=tmp_path)  # the wheel from the sdist
+    (wheel,), (sdist,) = tmp_path.glob("lapclip-*.whl"), tmp_path.glob("lapclip-*.tar.gz")
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist, cwd=tmp_path)
+    check_contents(wheel, sdist)
     run(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
     pip = [tmp_path / "env/bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     run(*pip, "--constraint", ROOT / "constraints.txt", wheel, cwd=tmp_path)
     said = run(tmp_path / "env" / "bin" / "lapclip", "train", *QUICK.split(), cwd=tmp_path)
     assert "text → image" in said
+
+
+def check_contents(wheel: Path, sdist: Path) -> None:
+    """The wheel has the package with its pages and all licences, and nothing else; the sdist also what builds it."""
+    package = {
+        str(path.relative_to(ROOT / "src"))
+        for path in (ROOT / "src" / "lapclip").rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert {"lapclip/py.typed", "lapclip/page/search.html", "lapclip/page/uPlot.LICENSE"} < package
+    about = f"lapclip-{__version__}.dist-info"
+    licences = {f"{about}/licenses/LICENSE", f"{about}/licenses/src/lapclip/page/uPlot.LICENSE"}
+    others = {
+        f"{about}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "top_level.txt")
+    }
+    with ZipFile(wheel) as archive:
+        assert set(archive.namelist()) == package | licences | others
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames() if archive.getmember(name).isfile()}
+    documents = {"README.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE"}
+    build = {"pyproject.toml", "MANIFEST.in", "setup.cfg", "PKG-INFO"}
+    made = {name for name in names if name.startswith("src/lapclip.egg-info/")}
+    assert names - made == {f"src/{name}" for name in package} | documents | build
 
 
 def test_twenty_kills_at_any_moment_change_nothing():

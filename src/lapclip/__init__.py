@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from lapclip.embedder import TEMPLATES, Embedder, load
     from lapclip.errors import UserError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["TEMPLATES", "Config", "Embedder", "UserError", "load", "load_config"]
 
 HOMES = {

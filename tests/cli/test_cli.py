@@ -4,6 +4,7 @@ import json
 import re
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -166,6 +167,56 @@ def test_help_costs_little_more_than_the_libraries_that_print_it():
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(ours) < 2 * min(theirs)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    for name in ("ZSH", "ZSH_CUSTOM", "ZSH_VERSION", "BASH_VERSION", "FISH_VERSION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_bash_completes_commands_flags_and_values_and_files_elsewhere(home, capsys):
+    (home / ".bashrc").write_text("alias mine=ls")  # without a line break at its end
+    for _ in range(2):  # a second time changes nothing
+        assert run_command(["--install-completion", "--shell", "bash"]) == 0
+    assert "`~/.bashrc` loads it" in said(capsys)
+    lines = (home / ".bashrc").read_text().splitlines()
+    assert lines[0] == "alias mine=ls" and len(lines) == 3
+    ask = """
+        . ~/.bashrc; complete -p lapclip
+        for line in "lapclip tra" "lapclip runs st" "lapclip train --minu" "lapclip train --size na" "lapclip train phot"; do
+            COMP_WORDS=($line); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=(); _lapclip; echo "${COMPREPLY[*]}"
+        done"""
+    asked = ["bash", "--norc", "-c", ask]
+    done = subprocess.run(asked, capture_output=True, text=True, env=environment(HOME=str(home)), check=True)
+    registered, *answers = done.stdout.splitlines()
+    assert answers == ["train", "stop", "--minutes", "nano", ""] and done.stderr == ""
+    assert "-o default" in registered, "no answer: bash offers files, as without completion"
+
+
+@pytest.mark.parametrize(
+    ("shell", "file"),
+    [("zsh", ".zsh/completions/_cyclopts_lapclip"), ("fish", ".config/fish/completions/lapclip.fish")],
+)
+def test_completion_for_other_shells_is_a_script_they_can_read(home, shell, file, capsys):
+    assert run_command(["--install-completion", "--shell", shell]) == 0
+    assert ("autoload -Uz compinit" in said(capsys)) == (shell == "zsh")
+    assert "Train a CLIP from images and captions" in (home / file).read_text()
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", home / file], check=True)
+
+
+def test_completion_that_cannot_be_installed_says_why(home, monkeypatch, capsys):
+    from cyclopts.completion import detect
+
+    monkeypatch.setattr(detect, "detect_shell", lambda: "powershell")
+    assert run_command(["--install-completion"]) == 1
+    assert "completion is not available for `powershell`\nhint: name one: `lapclip --install" in said(capsys)
+    (home / ".config").write_text("not a folder")
+    assert run_command(["--install-completion", "--shell", "fish"]) == 1
+    assert re.search(r"cannot install completion: `.*`: Not a directory\nhint: ", said(capsys))
 
 
 def test_version_is_said():

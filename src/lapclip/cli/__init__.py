@@ -14,6 +14,7 @@ from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensEr
 
 from lapclip import __version__
 from lapclip.cli.bench import bench
+from lapclip.cli.completion import install_completion
 from lapclip.cli.data import data
 from lapclip.cli.evaluate import evaluate
 from lapclip.cli.export import export
@@ -41,6 +42,7 @@ app.command(train)
 app.command(evaluate, name="eval")
 for command in (index, search, serve, models, data, bench, report, runs, watch, export, reproduce):
     app.command(command)
+app.command(install_completion, name="--install-completion")
 
 
 def run_command(arguments: list[str]) -> int:
