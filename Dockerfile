@@ -5,10 +5,11 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/lapclip
 WORKDIR /source
 
-# Without CUDA, which the usual index adds to torch on Linux: several gigabytes. Its other packages come from the usual index, below.
+# The usual index has torch with CUDA on Linux: several gigabytes. To leave it out, pass the options of PyTorch's installation
+# page for the CPU: --build-arg TORCH_OPTIONS="--index-url ..."; its other packages come from the usual index, below.
+ARG TORCH_OPTIONS=""
 COPY constraints.txt ./
-RUN /opt/lapclip/bin/pip install --no-deps --constraint constraints.txt \
-    --index-url https://download.pytorch.org/whl/cpu torch
+RUN /opt/lapclip/bin/pip install --no-deps --constraint constraints.txt ${TORCH_OPTIONS} torch
 
 ARG EXTRAS=heic
 COPY pyproject.toml MANIFEST.in README.md LICENSE ./
