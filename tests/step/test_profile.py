@@ -6,12 +6,13 @@ from tiny import BATCH, new_model
 from torch import nn
 
 from lapclip.config import Plan, TrainConfig
-from lapclip.machine.device import processor
+from lapclip.machine.device import has_glibc, processor, set_up_process
+from lapclip.machine.hardware import memory_now
 from lapclip.model.clip import CLIP
 from lapclip.runs.events import KINDS_OF_MEMORY, PARTS
 from lapclip.step.loss import softmax_loss
 from lapclip.step.optim import build_optimizer
-from lapclip.step.profile import StepProfiler, gradient_norms
+from lapclip.step.profile import Inspector, StepProfiler, gradient_norms
 from lapclip.step.step import Update, move
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -84,3 +85,22 @@ def test_norms_by_layer_are_the_whole_gradient_in_order():
     ]  # fmt: skip
     profiler.record_gradients(model)
     assert profiler.grad_norms == norms
+
+
+@pytest.mark.skipif(not has_glibc(), reason="another allocator")
+def test_memory_that_is_held_but_free_is_returned_to_the_system():
+    set_up_process(1, keep_memory=True)
+    inspector, profiler = (
+        Inspector(max_memory=None, recompute=False),
+        StepProfiler(processor(), can_count=True),
+    )
+    model, optimizer = step(profiler)
+    memory = profiler.memory(model, optimizer, INPUTS.tensors)
+    before = inspector.inspected(profiler, memory, step=1, seconds=1.0).memory_used
+    blocks = [torch.ones(2**18) for _ in range(1024)]
+    last = blocks.pop()  # above the others, so that the heap cannot shrink
+    del blocks
+    with_gaps = inspector.inspected(profiler, memory, step=2, seconds=1.0).memory_used
+    assert with_gaps > before + 2**29, "the allocator keeps it"
+    assert memory_now()[0] < before + 2**29 < with_gaps
+    assert last.sum() == 2**18

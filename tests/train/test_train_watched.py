@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from PIL import Image
 from test_train import of, steps_written, trained, trained_elsewhere
 
 from lapclip.evaluate.pool import Pool
+from lapclip.machine.hardware import own_peak_bytes
 from lapclip.machine.power import Battery
 from lapclip.runs.events import PARTS, Continued, Evaluated, Finished, Inspected, Paused, Saved, Step, Warned
 from lapclip.runs.run import open_run
@@ -45,6 +47,15 @@ def test_a_profile_accounts_for_the_whole_step_and_changes_nothing(with_train, m
         assert total == pytest.approx(step.grad_norm, rel=1e-3)
         assert 0 < profiled.memory["activations"] < profiled.memory_used <= profiled.memory_peak
         assert profiled.memory_limit == 3_500_000_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak of a process cannot be reset")
+def test_the_peak_memory_of_a_run_is_not_that_of_what_the_process_did_before(with_train):
+    earlier = np.ones(2**28)
+    del earlier
+    before = own_peak_bytes()
+    _, events = trained(with_train(steps=2))
+    assert 0 < of(Finished, events)[-1].peak_memory_bytes < before - 2**29
 
 
 def test_evaluations_have_a_loss_and_snapshots_with_the_same_captions_all_through_the_run(tmp_path):

@@ -3,6 +3,7 @@
 Profiling makes a step a little slower and changes none of its numbers.
 """
 
+import math
 import re
 import time
 from collections import Counter, defaultdict
@@ -23,6 +24,7 @@ from lapclip.machine.sensors import Sensors
 from lapclip.runs.events import PARTS, Inspected
 
 SECONDS_BETWEEN = 5.0  # with the steps in between, events stay under 5 MB an hour
+MAX_GROWTH = 1.1  # of the memory in use, until what is free in it is returned to the system
 
 
 class Profiler:
@@ -141,7 +143,7 @@ class Inspector:
 
     def __init__(self, *, max_memory: float | None, recompute: bool):
         self.limit = int(max_memory * 1e9) if max_memory is not None else None
-        self.peak = 0
+        self.peak, self.lowest = 0, math.inf  # of what was used at an inspection
         self.recompute = recompute
         self.sensors = Sensors()
         self.sensors.read()  # shares are counted from here
@@ -160,7 +162,9 @@ class Inspector:
         """The event of a step that was profiled and took so many seconds; `memory` is of its profiler."""
         self.last, device = time.monotonic(), profiler.device
         used, peak = (device.peak_bytes(),) * 2 if device.is_accelerator else memory_now()
-        self.peak = max(self.peak, peak)
+        self.peak, self.lowest = max(self.peak, peak), min(self.lowest, used)
+        if not device.is_accelerator and used > MAX_GROWTH * self.lowest:
+            device.release_memory()  # captions of many lengths leave gaps in the heap
         parts = {part: round(profiler.parts[part], 6) for part in PARTS}
         known = sum(parts.values()) - parts["other"] + profiler.overhead_seconds
         parts["other"] = round(max(0.0, seconds - known), 6)

@@ -37,7 +37,7 @@ from lapclip.data.tokenizer import WORDS, Tokenizer, train_tokenizer, words_of
 from lapclip.errors import UserError, install_command, shortened, shortened_path, typed
 from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
-from lapclip.machine.hardware import read_machine, versions
+from lapclip.machine.hardware import read_machine, reset_peak_memory, versions
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run, bases_of, new_run
 from lapclip.step.loss import NEEDS_BIAS
@@ -133,6 +133,7 @@ def preparing(
     config: Config, name: str | None, data: Data, reserved: Run | None = None
 ) -> Generator[str, None, Run]:
     """Trains the tokenizer, resolves what is undecided, and writes the run folder, whole or not at all."""
+    reset_peak_memory()  # not that of an earlier run in this process
     tokenizer, draft = draft_of(config, data)
     resolved, choices, rate = yield from resolve_here(draft)
     machine = asdict(draft.machine) | {"bench": rate}
