@@ -39,7 +39,6 @@ class Run:
     last_step_written: float = field(default=0.0, repr=False)
     step_left_out: Step | None = field(default=None, repr=False)
     handle: int | None = field(default=None, repr=False)  # of the lock, while this process holds it
-    is_reserved: bool = field(default=False, repr=False)  # held for a training that has not begun
 
     @property
     def name(self) -> str:
@@ -137,9 +136,8 @@ class Run:
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
         """Holds the run's lock; what ends the block badly is written down as `Failed` on its way."""
-        if not self.is_reserved:
+        if self.handle is None:  # else it is `reserved`
             self.take_lock()
-        self.is_reserved = False
         try:
             yield
         finally:
@@ -149,12 +147,10 @@ class Run:
     def reserved(self, handle: int) -> Iterator[None]:
         """Holds the lock that the process that started this one took for it, until `owned` goes on with it."""
         self.take_lock(handle)
-        self.is_reserved = True
         try:
             yield
         finally:
-            if self.is_reserved:
-                self.is_reserved = False
+            if self.handle is not None:
                 self.let_go(sys.exception())
 
     def let_go(self, problem: BaseException | None) -> None:
@@ -266,19 +262,19 @@ def is_leftover(path: Path) -> bool:
     return is_known and not any((path / "checkpoints").glob("*"))
 
 
-def all_runs(folder: Path = RUNS) -> list[Run]:
-    """Every run of a folder, those being set up too; the newest first."""
+def all_runs() -> list[Run]:
+    """Every run of this folder, those being set up too; the newest first."""
     try:
-        visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        visible = [path for path in RUNS.iterdir() if not path.name.startswith(".")]
     except OSError:
         return []
     found = [Run(path) for path in visible if is_run(path)]
     return sorted(found, key=lambda run: (run.last_change(), run.name), reverse=True)
 
 
-def newest_run(folder: Path = RUNS) -> Run | None:
+def newest_run() -> Run | None:
     """The run that is being trained; of several, or none, the one where something happened last."""
-    runs = all_runs(folder)
+    runs = all_runs()
     return next((run for run in runs if run.owner() is not None), runs[0] if runs else None)
 
 
