@@ -283,7 +283,7 @@ class Loop:
         validation, started = self.data.validation, time.perf_counter()
         pool, recall, general = self.measure()
         self.pool = pool
-        self.faults |= dict.fromkeys(pool.faults)
+        self.faults |= dict.fromkeys(pool.unreadable.values())
         with torch.no_grad():
             scale, bias = model.scale().cpu(), None if model.bias is None else model.bias.cpu()
             loss = pool_loss(pool, self.update.loss_fn, scale, bias, batch_size)
