@@ -120,8 +120,7 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
     devices = with_processor(devices_for(config))
     file = folder_for(read_machine(), {"ops": [device.name for device in devices]}) / "ops.json"
     known = None if fresh else load(file, KnownOps)
-    timings = known.ops if known else []
-    when = known.when if known else time.time()
+    timings, when = (known.ops, known.when) if known else ([], time.time())
     if not timings:
         set_up_process(DEFAULT_THREADS)  # as in training: one that frees memory triples large copies
         for timing in time_ops(devices):

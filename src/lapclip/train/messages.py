@@ -93,18 +93,14 @@ def is_finite(model: nn.Module) -> bool:
 def diverged(step: int, what: str, lr: float, run: Run) -> UserError:
     newest = checkpoint.latest(run.checkpoints)
     kept = f"; `{newest}` was saved before" if newest else "; no checkpoint had been saved yet"
-    return UserError(
-        f"training diverged at step {step + 1}: {what}{kept}",
-        hint=f"start again with a lower learning rate: `--lr {min(lr / 3, 1e-3):.1g}`",
-    )
+    hint = f"start again with a lower learning rate: `--lr {min(lr / 3, 1e-3):.1g}`"
+    return UserError(f"training diverged at step {step + 1}: {what}{kept}", hint=hint)
 
 
 def refuse_if_too_many(faults: Collection[str], data: Data, tolerated: float) -> None:
     if len(faults) > max(MAX_FAULTS_NAMED, tolerated * data.training.num_pairs):
-        raise UserError(
-            f"{len(faults):,} images could not be read during training, the last one is {list(faults)[-1]}",
-            hint="check that the source still exists; `--max-unreadable` allows more",
-        )
+        what = f"{len(faults):,} images could not be read during training, the last one is {list(faults)[-1]}"
+        raise UserError(what, hint="check that the source still exists; `--max-unreadable` allows more")
 
 
 def out_of_memory(step: int, plan: Plan) -> Warned:

@@ -59,10 +59,8 @@ def open_here(config: Config) -> Generator[Progress, None, Data]:
         what = "`--general` needs a pretrained model whose two towers were trained together"
         raise UserError(what, hint="name one: `--from MODEL`")
     if config.data.format == "images":
-        hint = "search them instead: `lapclip index FOLDER --model NAME`"
-        raise UserError(
-            "`--format images` is for checking images without captions, not for training", hint=hint
-        )
+        what = "`--format images` is for checking images without captions, not for training"
+        raise UserError(what, hint="search them instead: `lapclip index FOLDER --model NAME`")
     data = yield from open_source(config.data, shape_of(config.model).image_size)
     for part in data.parts:
         if part.files is not None:
@@ -176,7 +174,10 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
         follow |= {*PLAN} if "device" in flags else {"chunk"}
     asked = {name for name, choice in choices.items() if choice.origin == "asked"}
     config = load_config(run.path / "config.toml", flags)
-    config = with_values(config, dict.fromkeys(follow - flags.keys() - asked) | since_then(config))
+    # What a run that was written before there were these settings trains with.
+    new = {"captions_per_image": 1, "word_dropout": 0.0, "dropout": 0.0}
+    since_then = {name: value_of(config, name) or value for name, value in new.items()}
+    config = with_values(config, dict.fromkeys(follow - flags.keys() - asked) | since_then)
     _, draft = draft_of(config, data or finished(open_here(config)), own_tokenizer(config, run))
     resolved, new_choices, rate = yield from resolve_here(draft)
     if resolved != before:
@@ -184,12 +185,6 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
         changed = {n: c for n, c in new_choices.items() if n in flags or c.origin != "asked"}
         run.write_machine(machine | recorded(kept | changed) | ({"bench": rate} if rate else {}))
     return resolved
-
-
-def since_then(config: Config) -> dict[str, Any]:
-    """What a run that was written before there were these settings trains with."""
-    new = {"captions_per_image": 1, "word_dropout": 0.0, "dropout": 0.0}
-    return {name: value_of(config, name) or before for name, before in new.items()}
 
 
 def own_tokenizer(config: Config, run: Run) -> Tokenizer:
@@ -217,9 +212,8 @@ def draft_of(
     config, choices = resolve_settings(config, summary, kind)
     assert config.train.batch_size and config.model.text_length
     random, several = np.random.default_rng(0), config.data.captions_per_image or 1
-    longest = [
-        random.choice(lengths, config.train.batch_size * several).max() for _ in range(32)
-    ]  # of a batch
+    in_batch = config.train.batch_size * several
+    longest = [random.choice(lengths, in_batch).max() for _ in range(32)]
     num_tokens = min(config.model.text_length, -(-int(np.median(longest)) // 8) * 8)
     work = Work(config.model, config.train, tokenizer.vocab_size, num_tokens, several)
     return tokenizer, Draft(config, choices, summary, read_machine(), work)
@@ -317,10 +311,9 @@ def training_words(data: Data) -> list[str] | None:
 def refuse_if_other(run: Run, data: Data) -> None:
     """A run may find its data in another place, but not other data."""
     if run.load_machine().get("data") not in (None, data.fingerprint):
-        raise UserError(
-            f"`{data.source}` has other pairs than when run `{run.name}` started",
-            hint=f"make a run with its settings: `lapclip train --config {typed(run.path)}/config.toml --source ...`",
-        )
+        what = f"`{data.source}` has other pairs than when run `{run.name}` started"
+        again = f"lapclip train --config {typed(run.path)}/config.toml --source ..."
+        raise UserError(what, hint=f"make a run with its settings: `{again}`")
 
 
 def check_up(config: Config, part: Part) -> Report:

@@ -30,15 +30,9 @@ def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
     kept = sorted(folder.glob("step-*.json"))
     for old in kept[1::2] if len(kept) >= MAX_KEPT else ():
         old.unlink()
-    is_pair_MN = pair_matrix(pool)
-    content = {
-        "step": step,
-        "queries": [
-            found_for(query, folder, source, pool, is_pair_MN)
-            for query in different_captions(pool, NUM_QUERIES)
-        ],
-        "matrix": matrix(folder, source, pool),
-    }
+    is_pair_MN, chosen = pair_matrix(pool), different_captions(pool, NUM_QUERIES)
+    queries = [found_for(query, folder, source, pool, is_pair_MN) for query in chosen]
+    content = {"step": step, "queries": queries, "matrix": matrix(folder, source, pool)}
     path = folder / f"step-{step:06d}.json"
     write_atomically(path, json.dumps(content, separators=(",", ":")))
     return f"{folder.name}/{path.name}"

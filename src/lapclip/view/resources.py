@@ -28,10 +28,8 @@ def time_section(summary: Summary) -> Section:
 def memory_section(summary: Summary) -> Section:
     kinds, last = summary.history.memory_by_kind, summary.history.inspected
     rows: list[tuple[str, Any]] = [(k, NOT_MEASURED if v is None else v) for k, v in kinds.items()]
-    if summary.history.peak_memory is not None:
-        rows.append(("peak of the process", summary.history.peak_memory))
-    if last is not None:
-        rows.append(("limit", last.memory_limit))
+    totals = {"peak of the process": summary.history.peak_memory, "limit": last and last.memory_limit}
+    rows += [(name, held) for name, held in totals.items() if held is not None]
     words = ["Maximum of each kind; the process also includes the program and its libraries."] * bool(kinds)
     return Section("Memory", words, tables=[Table("Memory", columns_of("kind, maximum: bytes"), rows)])
 
