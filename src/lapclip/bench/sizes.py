@@ -203,6 +203,5 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
 def speed_up(results: Sequence[SizeResult], result: SizeResult) -> float | None:
     """How much faster than the processor, at the same size."""
     cpu = processor().name
-    same = (r.pairs_per_second for r in results if (r.size, r.device) == (result.size, cpu))
-    reference = next(same, None)
+    reference = next((r.pairs_per_second for r in results if (r.size, r.device) == (result.size, cpu)), None)
     return result.pairs_per_second / reference if reference and result.device != cpu else None

@@ -74,13 +74,12 @@ def predicted_rate(choice: Candidate, draft: Draft, workers: int) -> float | Non
 def as_json(result: StepsResult) -> dict[str, Any]:
     """The part of `lapclip bench --json` that is about steps."""
     model, train, measured = result.resolved.model, result.resolved.train, result.measured
-    candidates = measured.candidates
     return {
         "size": model.size,
         "batch_size": train.batch_size,
         "keep_patches": train.keep_patches,
         "num_parameters": result.num_parameters,
-        "candidates": [candidate_json(c) | {"rejected": remark_on(c, measured)} for c in candidates],
+        "candidates": [candidate_json(c) | {"rejected": remark_on(c, measured)} for c in measured.candidates],
         "choice": candidate_json(result.choice),
         "reasons": result.reasons,
         "predicted_pairs_per_second": result.predicted,

@@ -107,8 +107,7 @@ class Mistake:
     def record(self, source: Source) -> dict[str, Any]:
         """As in `lapclip eval --json`."""
         places = [(self.index, self.score), *self.found]
-        own, *found = [
-            # JSON has no NaN.
+        own, *found = [  # JSON has no NaN
             {"picture": source.name(n), "index": n, "score": round(s, 4) if math.isfinite(s) else None}
             for n, s in places
         ]

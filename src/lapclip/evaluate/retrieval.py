@@ -91,10 +91,8 @@ def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> LongWork[
     ranks = []
     for pool, its_links in zip(pools, links, strict=True):
         ranks.append((yield from rank_both(pool, its_links, published)))
-    images = np.concatenate(folds)
-    units = {
-        way: independent_units(whole, share_captions=way == "text_to_image")[images] for way in DIRECTIONS
-    }
+    used = np.concatenate(folds)
+    units = {way: independent_units(whole, share_captions=way == "text_to_image")[used] for way in DIRECTIONS}
     return Retrieved(pools, links, ranks, units)
 
 

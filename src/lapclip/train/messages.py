@@ -11,6 +11,7 @@ from lapclip.data.advice import data_command, in_eights, percentiles
 from lapclip.data.doctor import remarks, unseen_classes
 from lapclip.data.open import Data, first_unreadable
 from lapclip.data.split import own_side
+from lapclip.diagnose.machine import RAN_OUT
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
 from lapclip.machine.power import read_battery
@@ -106,7 +107,7 @@ def refuse_if_too_many(faults: Collection[str], data: Data, tolerated: float) ->
 def out_of_memory(step: int, plan: Plan) -> Warned:
     message = f"memory ran out: the chunk is now {plan.chunk} pairs, with the same gradients"
     hint = f"close other programs, or start with `--chunk {plan.chunk}`"
-    return Warned(step, message, hint, kind="memory-ran-out")
+    return Warned(step, message, hint, kind=RAN_OUT)
 
 
 def slept(step: int, seconds: float) -> Warned:

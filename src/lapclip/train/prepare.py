@@ -327,9 +327,7 @@ def check_up(config: Config, part: Part) -> Report:
     size = shape_of(config.model)
     report = examine(files, lengths, text_length=size.text_length, tokenizer=kind, image_size=size.image_size)
     share = [files.share] * (files.share.value > SHARE and not report.own_split)
-    advice = [
-        own for own in report.advice + share if not own.setting or value_of(config, own.setting) is None
-    ]
+    advice = [a for a in report.advice + share if not a.setting or value_of(config, a.setting) is None]
     num = files.pack.num_needing_extra
     try:
         refuse_if_broken(files, config.data.max_unreadable)
