@@ -106,10 +106,6 @@ def rows_of(evidence: Evidence) -> list[Row]:
     return [row for rows in (*kinds, device_rows, energy_rows) for row in rows(evidence)]
 
 
-def seconds_of(value: float) -> str:
-    return f"{value:.3g} s"
-
-
 def time_rows(evidence: Evidence) -> Iterator[Row]:
     history, machine = evidence.summary.history, evidence.summary.machine
     started, epochs = history.started, evidence.epochs
@@ -119,8 +115,9 @@ def time_rows(evidence: Evidence) -> Iterator[Row]:
     parameters = started.num_parameters if started else None
     yield compared("parameters", NUM_PARAMETERS, parameters, count, shape, within=0)
     each = median(e.seconds for e in epochs.values()) if epochs else None
-    yield compared("time of an epoch", (155.0, 162.0), each, seconds_of, here)
-    yield compared("time of a batch", (7.0, 9.0), each and each / NUM_STEPS, seconds_of, here)
+    seconds = "{:.3g} s".format
+    yield compared("time of an epoch", (155.0, 162.0), each, seconds, here)
+    yield compared("time of a batch", (7.0, 9.0), each and each / NUM_STEPS, seconds, here)
     whole = history.seconds if len(epochs) == NUM_EPOCHS else None
     yield compared("time of 15 epochs", 39 * 60.0, whole, duration, here)
     saved = history.saved.bytes if history.saved else None

@@ -3,7 +3,7 @@
 import re
 import shutil
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from lapclip.machine.hardware import read_machine, versions
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run, bases_of, new_run
 from lapclip.step.loss import NEEDS_BIAS
-from lapclip.units import Progress, age, finished, plural
+from lapclip.units import LongWork, StagedWork, age, finished, plural
 from lapclip.weights import checkpoint, reading
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
@@ -53,7 +53,7 @@ NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
 
 
-def open_here(config: Config) -> Generator[Progress, None, Data]:
+def open_here(config: Config) -> LongWork[Data]:
     """Opens the data of a run, and says how far packing is; too many broken images are an error."""
     if config.data.general and not config.model.base:
         what = "`--general` needs a pretrained model whose two towers were trained together"
@@ -73,7 +73,7 @@ def open_here(config: Config) -> Generator[Progress, None, Data]:
     return data
 
 
-def seen_before(config: Config, data: Data) -> Generator[Progress, None, set[str]]:
+def seen_before(config: Config, data: Data) -> LongWork[set[str]]:
     """The stamps of the images that the run this one starts from was trained on, and those before it."""
     own = replace(config.data, source=data.source, images=data.images)
     seen, image_size = set[str](), shape_of(config.model).image_size
@@ -85,7 +85,7 @@ def seen_before(config: Config, data: Data) -> Generator[Progress, None, set[str
     return seen
 
 
-def open_general(config: Config, data: Data) -> Generator[Progress, None, Sample]:
+def open_general(config: Config, data: Data) -> LongWork[Sample]:
     """As `lapclip eval` opens it: of what this run or the pretrained model is trained on only validation images."""
     assert config.data.general and config.model.base
     share = config.data.validation_share or (data.found["validation_share"].value if data.found else None)
@@ -127,9 +127,7 @@ def prepare(config: Config, name: str | None = None, data: Data | None = None) -
     return finished(preparing(config, name, data or finished(open_here(config))))
 
 
-def preparing(
-    config: Config, name: str | None, data: Data, reserved: Run | None = None
-) -> Generator[str, None, Run]:
+def preparing(config: Config, name: str | None, data: Data, reserved: Run | None = None) -> StagedWork[Run]:
     """Trains the tokenizer, resolves what is undecided, and writes the run folder, whole or not at all."""
     tokenizer, draft = draft_of(config, data)
     resolved, choices, rate = yield from resolve_here(draft)
@@ -164,7 +162,7 @@ def write_run(
     return run
 
 
-def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Generator[str, None, Config]:
+def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> StagedWork[Config]:
     """Changes a run's settings; what followed from them is resolved again."""
     before, machine = run.load_config(), run.load_machine()
     choices = recorded_choices(before, machine)
@@ -219,7 +217,7 @@ def draft_of(
     return tokenizer, Draft(config, choices, summary, read_machine(), work)
 
 
-def resolve_here(draft: Draft) -> Generator[str, None, tuple[Config, Choices, dict[str, float]]]:
+def resolve_here(draft: Draft) -> StagedWork[tuple[Config, Choices, dict[str, float]]]:
     """Resolves on this machine, by measuring where that is worth it; and how fast the chosen plan was then."""
     measured = yield from try_out(draft)
     resolved, choices = draft.resolve(measured)
