@@ -90,10 +90,8 @@ def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries:
     try:
         for query in different_captions(pool, num_queries):
             found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: sheet.NUM_FOUND]
-            pictures = [
-                (source.image(int(pool.indices[n]), sheet.TILE), bool(is_pair_MN[query, n])) for n in found
-            ]
-            rows.append((pool.captions[query], pictures))
+            pictures = [source.image(index, sheet.TILE) for index in pool.indices[found].tolist()]
+            rows.append((pool.captions[query], list(zip(pictures, is_pair_MN[query, found], strict=True))))
         sheet.draw_found(path, rows)
     except (UserError, Unreadable) as problem:
         return Warned(step, str(problem), "the model is saved; free some disk space")
