@@ -39,6 +39,7 @@ class Run:
     last_step_written: float = field(default=0.0, repr=False)
     step_left_out: Step | None = field(default=None, repr=False)
     handle: int | None = field(default=None, repr=False)  # of the lock, while this process holds it
+    is_reserved: bool = field(default=False, repr=False)  # held for a training that has not begun
 
     @property
     def name(self) -> str:
@@ -136,8 +137,9 @@ class Run:
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
         """Holds the run's lock; what ends the block badly is written down as `Failed` on its way."""
-        if self.handle is None:  # else it is `reserved`
+        if not self.is_reserved:
             self.take_lock()
+        self.is_reserved = False
         try:
             yield
         finally:
@@ -147,10 +149,12 @@ class Run:
     def reserved(self, handle: int) -> Iterator[None]:
         """Holds the lock that the process that started this one took for it, until `owned` goes on with it."""
         self.take_lock(handle)
+        self.is_reserved = True
         try:
             yield
         finally:
-            if self.handle is not None:
+            if self.is_reserved:
+                self.is_reserved = False
                 self.let_go(sys.exception())
 
     def let_go(self, problem: BaseException | None) -> None:
