@@ -25,6 +25,7 @@ class Progress:
 
 
 LongWork = Generator[Progress, None, T]  # yields how far it is, and returns its result
+StagedWork = Generator[str, None, T]  # yields what it does now, likewise
 
 
 def finished(work: Generator[object, None, T]) -> T:

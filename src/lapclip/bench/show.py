@@ -1,7 +1,7 @@
 """What `lapclip bench` measured, ready to be shown: for programs, as tables, and as a page."""
 
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from lapclip.config import Config, Plan
 from lapclip.data.open import Data
 from lapclip.machine.device import DEFAULT_THREADS, Device, processor, set_up_process
 from lapclip.machine.hardware import read_machine
-from lapclip.units import age, duration, listed, rate, short_count, size
+from lapclip.units import StagedWork, age, duration, listed, rate, short_count, size
 from lapclip.view.document import Chart, Document, Line, Points, Range, Ranges, Section, Table, columns_of
 from lapclip.view.html import write_html
 
@@ -29,7 +29,7 @@ class Result:
     section: Section
 
 
-Work = Generator[str, None, Result]
+Work = StagedWork[Result]
 
 
 def steps_section(config: Config, data: Data, command: str, *, compile: bool, fresh: bool) -> Work:
@@ -120,8 +120,7 @@ def ops_section(config: Config, *, fresh: bool) -> Work:
     devices = with_processor(devices_for(config))
     file = folder_for(read_machine(), {"ops": [device.name for device in devices]}) / "ops.json"
     known = None if fresh else load(file, KnownOps)
-    timings = known.ops if known else []
-    when = known.when if known else time.time()
+    timings, when = (known.ops, known.when) if known else ([], time.time())
     if not timings:
         set_up_process(DEFAULT_THREADS)  # as in training: one that frees memory triples large copies
         for timing in time_ops(devices):
@@ -151,11 +150,10 @@ def with_processor(devices: list[Device]) -> list[Device]:
 
 
 def ops_table(timings: Sequence[OpTiming]) -> Table:
-    parts = {"per call": "", "allocate": "allocate_", "first call": "first_call_", "launch": "launch_",
-             "compute": "compute_", "sync": "synchronise_"}  # fmt: skip
+    parts = {"per call": "seconds", "allocate": "allocate_seconds", "first call": "first_call_seconds",
+             "launch": "launch_seconds", "compute": "compute_seconds", "sync": "synchronise_seconds"}  # fmt: skip
     columns = columns_of("op, size: count, device, " + ", ".join(f"{name}: seconds" for name in parts))
-    seconds = [f"{part}seconds" for part in parts.values()]
-    rows = [(t.op, t.size, t.device, *(getattr(t, name) for name in seconds)) for t in timings]
+    rows = [(t.op, t.size, t.device, *(getattr(t, name) for name in parts.values())) for t in timings]
     return Table("operations, timed in blocks", columns, rows)
 
 

@@ -8,7 +8,7 @@ import json
 import multiprocessing
 import signal
 import statistics
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -30,6 +30,7 @@ from lapclip.machine.device import DEFAULT_THREADS, Device, processor, ran_out_o
 from lapclip.machine.hardware import limit_openmp_spinning, read_machine
 from lapclip.model.clip import flops_per_pair, shape_of
 from lapclip.train.prepare import draft_of
+from lapclip.units import StagedWork
 
 STUDIED = ("nano", "tiny", "small", "base", "medium", "large", "huge")
 EPOCH_PAIRS = 10_000
@@ -65,7 +66,7 @@ def predicted_speed_up(num_parameters: int) -> float:
 
 def study_sizes(
     devices: Sequence[Device], names: Sequence[str] = STUDIED, *, fresh: bool, max_memory: float | None
-) -> Generator[str, None, list[SizeResult]]:
+) -> StagedWork[list[SizeResult]]:
     """Every size on every device, smallest first."""
     machine = read_machine()
     results: list[SizeResult] = []
@@ -89,7 +90,7 @@ def study_sizes(
 
 def measure_or_estimate(
     name: str, device: str, room: float, smaller: SizeResult | None
-) -> Generator[str, None, SizeResult]:
+) -> StagedWork[SizeResult]:
     """Measures one size, in a new process; estimates it when it does not fit."""
     config = load_config(flags={"size": name})
     shape, vocab_size = shape_of(config.model), NUM_CHARACTERS if name in CHARACTER_SIZES else VOCABULARY
@@ -119,9 +120,7 @@ def measure_or_estimate(
     )
 
 
-def in_a_process(
-    name: str, device: str, room: float, rate: float | None
-) -> Generator[str, None, SizeResult | None]:
+def in_a_process(name: str, device: str, room: float, rate: float | None) -> StagedWork[SizeResult | None]:
     """None when the process died, as one does that takes more memory than there is."""
     spawn = multiprocessing.get_context("spawn")
     answers, answer = spawn.Pipe(duplex=False)
@@ -203,6 +202,5 @@ def measure_size(name: str, device: str, room: float, rate: float | None) -> Siz
 def speed_up(results: Sequence[SizeResult], result: SizeResult) -> float | None:
     """How much faster than the processor, at the same size."""
     cpu = processor().name
-    same = (r.pairs_per_second for r in results if (r.size, r.device) == (result.size, cpu))
-    reference = next(same, None)
+    reference = next((r.pairs_per_second for r in results if (r.size, r.device) == (result.size, cpu)), None)
     return result.pairs_per_second / reference if reference and result.device != cpu else None

@@ -1,6 +1,5 @@
 """The machine's facts and rates, and the real training step with every execution plan it allows: which is fastest."""
 
-from collections.abc import Generator
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, TypedDict
 
@@ -17,7 +16,7 @@ from lapclip.data.open import Data
 from lapclip.machine.device import device_named, present_devices
 from lapclip.machine.hardware import read_machine
 from lapclip.train.prepare import draft_of
-from lapclip.units import size
+from lapclip.units import StagedWork, size
 
 RACE_SECONDS = 45.0
 PATIENCE = 2.0  # seconds for a step in low precision
@@ -38,7 +37,7 @@ class StepsResult:
 
 def bench_steps(
     config: Config, data: Data | None = None, *, compile: bool, fresh: bool
-) -> Generator[str, None, StepsResult]:
+) -> StagedWork[StepsResult]:
     """Takes what was measured before, unless it must be fresh, or measures, which takes about a minute."""
     yield "preparing"
     _, draft = draft_of(config, data)
@@ -74,13 +73,12 @@ def predicted_rate(choice: Candidate, draft: Draft, workers: int) -> float | Non
 def as_json(result: StepsResult) -> dict[str, Any]:
     """The part of `lapclip bench --json` that is about steps."""
     model, train, measured = result.resolved.model, result.resolved.train, result.measured
-    candidates = measured.candidates
     return {
         "size": model.size,
         "batch_size": train.batch_size,
         "keep_patches": train.keep_patches,
         "num_parameters": result.num_parameters,
-        "candidates": [candidate_json(c) | {"rejected": remark_on(c, measured)} for c in candidates],
+        "candidates": [candidate_json(c) | {"rejected": remark_on(c, measured)} for c in measured.candidates],
         "choice": candidate_json(result.choice),
         "reasons": result.reasons,
         "predicted_pairs_per_second": result.predicted,
@@ -112,7 +110,7 @@ class Overview:
     machine: dict[str, Any] = field(default_factory=dict)
 
 
-def look_over(*, fresh: bool) -> Generator[str, None, Overview]:
+def look_over(*, fresh: bool) -> StagedWork[Overview]:
     """Reads the facts; rates come from the cache if they were measured before."""
     machine = read_machine()
     devices = list(present_devices())
@@ -141,9 +139,8 @@ def in_words(overview: Overview) -> list[str]:
         f" {machine['available_bytes'] / 1e9:.0f} GB free",
         machine["system"],
         f"Python {machine['python']}, torch {torch['version']} ({built})",
+        *[f"caches: {caches}"] * bool(caches),
     ]
-    if caches:
-        lines.append(f"caches: {caches}")
     for device in machine["devices"]:
         rate = overview.rates[device["name"]]
         speed = f"{rate['gemm_gflops']:,.0f} GFLOP/s, memory {rate['bandwidth_gbs']:.1f} GB/s"

@@ -4,8 +4,7 @@ Each sign looks at events and yields a warning whenever it holds; `Diagnosis` de
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
 
 from lapclip.config import Config
 from lapclip.diagnose import learning, machine
@@ -13,17 +12,12 @@ from lapclip.runs.events import Event, Started, Step, Warned
 
 MAX_TIMES = 3  # that one kind of warning is given in a run
 SECONDS_AWAY = 600.0  # of training without it, before it is news again
+Look = Callable[[Event], Iterable[Warned]]  # at one thing
 RECURRING = {"slower", "data-bound", "memory-near-limit"}  # of the machine; of learning, once is enough
 OF_ONE_PROCESS = (
     learning.Collapsed, learning.Pinned, learning.Duplicates, learning.Exploding, learning.Vanishing,
     machine.DataBound, machine.MemoryNearLimit, machine.Slower,
 )  # fmt: skip
-
-
-class Sign(Protocol):
-    """Looks at one thing."""
-
-    def look(self, event: Event) -> Iterable[Warned]: ...
 
 
 class Diagnosis:
@@ -32,15 +26,15 @@ class Diagnosis:
     def __init__(self, config: Config, name: str = "NAME"):
         self.config, self.name = config, name
         self.evaluations = learning.Evaluations(config)
-        self.signs: list[Sign] = self.new_signs()
+        self.signs = self.new_signs()
         self.num_given: Counter[str] = Counter()
         self.num_heard: Counter[str] = Counter()  # in the events of an earlier process
         self.held_at: dict[str, float] = {}  # seconds of training when a kind last held
         self.seconds = 0.0
         self.last: Step | None = None
 
-    def new_signs(self) -> list[Sign]:
-        return [self.evaluations, *(sign(self.config) for sign in OF_ONE_PROCESS)]
+    def new_signs(self) -> list[Look]:
+        return [self.evaluations.look, *(sign(self.config).look for sign in OF_ONE_PROCESS)]
 
     def look(self, event: Event) -> list[Warned]:
         """What an event shows to be wrong, unless it was said before."""
@@ -52,7 +46,7 @@ class Diagnosis:
             case Warned() if event.kind != machine.RAN_OUT:
                 self.num_heard[event.kind] += 1
                 self.held_at[event.kind] = self.seconds
-        found = (warned for sign in self.signs for warned in sign.look(event))
+        found = (warned for look in self.signs for warned in look(event))
         return [self.given(warned) for warned in found if self.is_news(warned.kind)]
 
     def at_end(self, step: int) -> list[Warned]:

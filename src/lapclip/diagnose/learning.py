@@ -34,7 +34,6 @@ class Collapsed:
 
     def __init__(self, config: Config):
         self.config = config
-        self.batch_size = config.train.batch_size or 2
         self.window = SURE_STEPS if (config.train.lr or 0.0) > HIGH_LR else CHANCE_STEPS
         self.steps: deque[Step] = deque(maxlen=self.window)
 
@@ -44,7 +43,7 @@ class Collapsed:
         self.steps.append(event)
         if len(self.steps) < self.window or event.progress < CHANCE_FROM:
             return
-        size = self.batch_size
+        size = self.config.train.batch_size or 2
         num_different = fmean(step.num_different or size for step in self.steps)
         if num_different < 2:
             return

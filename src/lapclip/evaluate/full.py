@@ -15,12 +15,12 @@ from lapclip.data.source import Source
 from lapclip.data.split import EvaluationSet
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError, printable
-from lapclip.evaluate.difficulty import accuracy_by_difficulty
 from lapclip.evaluate.few_shot import few_shot
 from lapclip.evaluate.pool import Links, Pool, embed_pools
-from lapclip.evaluate.retrieval import DIRECTIONS, KS, Ranks, Retrieved, batch_accuracy, retrieve
+from lapclip.evaluate.retrieval import Ranks, Retrieved, retrieve
 from lapclip.evaluate.statistics import sign_flips
 from lapclip.evaluate.zero_shot import Predictions, predict, zero_shot
+from lapclip.runs.history import DIRECTIONS, KS
 from lapclip.units import LongWork, Progress
 
 NUM_FOUND = 5  # wrong images listed with a mistake
@@ -56,14 +56,10 @@ def evaluate(
     used = whole.part(np.sort(np.concatenate(folds)))
     result: dict[str, Any] = {
         "model": embedder.name,
-        "num_images": len(used.indices),
-        "num_captions": len(used.captions),
+        **retrieved.summary(used, batch_size),
         "pool": {"size": len(folds[0]), "num_pools": len(folds)},
         "protocol": "published" if published else "shared",
-        **retrieved.summary(),
         "share_unknown_words": embedder.tokenizer.share_unknown(used.captions),
-        "in_batch": batch_accuracy(used, batch_size),
-        "negatives": accuracy_by_difficulty(used),
     }
     prompts = templates or embedder.templates
     predictions = yield from classify(embedder, whole, measured, prompts)
@@ -73,7 +69,7 @@ def evaluate(
         if learned := (yield from few_shot(predictions, group_N, embedder.scale)):
             result["few_shot"] = learned
     result["mistakes"] = [mistake.record(source) for mistake in mistakes_of(retrieved, num_mistakes)]
-    result["unreadable"] = [*measured.unreadable, *(source.name(index) for index in whole.unreadable)]
+    result["unreadable"] = [*measured.unreadable, *map(source.name, whole.unreadable)]
     if against is not None:
         other = yield from retrieve(pools[1], folds, published)
         result["against"] = {"model": against.name, **compare(retrieved, other)}
@@ -111,8 +107,7 @@ class Mistake:
     def record(self, source: Source) -> dict[str, Any]:
         """As in `lapclip eval --json`."""
         places = [(self.index, self.score), *self.found]
-        own, *found = [
-            # JSON has no NaN.
+        own, *found = [  # JSON has no NaN
             {"picture": source.name(n), "index": n, "score": round(s, 4) if math.isfinite(s) else None}
             for n, s in places
         ]

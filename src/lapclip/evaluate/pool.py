@@ -4,7 +4,7 @@ Shapes: N images, M captions, E numbers of an embedding; Q queries and A answers
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,8 +25,8 @@ class Pool:
     captions: list[str]
     indices: np.ndarray  # [N], the images' numbers in their source
     groups: np.ndarray  # [N], equal for equal images
-    faults: tuple[str, ...] = ()  # images that could not be read and are omitted, and why
-    unreadable: tuple[int, ...] = ()  # their numbers in their source
+    # Images that could not be read and are omitted, by their numbers in their source, and why.
+    unreadable: dict[int, str] = field(default_factory=dict)
 
     def part(self, images: np.ndarray) -> "Pool":
         """Some of the images, ascending, with their captions."""
@@ -54,7 +54,7 @@ def embed_pools(shown: Sequence[tuple[Embedder, Source]], num_images: int) -> Lo
     source, chunk = shown[0][1], min(embedder.chunk for embedder, _ in shown)
     sample, rows = source.sample(num_images), [list[np.ndarray]() for _ in shown]
     views = [(own, embedder.image_size) for embedder, own in shown]
-    kept, unreadable, faults = [], [], []
+    kept, unreadable = list[int](), dict[int, str]()
     for start in range(0, len(sample), chunk):
         yield Progress("embedding images", start, len(sample))
         images = []
@@ -63,14 +63,13 @@ def embed_pools(shown: Sequence[tuple[Embedder, Source]], num_images: int) -> Lo
                 images.append({view: view[0].image(index, view[1]) for view in {*views}})
                 kept.append(index)
             except Unreadable as problem:  # only of a streamed source
-                unreadable.append(index)
-                faults.append(f"`{shortened_path(source.name(index))}` {shortened(str(problem))}")
+                unreadable[index] = f"`{shortened_path(source.name(index))}` {shortened(str(problem))}"
         for its_rows, (embedder, _), view in zip(rows, shown, views, strict=True):
             its_rows.append(embedder.images([image[view] for image in images]))
     if not kept:
-        first = f", the first one {faults[0]}" if faults else ""
+        first = f", the first one {next(iter(unreadable.values()))}" if unreadable else ""
         hint = "check that the source still exists"
-        raise UserError(f"none of {len(faults)} validation images can be read{first}", hint=hint)
+        raise UserError(f"none of {len(unreadable)} validation images can be read{first}", hint=hint)
     indices = np.array(kept)
     captions_N = [source.captions(index) for index in kept]
     captions = [caption for some in captions_N for caption in some]
@@ -79,8 +78,8 @@ def embed_pools(shown: Sequence[tuple[Embedder, Source]], num_images: int) -> Lo
     pools = []
     for its_rows, (embedder, _) in zip(rows, shown, strict=True):
         text_ME = yield from embed_captions(embedder, captions)
-        image_NE, skipped = np.concatenate(its_rows), (tuple(faults), tuple(unreadable))
-        pools.append(Pool(image_NE, text_ME, image_of_caption, captions, indices, groups, *skipped))
+        image_NE = np.concatenate(its_rows)
+        pools.append(Pool(image_NE, text_ME, image_of_caption, captions, indices, groups, unreadable))
     return pools
 
 

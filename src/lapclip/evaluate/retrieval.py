@@ -15,11 +15,10 @@ from torch import Tensor
 from lapclip.evaluate.difficulty import accuracy_by_difficulty
 from lapclip.evaluate.pool import Links, Pool, caption_numbers
 from lapclip.evaluate.statistics import chance_of_none, intervals
+from lapclip.runs.history import DIRECTIONS, KS
 from lapclip.step.loss import Loss
 from lapclip.units import LongWork, Progress, finished
 
-KS = (1, 5, 10)
-DIRECTIONS = ("text_to_image", "image_to_text")
 MAX_CELLS = 16_000_000  # cosines in memory at once: about 200 MB with everything derived from them
 
 
@@ -36,13 +35,8 @@ class Ranks:
 
 def retrieval(pool: Pool, batch_size: int) -> dict[str, Any]:
     """Recall in both directions and accuracy in batches, as `Evaluated` events report them."""
-    return {
-        "num_images": len(pool.image_NE),
-        "num_captions": len(pool.text_ME),
-        **finished(retrieve(pool, [np.arange(len(pool.indices))], published=False)).summary(),
-        "in_batch": batch_accuracy(pool, batch_size),
-        "negatives": accuracy_by_difficulty(pool),
-    }
+    whole = [np.arange(len(pool.indices))]
+    return finished(retrieve(pool, whole, published=False)).summary(pool, batch_size)
 
 
 @dataclass(frozen=True)
@@ -54,8 +48,11 @@ class Retrieved:
     ranks: list[dict[str, Ranks]]  # by direction
     unit_N: dict[str, np.ndarray]  # by direction, over all pools: equal for images that count as one
 
-    def summary(self) -> dict[str, dict[str, Any]]:
-        table = {}
+    def summary(self, used: Pool, batch_size: int) -> dict[str, Any]:
+        """Recall over the pools, and accuracy in batches and by difficulty over all the images in them."""
+        table: dict[str, Any] = {"num_images": len(used.indices), "num_captions": len(used.captions)}
+        table["in_batch"] = batch_accuracy(used, batch_size)
+        table["negatives"] = accuracy_by_difficulty(used)
         for direction in DIRECTIONS:
             found_UK, asked_UK = self.by_unit(direction)
             low_K, high_K = intervals(found_UK, asked_UK).T
@@ -94,10 +91,8 @@ def retrieve(whole: Pool, folds: list[np.ndarray], published: bool) -> LongWork[
     ranks = []
     for pool, its_links in zip(pools, links, strict=True):
         ranks.append((yield from rank_both(pool, its_links, published)))
-    images = np.concatenate(folds)
-    units = {
-        way: independent_units(whole, share_captions=way == "text_to_image")[images] for way in DIRECTIONS
-    }
+    used = np.concatenate(folds)
+    units = {way: independent_units(whole, share_captions=way == "text_to_image")[used] for way in DIRECTIONS}
     return Retrieved(pools, links, ranks, units)
 
 

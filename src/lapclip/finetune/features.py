@@ -95,8 +95,7 @@ class Features:
             [self.captions[m] for m in captions],
             images,
             self.source.groups(images),
-            tuple(self.faults.values()),
-            tuple(self.faults),
+            self.faults,
         )
 
     def sample(self, num_images: int) -> np.ndarray:

@@ -1,6 +1,5 @@
 """The settings of both runs of `lapclip reproduce`, and what is measured besides them."""
 
-from collections.abc import Generator
 from typing import Any
 
 from lapclip.bench.show import ops_section
@@ -9,6 +8,7 @@ from lapclip.config import load_config
 from lapclip.machine.device import present_devices
 from lapclip.reproduce.figures import BATCH_SIZE, LR, NUM_EPOCHS, NUM_STEPS, Evidence
 from lapclip.runs.history import Summary
+from lapclip.units import StagedWork
 
 QUICK_EPOCHS, QUICK_MINUTES = 2, 0.5
 DOCUMENTS: dict[str, Any] = {
@@ -24,7 +24,7 @@ def settings_of(which: str, *, quick: bool, minutes: float = 0.0) -> dict[str, A
     return {"source": "synthetic", "minutes": QUICK_MINUTES if quick else minutes}
 
 
-def measure(summary: Summary, own: Summary, *, quick: bool) -> Generator[str, None, Evidence]:
+def measure(summary: Summary, own: Summary, *, quick: bool) -> StagedWork[Evidence]:
     """What the figures need besides the run; the quick command measures only what takes seconds."""
     if quick:
         return Evidence(summary, own)

@@ -84,11 +84,10 @@ def compared(
     why: str,
     *,
     within: float = 0.1,
-    is_share: bool = False,
     missing: str = FULL_ONLY,
     cannot: str = "",
 ) -> Row:
-    """A number beside the documents', or beside their range; `within` is a share of theirs, or points of a share."""
+    """A number beside the documents', or beside their range; `within` is a share of theirs, of a share in points."""
     low, high = theirs if isinstance(theirs, tuple) else (theirs, theirs)
     documents = show(low) if low == high else f"{show(low)} to {show(high)}"
     shown = str(Verdict.NOT_MEASURED) if ours is None else show(ours)
@@ -96,7 +95,7 @@ def compared(
         return Row(figure, documents, shown, Verdict.CANNOT_HOLD, cannot)
     if ours is None:
         return Row(figure, documents, shown, Verdict.NOT_MEASURED, missing)
-    margins = (within, within) if is_share else (within * low, within * high)
+    margins = (within, within) if show is percent else (within * low, within * high)
     agrees = low - margins[0] <= ours <= high + margins[1]
     return Row(figure, documents, shown, Verdict.AGREES if agrees else Verdict.DIFFERS, why)
 
@@ -105,10 +104,6 @@ def rows_of(evidence: Evidence) -> list[Row]:
     """Every figure of the documents."""
     kinds = (time_rows, learning_rows, validation_rows, memory_rows, step_rows, gradient_rows, negative_rows)
     return [row for rows in (*kinds, device_rows, energy_rows) for row in rows(evidence)]
-
-
-def seconds_of(value: float) -> str:
-    return f"{value:.3g} s"
 
 
 def time_rows(evidence: Evidence) -> Iterator[Row]:
@@ -120,8 +115,9 @@ def time_rows(evidence: Evidence) -> Iterator[Row]:
     parameters = started.num_parameters if started else None
     yield compared("parameters", NUM_PARAMETERS, parameters, count, shape, within=0)
     each = median(e.seconds for e in epochs.values()) if epochs else None
-    yield compared("time of an epoch", (155.0, 162.0), each, seconds_of, here)
-    yield compared("time of a batch", (7.0, 9.0), each and each / NUM_STEPS, seconds_of, here)
+    seconds = "{:.3g} s".format
+    yield compared("time of an epoch", (155.0, 162.0), each, seconds, here)
+    yield compared("time of a batch", (7.0, 9.0), each and each / NUM_STEPS, seconds, here)
     whole = history.seconds if len(epochs) == NUM_EPOCHS else None
     yield compared("time of 15 epochs", 39 * 60.0, whole, duration, here)
     saved = history.saved.bytes if history.saved else None
@@ -138,14 +134,13 @@ def learning_rows(evidence: Evidence) -> Iterator[Row]:
         own: dict[str, Any] = vars(epochs[n]) if n in epochs else {}
         yield compared(f"training loss, epoch {n}", loss, own.get("loss"), number, guessed)
         figure = f"training accuracy, epoch {n}"
-        yield compared(figure, accuracy, own.get("accuracy"), percent, learned, within=0.03, is_share=True)
+        yield compared(figure, accuracy, own.get("accuracy"), percent, learned, within=0.03)
         # AdamW changes a single parameter by about the learning rate in a step, and by no more.
         most = EPOCHS[1][2] * math.exp(n * NUM_STEPS * LR)
         bound = f"AdamW moves its logarithm by at most {LR:g} a step: {most:.3f} after {n * NUM_STEPS} steps"
         cannot = bound if temperature > 1.1 * most else ""
-        yield compared(
-            f"temperature, epoch {n}", temperature, own.get("temperature"), number, initial, cannot=cannot
-        )
+        ours = own.get("temperature")
+        yield compared(f"temperature, epoch {n}", temperature, ours, number, initial, cannot=cannot)
 
 
 def validation_rows(evidence: Evidence) -> Iterator[Row]:
@@ -154,9 +149,7 @@ def validation_rows(evidence: Evidence) -> Iterator[Row]:
     for n, theirs in VALIDATION.items():
         event = evaluated.get(n * NUM_STEPS)
         ours = find(event.recall, "in_batch", "accuracy") if event else None
-        yield compared(
-            f"validation accuracy, epoch {n}", theirs, ours, percent, few, within=0.11, is_share=True
-        )
+        yield compared(f"validation accuracy, epoch {n}", theirs, ours, percent, few, within=0.11)
     rising = "a rising validation loss is over-fitting; the documents call it good generalisation"
     for n, theirs in ((1, 2.77), (NUM_EPOCHS, 5.25)):
         event = evaluated.get(n * NUM_STEPS)
@@ -186,7 +179,7 @@ def step_rows(evidence: Evidence) -> Iterator[Row]:
     why = "means of profiled steps; the backward pass computes some activations again, to save memory"
     for part, theirs in PARTS.items():
         ours = own[part][0] if own else None
-        yield compared(f"share of a step: {part}", theirs, ours, percent, why, within=0.03, is_share=True)
+        yield compared(f"share of a step: {part}", theirs, ours, percent, why, within=0.03)
 
 
 def gradient_rows(evidence: Evidence) -> Iterator[Row]:
@@ -206,9 +199,7 @@ def negative_rows(evidence: Evidence) -> Iterator[Row]:
     why = "of lapclip's own run: 24 pairs are too few to divide; the documents do not say how they did"
     for level, theirs in NEGATIVES.items():
         ours = find(recall, "negatives", level)
-        yield compared(
-            f"accuracy among {level} negatives", theirs, ours, percent, why, within=0.1, is_share=True
-        )
+        yield compared(f"accuracy among {level} negatives", theirs, ours, percent, why)
 
 
 def device_rows(evidence: Evidence) -> Iterator[Row]:
@@ -224,13 +215,8 @@ def device_rows(evidence: Evidence) -> Iterator[Row]:
     rule = "100M parameters, batches of 32, a million values"
     ours = ", ".join(found) or str(Verdict.NOT_MEASURED)
     verdict = Verdict.DIFFERS if found else Verdict.NOT_MEASURED
-    yield Row(
-        "GPU worthwhile from",
-        rule,
-        ours,
-        verdict,
-        "measured for each machine, not a rule" if found else none_here,
-    )
+    why = "measured for each machine, not a rule" if found else none_here
+    yield Row("GPU worthwhile from", rule, ours, verdict, why)
     low = evidence.fastest(lambda c: c.plan.device == "cpu" and c.plan.precision != "fp32")
     which = (
         "whether half precision pays depends on the instructions of the CPU, so it is measured (bf16 here)"
@@ -242,15 +228,7 @@ def device_rows(evidence: Evidence) -> Iterator[Row]:
     yield compared("threads", 8, chosen, count, why, within=0)
     shares = evidence.summary.history.core_shares
     busy = "mean over all cores and the whole run, by any program"
-    yield compared(
-        "cores busy",
-        (0.70, 0.92),
-        fmean(shares) if shares else None,
-        percent,
-        busy,
-        within=0.03,
-        is_share=True,
-    )
+    yield compared("cores busy", (0.70, 0.92), fmean(shares) if shares else None, percent, busy, within=0.03)
     width = "one copy of a large block; the documents give the chip's 68 GB/s, of which 60 can be used"
     yield compared("memory bandwidth", 60.0, evidence.bandwidth_gbs, "{:.3g} GB/s".format, width)
 
@@ -267,9 +245,8 @@ def energy_rows(evidence: Evidence) -> Iterator[Row]:
     ours = 100 * accuracy / (history.joules / 3600) if accuracy is not None and history.joules else None
     points = "points of training accuracy, most of them memorised"
     yield compared("accuracy per watt-hour", 1.0, ours, "{:.1f} points".format, points, missing=unread)
-    heat = history.readings("temperature")
     unseen = "the temperature of this machine cannot be read"
-    hottest = max(heat) if heat else None
+    hottest = max(history.readings("temperature"), default=None)
     yield compared(
         "highest CPU temperature", 72.0, hottest, "{:.0f} °C".format, "on another machine", missing=unseen
     )

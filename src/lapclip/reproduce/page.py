@@ -1,13 +1,13 @@
 """The documents' experiment as one document: their figures beside ours, curves of both runs, and every system."""
 
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
-from lapclip.reproduce.figures import BATCH_SIZE, EPOCHS, Evidence, Row, Verdict, rows_of
+from lapclip.reproduce.figures import BATCH_SIZE, EPOCHS, Evidence, Verdict, rows_of
 from lapclip.reproduce.systems import NOT_YET, SYSTEMS
 from lapclip.runs.history import Summary
 from lapclip.units import duration, percent
-from lapclip.view.charts import overlaid
+from lapclip.view.charts import SHARES, overlaid, with_data
 from lapclip.view.document import Chart, Document, Line, Section, Table, columns_of
 from lapclip.view.report import results_table
 from lapclip.view.resources import machine_section
@@ -25,9 +25,8 @@ def document_of(evidence: Evidence) -> Document:
     theirs, own, rows = evidence.summary, evidence.own, rows_of(evidence)
     counts = {verdict: sum(row.verdict == verdict for row in rows) for verdict in Verdict}
     tiles = [(str(verdict), str(counts[verdict]), meaning) for verdict, meaning in MEANING.items()]
-    figures = Table(
-        "Figures", columns_of("figure, documents, lapclip, verdict, why"), [cells(row) for row in rows]
-    )
+    columns = columns_of("figure, documents, lapclip, verdict, why")
+    figures = Table("Figures", columns, [astuple(row) for row in rows])
     systems = Table("Systems", columns_of("number: count, system, where, command"), [
         (n, s.name, f"`src/lapclip/{s.where}`" if s.command else NOT_YET, f"`{s.command}`" if s.command else NOT_YET)
         for n, s in enumerate(SYSTEMS, 1)
@@ -44,10 +43,6 @@ def document_of(evidence: Evidence) -> Document:
     return Document(
         TITLE, "lapclip reproduce", about, sections, tiles, "Written by lapclip from the events of two runs."
     )
-
-
-def cells(row: Row) -> tuple[str, ...]:
-    return row.figure, row.documents, row.lapclip, str(row.verdict), row.why
 
 
 def sentences(summaries: list[Summary]) -> list[str]:
@@ -73,20 +68,9 @@ def epoch_charts(evidence: Evidence) -> list[Chart]:
             Line("documents", [(float(n), values[place]) for n, values in EPOCHS.items()], 1, "dots"),
             Line("lapclip", [(float(n), getattr(epoch, name)) for n, epoch in ours.items()], 0, "dots"),
         ]
-        drawn = [line for line in lines if line.points]
-        is_share = name == "accuracy"
-        charts.append(
-            Chart(
-                name.capitalize(),
-                "in training",
-                drawn,
-                is_share=is_share,
-                from_zero=is_share,
-                axis="epoch",
-                span=(1, 15),
-            )
-        )
-    return charts
+        look = SHARES if name == "accuracy" else {}
+        charts.append(Chart(name.capitalize(), "in training", lines, **look))
+    return with_data(charts, axis="epoch", span=(1, 15))
 
 
 def as_json(evidence: Evidence) -> dict[str, Any]:

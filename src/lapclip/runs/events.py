@@ -191,10 +191,7 @@ class Failed(Event):
     hint: str
 
 
-EVENTS: tuple[type[Event], ...] = (
-    Started, Step, Inspected, Evaluated, Interpolated, Warned, Paused, Continued, Saved, Finished, Failed,
-)  # fmt: skip
-KINDS = {kind.__name__: kind for kind in EVENTS}
+KINDS = {kind.__name__: kind for kind in Event.__subclasses__()}
 
 # The keys of nested values that views rely on, with their bounds; there may be more.
 SHARE, AMOUNT, FINITE = (0, 1), (0, 2**63), (-HUGE, HUGE)

@@ -38,6 +38,8 @@ from lapclip.units import is_number
 
 State = Literal["running", "paused", "finished", "stopped", "failed", "crashed"]
 OVER = ("finished", "stopped", "failed", "crashed")
+DIRECTIONS = ("text_to_image", "image_to_text")  # of recall
+KS = (1, 5, 10)  # of recall@k
 
 MAX_STEPS = 2000
 MAX_INSPECTIONS = 500
@@ -376,8 +378,7 @@ class History:
 
 def mean_recall(recall: dict[str, Any]) -> float:
     """What makes one evaluation better than another: all six recalls together, steadier than any one of them."""
-    ways = ("text_to_image", "image_to_text")
-    return sum(recall[way][f"recall@{k}"] for way in ways for k in (1, 5, 10)) / 6
+    return sum(recall[way][f"recall@{k}"] for way in DIRECTIONS for k in KS) / 6
 
 
 def stalled_since(recalls: Sequence[tuple[int, float]]) -> int | None:
@@ -394,8 +395,8 @@ def loss_limit(lowest: float, num_images: int) -> float:
 
 def is_chance(recall: dict[str, Any] | None) -> bool:
     """Whether no recall, in either direction, is significantly above chance; False where one was not measured."""
-    ways = (recall["text_to_image"], recall["image_to_text"]) if recall else ()
-    ends = [(way.get(f"interval@{k}"), way[f"chance@{k}"]) for way in ways for k in (1, 5, 10)]
+    ways = [recall[way] for way in DIRECTIONS] if recall else []
+    ends = [(way.get(f"interval@{k}"), way[f"chance@{k}"]) for way in ways for k in KS]
     is_measurable = any(chance < 1 for _, chance in ends)  # not with one caption for all images
     return is_measurable and all(interval and interval[0] <= chance for interval, chance in ends)
 
@@ -427,7 +428,6 @@ class Summary:
         self.follower = Follower(run.path / "events.jsonl")
         self.history = History()
         self.lock = Held()
-        self.said: Failed | None = None  # the failure that could only be written into the lock
         self.state: State = "running"
         self.is_preparing = True  # running, and not yet training
         self.machine: dict[str, Any] = {}
@@ -459,11 +459,11 @@ class Summary:
 
     def update(self, lock: Held, history: History) -> None:
         """The state by this lock and these events; those from before the lock was taken are of an earlier process."""
-        self.lock, self.history, self.said = lock, history, failure_in(lock.said)
+        self.lock, self.history = lock, history
         since = lock.taken or 0.0
         last = history.last if history.last and history.last.time >= since else None
         has_begun = last is not None or (history.started is not None and history.started.time >= since)
-        if lock.owner is None and self.said:
+        if lock.owner is None and failure_in(lock.said):
             self.state = "failed"
         elif isinstance(last, Finished):  # also while its process still holds the lock to write the report
             self.state = "finished" if last.reason == "budget" else "stopped"
@@ -486,7 +486,7 @@ class Summary:
     @property
     def failed(self) -> Failed | None:
         """Why it failed."""
-        return (self.said or self.history.failed) if self.state == "failed" else None
+        return (failure_in(self.lock.said) or self.history.failed) if self.state == "failed" else None
 
     @property
     def seconds_left(self) -> float | None:
@@ -607,7 +607,7 @@ class Summary:
         return {
             "state": self.state,
             "num_validation": self.num_validation,
-            **{f"recall@{k}": found.get(f"recall@{k}") for k in (1, 5, 10)},
+            **{f"recall@{k}": found.get(f"recall@{k}") for k in KS},
             "recall@1, picture -> words": back.get("recall@1"),
             "held-out loss": history.best.loss if history.best else None,
             "training loss": history.recently("loss"),

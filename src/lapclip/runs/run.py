@@ -266,19 +266,19 @@ def is_leftover(path: Path) -> bool:
     return is_known and not any((path / "checkpoints").glob("*"))
 
 
-def all_runs(folder: Path = RUNS) -> list[Run]:
-    """Every run of a folder, those being set up too; the newest first."""
+def all_runs() -> list[Run]:
+    """Every run of this folder, those being set up too; the newest first."""
     try:
-        visible = [path for path in folder.iterdir() if not path.name.startswith(".")]
+        visible = [path for path in RUNS.iterdir() if not path.name.startswith(".")]
     except OSError:
         return []
     found = [Run(path) for path in visible if is_run(path)]
     return sorted(found, key=lambda run: (run.last_change(), run.name), reverse=True)
 
 
-def newest_run(folder: Path = RUNS) -> Run | None:
+def newest_run() -> Run | None:
     """The run that is being trained; of several, or none, the one where something happened last."""
-    runs = all_runs(folder)
+    runs = all_runs()
     return next((run for run in runs if run.owner() is not None), runs[0] if runs else None)
 
 

@@ -145,25 +145,24 @@ class Loop:
             now.seconds += step_seconds
             now.num_pairs_seen += cfg.batch_size
             share = self.budget.share_done(now.step, now.seconds)
-            yield from self.tell(
-                Step(
-                    step=now.step,
-                    epoch=now.num_pairs_seen / self.data.training.num_pairs,
-                    num_pairs_seen=now.num_pairs_seen,
-                    loss=found.loss,
-                    accuracy=found.accuracy,
-                    lr=lr,
-                    temperature=1 / found.scale,
-                    grad_norm=found.grad_norm,
-                    pairs_per_second=cfg.batch_size / step_seconds,
-                    data_seconds=data_seconds,
-                    seconds=now.seconds,
-                    progress=min(1.0, share),
-                    seconds_left=max(0.0, now.seconds / share - now.seconds),
-                    num_different=len(np.unique(batch.caption_ids.reshape(cfg.batch_size, -1)[:, 0])),
-                    chance=inputs.chance,
-                )
+            step = Step(
+                step=now.step,
+                epoch=now.num_pairs_seen / self.data.training.num_pairs,
+                num_pairs_seen=now.num_pairs_seen,
+                loss=found.loss,
+                accuracy=found.accuracy,
+                lr=lr,
+                temperature=1 / found.scale,
+                grad_norm=found.grad_norm,
+                pairs_per_second=cfg.batch_size / step_seconds,
+                data_seconds=data_seconds,
+                seconds=now.seconds,
+                progress=min(1.0, share),
+                seconds_left=max(0.0, now.seconds / share - now.seconds),
+                num_different=len(np.unique(batch.caption_ids.reshape(cfg.batch_size, -1)[:, 0])),
+                chance=inputs.chance,
             )
+            yield from self.tell(step)
             if step_seconds < elapsed_seconds:
                 yield from self.tell(messages.slept(now.step, elapsed_seconds - step_seconds))
             elif isinstance(profiler, StepProfiler):
@@ -188,31 +187,29 @@ class Loop:
         """What is reported before the first step."""
         cfg, now, run, data = self.config.train, self.now, self.run, self.data
         assert cfg.batch_size and cfg.chunk, "resolved"
-        yield from self.tell(
-            Started(
-                step=now.step,
-                seconds=now.seconds,
-                pid=os.getpid(),
-                num_parameters=self.update.model.num_parameters,
-                num_trained=self.update.model.num_trained if cfg.tune else None,
-                num_train=data.training.num_pairs,
-                batch_size=cfg.batch_size,
-                chunk=cfg.chunk,
-                device=self.update.plan.device,
-                threads=torch.get_num_threads(),
-                minutes=cfg.minutes,
-                total_steps=self.budget.steps,
-                validation_limit=messages.validation_limit(data, self.config.data.num_validation),
-            )
+        begun = Started(
+            step=now.step,
+            seconds=now.seconds,
+            pid=os.getpid(),
+            num_parameters=self.update.model.num_parameters,
+            num_trained=self.update.model.num_trained if cfg.tune else None,
+            num_train=data.training.num_pairs,
+            batch_size=cfg.batch_size,
+            chunk=cfg.chunk,
+            device=self.update.plan.device,
+            threads=torch.get_num_threads(),
+            minutes=cfg.minutes,
+            total_steps=self.budget.steps,
+            validation_limit=messages.validation_limit(data, self.config.data.num_validation),
         )
+        yield from self.tell(begun)
         if self.distrust is not None:
             self.keep_plan(device=self.distrust, precision="as the device", compile="as the device")
             hint = "include the output of `lapclip bench --json` in a bug report"
             yield from self.tell(Warned(now.step, f"{self.distrust}; training on the CPU instead", hint))
         has_changed = run.load_machine().get("data") not in (None, data.fingerprint)
-        yield from self.tell(
-            *messages.before_training(data, self.embedder, now.step, self.config, has_changed)
-        )
+        known = messages.before_training(data, self.embedder, now.step, self.config, has_changed)
+        yield from self.tell(*known)
         if now.step == 0 and cfg.tune is None and any(part.files for part in data.parts):
             measured = run.load_machine().get("bench", {}).get("pairs_per_second")
             rate, num = measured or typical_rate(self.update.model.size), data.training.num_pairs
@@ -262,28 +259,27 @@ class Loop:
         yield from self.tell(*self.diagnosis.at_end(now.step))
         self.is_over = True
         best = checkpoint.best(self.run.checkpoints)
-        yield from self.tell(
-            Finished(
-                reason=reason,
-                step=now.step,
-                epochs=now.num_pairs_seen / self.data.training.num_pairs,
-                seconds=now.seconds,
-                num_pairs_seen=now.num_pairs_seen,
-                pairs_per_second=now.num_pairs_seen / max(now.seconds, 1e-9),
-                peak_memory_bytes=peak,
-                num_parameters=self.update.model.num_parameters,
-                recall=self.kept_recall or now.best_recall,
-                best_step=now.best_step,
-                checkpoint=str(best) if best else None,
-            )
+        ended = Finished(
+            reason=reason,
+            step=now.step,
+            epochs=now.num_pairs_seen / self.data.training.num_pairs,
+            seconds=now.seconds,
+            num_pairs_seen=now.num_pairs_seen,
+            pairs_per_second=now.num_pairs_seen / max(now.seconds, 1e-9),
+            peak_memory_bytes=peak,
+            num_parameters=self.update.model.num_parameters,
+            recall=self.kept_recall or now.best_recall,
+            best_step=now.best_step,
+            checkpoint=str(best) if best else None,
         )
+        yield from self.tell(ended)
 
     def evaluate(self) -> Iterator[Event]:
         now, model, batch_size = self.now, self.update.model, self.config.train.batch_size or 1
         validation, started = self.data.validation, time.perf_counter()
         pool, recall, general = self.measure()
         self.pool = pool
-        self.faults |= dict.fromkeys(pool.faults)
+        self.faults |= dict.fromkeys(pool.unreadable.values())
         with torch.no_grad():
             scale, bias = model.scale().cpu(), None if model.bias is None else model.bias.cpu()
             loss = pool_loss(pool, self.update.loss_fn, scale, bias, batch_size)
@@ -325,9 +321,8 @@ class Loop:
         return pool, recall, retrieval(self.embed(general, general.num_pairs), batch_size)
 
     def embed(self, source: Source, num_images: int) -> Pool:
-        if self.cached is not None:
-            return self.cached.pool(self.embedder, source, num_images)
-        return embed_pool(self.embedder, source, num_images)
+        embed = embed_pool if self.cached is None else self.cached.pool
+        return embed(self.embedder, source, num_images)
 
     def save(self) -> Event:
         started = time.perf_counter()

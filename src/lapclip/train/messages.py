@@ -11,6 +11,7 @@ from lapclip.data.advice import data_command, in_eights, percentiles
 from lapclip.data.doctor import remarks, unseen_classes
 from lapclip.data.open import Data, first_unreadable
 from lapclip.data.split import own_side
+from lapclip.diagnose.machine import RAN_OUT
 from lapclip.embedder import Embedder
 from lapclip.errors import UserError
 from lapclip.machine.power import read_battery
@@ -93,24 +94,20 @@ def is_finite(model: nn.Module) -> bool:
 def diverged(step: int, what: str, lr: float, run: Run) -> UserError:
     newest = checkpoint.latest(run.checkpoints)
     kept = f"; `{newest}` was saved before" if newest else "; no checkpoint had been saved yet"
-    return UserError(
-        f"training diverged at step {step + 1}: {what}{kept}",
-        hint=f"start again with a lower learning rate: `--lr {min(lr / 3, 1e-3):.1g}`",
-    )
+    hint = f"start again with a lower learning rate: `--lr {min(lr / 3, 1e-3):.1g}`"
+    return UserError(f"training diverged at step {step + 1}: {what}{kept}", hint=hint)
 
 
 def refuse_if_too_many(faults: Collection[str], data: Data, tolerated: float) -> None:
     if len(faults) > max(MAX_FAULTS_NAMED, tolerated * data.training.num_pairs):
-        raise UserError(
-            f"{len(faults):,} images could not be read during training, the last one is {list(faults)[-1]}",
-            hint="check that the source still exists; `--max-unreadable` allows more",
-        )
+        what = f"{len(faults):,} images could not be read during training, the last one is {list(faults)[-1]}"
+        raise UserError(what, hint="check that the source still exists; `--max-unreadable` allows more")
 
 
 def out_of_memory(step: int, plan: Plan) -> Warned:
     message = f"memory ran out: the chunk is now {plan.chunk} pairs, with the same gradients"
     hint = f"close other programs, or start with `--chunk {plan.chunk}`"
-    return Warned(step, message, hint, kind="memory-ran-out")
+    return Warned(step, message, hint, kind=RAN_OUT)
 
 
 def slept(step: int, seconds: float) -> Warned:

@@ -3,7 +3,7 @@
 import re
 import shutil
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -41,7 +41,7 @@ from lapclip.machine.hardware import read_machine, reset_peak_memory, versions
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run, bases_of, new_run
 from lapclip.step.loss import NEEDS_BIAS
-from lapclip.units import Progress, age, finished, plural
+from lapclip.units import LongWork, StagedWork, age, finished, plural
 from lapclip.weights import checkpoint, reading
 
 NUM_CAPTIONS_READ = 20_000  # to train the tokenizer on
@@ -53,16 +53,14 @@ NUM_FETCHES = 4  # of which the fastest counts: others may be busy
 SIDE_WORDS = re.compile(r"\b(left|right|links|rechts|gauche|droite|izquierda|derecha)\b", re.IGNORECASE)
 
 
-def open_here(config: Config) -> Generator[Progress, None, Data]:
+def open_here(config: Config) -> LongWork[Data]:
     """Opens the data of a run, and says how far packing is; too many broken images are an error."""
     if config.data.general and not config.model.base:
         what = "`--general` needs a pretrained model whose two towers were trained together"
         raise UserError(what, hint="name one: `--from MODEL`")
     if config.data.format == "images":
-        hint = "search them instead: `lapclip index FOLDER --model NAME`"
-        raise UserError(
-            "`--format images` is for checking images without captions, not for training", hint=hint
-        )
+        what = "`--format images` is for checking images without captions, not for training"
+        raise UserError(what, hint="search them instead: `lapclip index FOLDER --model NAME`")
     data = yield from open_source(config.data, shape_of(config.model).image_size)
     for part in data.parts:
         if part.files is not None:
@@ -75,7 +73,7 @@ def open_here(config: Config) -> Generator[Progress, None, Data]:
     return data
 
 
-def seen_before(config: Config, data: Data) -> Generator[Progress, None, set[str]]:
+def seen_before(config: Config, data: Data) -> LongWork[set[str]]:
     """The stamps of the images that the run this one starts from was trained on, and those before it."""
     own = replace(config.data, source=data.source, images=data.images)
     seen, image_size = set[str](), shape_of(config.model).image_size
@@ -87,7 +85,7 @@ def seen_before(config: Config, data: Data) -> Generator[Progress, None, set[str
     return seen
 
 
-def open_general(config: Config, data: Data) -> Generator[Progress, None, Sample]:
+def open_general(config: Config, data: Data) -> LongWork[Sample]:
     """As `lapclip eval` opens it: of what this run or the pretrained model is trained on only validation images."""
     assert config.data.general and config.model.base
     share = config.data.validation_share or (data.found["validation_share"].value if data.found else None)
@@ -129,9 +127,7 @@ def prepare(config: Config, name: str | None = None, data: Data | None = None) -
     return finished(preparing(config, name, data or finished(open_here(config))))
 
 
-def preparing(
-    config: Config, name: str | None, data: Data, reserved: Run | None = None
-) -> Generator[str, None, Run]:
+def preparing(config: Config, name: str | None, data: Data, reserved: Run | None = None) -> StagedWork[Run]:
     """Trains the tokenizer, resolves what is undecided, and writes the run folder, whole or not at all."""
     reset_peak_memory()  # not that of an earlier run in this process
     tokenizer, draft = draft_of(config, data)
@@ -167,7 +163,7 @@ def write_run(
     return run
 
 
-def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Generator[str, None, Config]:
+def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> StagedWork[Config]:
     """Changes a run's settings; what followed from them is resolved again."""
     before, machine = run.load_config(), run.load_machine()
     choices = recorded_choices(before, machine)
@@ -177,7 +173,10 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
         follow |= {*PLAN} if "device" in flags else {"chunk"}
     asked = {name for name, choice in choices.items() if choice.origin == "asked"}
     config = load_config(run.path / "config.toml", flags)
-    config = with_values(config, dict.fromkeys(follow - flags.keys() - asked) | since_then(config))
+    # What a run that was written before there were these settings trains with.
+    new = {"captions_per_image": 1, "word_dropout": 0.0, "dropout": 0.0}
+    since_then = {name: value_of(config, name) or value for name, value in new.items()}
+    config = with_values(config, dict.fromkeys(follow - flags.keys() - asked) | since_then)
     _, draft = draft_of(config, data or finished(open_here(config)), own_tokenizer(config, run))
     resolved, new_choices, rate = yield from resolve_here(draft)
     if resolved != before:
@@ -185,12 +184,6 @@ def revising(run: Run, flags: Mapping[str, object], data: Data | None) -> Genera
         changed = {n: c for n, c in new_choices.items() if n in flags or c.origin != "asked"}
         run.write_machine(machine | recorded(kept | changed) | ({"bench": rate} if rate else {}))
     return resolved
-
-
-def since_then(config: Config) -> dict[str, Any]:
-    """What a run that was written before there were these settings trains with."""
-    new = {"captions_per_image": 1, "word_dropout": 0.0, "dropout": 0.0}
-    return {name: value_of(config, name) or before for name, before in new.items()}
 
 
 def own_tokenizer(config: Config, run: Run) -> Tokenizer:
@@ -218,15 +211,14 @@ def draft_of(
     config, choices = resolve_settings(config, summary, kind)
     assert config.train.batch_size and config.model.text_length
     random, several = np.random.default_rng(0), config.data.captions_per_image or 1
-    longest = [
-        random.choice(lengths, config.train.batch_size * several).max() for _ in range(32)
-    ]  # of a batch
+    in_batch = config.train.batch_size * several
+    longest = [random.choice(lengths, in_batch).max() for _ in range(32)]
     num_tokens = min(config.model.text_length, -(-int(np.median(longest)) // 8) * 8)
     work = Work(config.model, config.train, tokenizer.vocab_size, num_tokens, several)
     return tokenizer, Draft(config, choices, summary, read_machine(), work)
 
 
-def resolve_here(draft: Draft) -> Generator[str, None, tuple[Config, Choices, dict[str, float]]]:
+def resolve_here(draft: Draft) -> StagedWork[tuple[Config, Choices, dict[str, float]]]:
     """Resolves on this machine, by measuring where that is worth it; and how fast the chosen plan was then."""
     measured = yield from try_out(draft)
     resolved, choices = draft.resolve(measured)
@@ -318,10 +310,9 @@ def training_words(data: Data) -> list[str] | None:
 def refuse_if_other(run: Run, data: Data) -> None:
     """A run may find its data in another place, but not other data."""
     if run.load_machine().get("data") not in (None, data.fingerprint):
-        raise UserError(
-            f"`{data.source}` has other pairs than when run `{run.name}` started",
-            hint=f"make a run with its settings: `lapclip train --config {typed(run.path)}/config.toml --source ...`",
-        )
+        what = f"`{data.source}` has other pairs than when run `{run.name}` started"
+        again = f"lapclip train --config {typed(run.path)}/config.toml --source ..."
+        raise UserError(what, hint=f"make a run with its settings: `{again}`")
 
 
 def check_up(config: Config, part: Part) -> Report:
@@ -335,9 +326,7 @@ def check_up(config: Config, part: Part) -> Report:
     size = shape_of(config.model)
     report = examine(files, lengths, text_length=size.text_length, tokenizer=kind, image_size=size.image_size)
     share = [files.share] * (files.share.value > SHARE and not report.own_split)
-    advice = [
-        own for own in report.advice + share if not own.setting or value_of(config, own.setting) is None
-    ]
+    advice = [a for a in report.advice + share if not a.setting or value_of(config, a.setting) is None]
     num = files.pack.num_needing_extra
     try:
         refuse_if_broken(files, config.data.max_unreadable)

@@ -30,15 +30,9 @@ def take_snapshot(run: Path, source: Source, pool: Pool, step: int) -> str:
     kept = sorted(folder.glob("step-*.json"))
     for old in kept[1::2] if len(kept) >= MAX_KEPT else ():
         old.unlink()
-    is_pair_MN = pair_matrix(pool)
-    content = {
-        "step": step,
-        "queries": [
-            found_for(query, folder, source, pool, is_pair_MN)
-            for query in different_captions(pool, NUM_QUERIES)
-        ],
-        "matrix": matrix(folder, source, pool),
-    }
+    is_pair_MN, chosen = pair_matrix(pool), different_captions(pool, NUM_QUERIES)
+    queries = [found_for(query, folder, source, pool, is_pair_MN) for query in chosen]
+    content = {"step": step, "queries": queries, "matrix": matrix(folder, source, pool)}
     path = folder / f"step-{step:06d}.json"
     write_atomically(path, json.dumps(content, separators=(",", ":")))
     return f"{folder.name}/{path.name}"
@@ -96,10 +90,8 @@ def draw_learned(path: Path, source: Source, pool: Pool, step: int, num_queries:
     try:
         for query in different_captions(pool, num_queries):
             found = (pool.text_ME[query] @ pool.image_NE.T).argsort()[::-1][: sheet.NUM_FOUND]
-            pictures = [
-                (source.image(int(pool.indices[n]), sheet.TILE), bool(is_pair_MN[query, n])) for n in found
-            ]
-            rows.append((pool.captions[query], pictures))
+            pictures = [source.image(index, sheet.TILE) for index in pool.indices[found].tolist()]
+            rows.append((pool.captions[query], list(zip(pictures, is_pair_MN[query, found], strict=True))))
         sheet.draw_found(path, rows)
     except (UserError, Unreadable) as problem:
         return Warned(step, str(problem), "the model is saved; free some disk space")

@@ -137,8 +137,7 @@ def marks_of(summary: Summary) -> list[tuple[float, str]]:
     history = summary.history
     marks = [(float(start.step), "resumed") for start in history.starts[1:] if start.step]
     for pause in history.pauses:
-        lasted = f" {duration(pause.seconds)}" if pause.seconds is not None else ""
-        marks.append((pause.step, f"paused{lasted}"))
+        marks.append((pause.step, "paused" if pause.seconds is None else f"paused {duration(pause.seconds)}"))
     return [*marks, (history.num_steps, "end" if summary.is_over else "now")] if history.step else marks
 
 

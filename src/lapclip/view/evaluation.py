@@ -5,15 +5,14 @@ from itertools import product
 from typing import Any
 
 from lapclip.errors import code, shortened, shortened_path
+from lapclip.runs.history import KS
 from lapclip.units import count, listed, percent, plural
 from lapclip.view.document import Document, Found, HeatMap, Query, Range, Ranges, Section, Table, columns_of
 from lapclip.view.html import as_html
 from lapclip.view.learning import difficulty_section
-from lapclip.view.lines import interval
+from lapclip.view.lines import WAYS, interval
 from lapclip.view.report import recall_words
 
-WAYS = (("text_to_image", "text → image"), ("image_to_text", "image → text"))
-KS = (1, 5, 10)
 IN_WORDS = {
     "text → image @1": "the correct image first",
     "image → text @1": "the correct caption first",

@@ -53,7 +53,7 @@ def words(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(one_line(text)))))  # noqa: S704  # escaped
 
 
-def as_data(content: bytes, media_type: str = "image/png") -> Markup:
+def as_data(content: bytes, media_type: str) -> Markup:
     return Markup(f"data:{media_type};base64,{base64.b64encode(content).decode()}")  # noqa: S704
 
 

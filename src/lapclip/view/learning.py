@@ -157,8 +157,7 @@ def stretches_section(history: History, kind: str, stretches: Sequence[Stretch])
     note = f"chance: accuracy {percent(history.chance)}" if history.chance else ""
     if note and history.recall:
         note += f", recall@1 {percent(history.recall['text_to_image']['chance@1'])}"
-    tables = [Table(title, columns, rows, note)]
-    return Section(title, words if kind == "tenth" else [], tables=tables)
+    return Section(title, words if kind == "tenth" else [], tables=[Table(title, columns, rows, note)])
 
 
 @dataclass(frozen=True)

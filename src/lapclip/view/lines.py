@@ -13,11 +13,12 @@ from rich.text import Text
 
 from lapclip.errors import code, one_line, printable, shortened_path
 from lapclip.runs.events import Continued, Evaluated, Event, Interpolated, Paused, Started, Step, Warned
-from lapclip.runs.history import History, Summary, mean_recall
+from lapclip.runs.history import KS, History, Summary, mean_recall
 from lapclip.units import duration, percent, plural
 
 SECONDS_BETWEEN_LINES = 10  # on a pipe
 SECONDS_BETWEEN_READS = 2.0
+WAYS = (("text_to_image", "text → image"), ("image_to_text", "image → text"))
 
 
 def sentence(event: Event, history: History) -> str:
@@ -173,13 +174,13 @@ def recall_table(recall: Mapping[str, Any], image: str = "validation image") -> 
     for heading in ("", "recall@1", "@5", "@10", "median rank"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     chances = []
-    for direction, name in (("text_to_image", "text → image"), ("image_to_text", "image → text")):
+    for direction, name in WAYS:
         found = recall[direction]
-        shares = [f"{found[f'recall@{k}']:.1%}" for k in (1, 5, 10)]
+        shares = [f"{found[f'recall@{k}']:.1%}" for k in KS]
         table.add_row(name, *shares, f"{found['median_rank']:g}")
-        intervals = [interval(found.get(f"interval@{k}")) for k in (1, 5, 10)]
+        intervals = [interval(found.get(f"interval@{k}")) for k in KS]
         table.add_row(" 95% interval", *intervals, style="dim")
-        chances.append([f"{found[f'chance@{k}']:.1%}" for k in (1, 5, 10)])
+        chances.append([f"{found[f'chance@{k}']:.1%}" for k in KS])
     table.add_row("chance", *chances[0])
     if chances[1] != chances[0]:
         table.add_row(" image → text", *chances[1])

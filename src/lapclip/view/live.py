@@ -105,10 +105,8 @@ def figures_of(summary: Summary) -> list[dict[str, str]]:
     chance, speed = references["accuracy"], history.recently("pairs_per_second") or 0.0
     share = f"{summary.bench_share:.0%} of bench" if summary.bench_share is not None else ""
     accuracy = percent(history.recently("accuracy") or 0.0)
-    found = [
-        ("loss", f"{history.recently('loss'):.3f}", loss),
-        ("in-batch accuracy", accuracy, of_chance(chance)),
-    ]
+    found = [("loss", f"{history.recently('loss'):.3f}", loss)]
+    found.append(("in-batch accuracy", accuracy, of_chance(chance)))
     for k in (1, 10):
         now, highest = (row_of_evaluation(e)[f"there_{k}"] if e else None for e in (validation, best))
         if now is not None:

@@ -16,13 +16,12 @@ from typing import Any
 from lapclip.errors import MissingPackage, UserError, printable
 from lapclip.files import cannot_write
 from lapclip.runs.events import Evaluated, Event, Failed, Follower, Inspected, Started, Step, Warned
-from lapclip.runs.history import Summary
+from lapclip.runs.history import DIRECTIONS, KS, Summary
 from lapclip.runs.run import Run
+from lapclip.view.live import STEP_COLUMNS
 
 SECONDS_BETWEEN_READS = 1.0
 SECONDS_TO_BEGIN = 10  # that a folder without a process and without events is given
-STEP_SCALARS = ("loss", "accuracy", "lr", "temperature", "grad_norm", "pairs_per_second")
-DIRECTIONS = ("text_to_image", "image_to_text")
 SUFFIX = ".lapclip"  # of our files, in a folder where others may write too
 
 
@@ -48,14 +47,14 @@ def scalars_of(event: Event) -> dict[str, float]:
     groups: dict[str, dict[str, Any]] = {}
     match event:
         case Step():
-            groups = {"training": {name: getattr(event, name) for name in STEP_SCALARS}}
+            groups = {"training": {name: getattr(event, name) for name in STEP_COLUMNS}}
         case Evaluated(recall=recall):
             negatives = recall.get("negatives") or {}
             levels = {level: negatives.get(level) for level in ("easy", "medium", "hard")}
             groups = {"negatives": levels, "validation": {"loss": event.loss}}
             for name, own in (("recall", recall), ("general", event.general)):
                 if own:
-                    keys = product(DIRECTIONS, (1, 5, 10))
+                    keys = product(DIRECTIONS, KS)
                     groups[name] = {f"{way}@{k}": own[way][f"recall@{k}"] for way, k in keys}
         case Inspected(readings=readings):
             total = sum(event.parts.values()) or 1.0

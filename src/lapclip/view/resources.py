@@ -3,7 +3,7 @@
 from typing import Any
 
 from lapclip.config import SETTINGS, SHAPE
-from lapclip.errors import one_line, shortened, typed
+from lapclip.errors import one_line, typed
 from lapclip.runs.history import Summary
 from lapclip.units import NOT_MEASURED, UNKNOWN, count, duration, energy, number, percent, plural, rate, size
 from lapclip.view.document import Section, Table, columns_of, find, shown
@@ -28,10 +28,8 @@ def time_section(summary: Summary) -> Section:
 def memory_section(summary: Summary) -> Section:
     kinds, last = summary.history.memory_by_kind, summary.history.inspected
     rows: list[tuple[str, Any]] = [(k, NOT_MEASURED if v is None else v) for k, v in kinds.items()]
-    if summary.history.peak_memory is not None:
-        rows.append(("peak of the process", summary.history.peak_memory))
-    if last is not None:
-        rows.append(("limit", last.memory_limit))
+    totals = {"peak of the process": summary.history.peak_memory, "limit": last and last.memory_limit}
+    rows += [(name, held) for name, held in totals.items() if held is not None]
     words = ["Maximum of each kind; the process also includes the program and its libraries."] * bool(kinds)
     return Section("Memory", words, tables=[Table("Memory", columns_of("kind, maximum: bytes"), rows)])
 
@@ -120,10 +118,7 @@ def warnings_section(summary: Summary) -> Section:
     seen: dict[tuple[str, str], list[int]] = {}
     for warned in summary.history.warnings:
         seen.setdefault((one_line(warned.message), one_line(warned.hint)), []).append(warned.step)
-    rows = [
-        (steps[0], len(steps), shortened(message, 300), shortened(hint, 300))
-        for (message, hint), steps in list(seen.items())[:50]
-    ]
+    rows = [(steps[0], len(steps), *said) for said, steps in list(seen.items())[:50]]
     words = ["None."] if summary.history.num_steps and not rows else []
     columns = columns_of("step: count, times: count, warning, what to do")
     return Section("Warnings", words, tables=[Table("Warnings", columns, rows)])

@@ -23,14 +23,13 @@ from rich.text import Text
 
 from lapclip.errors import one_line
 from lapclip.runs.history import Summary
-from lapclip.units import UNKNOWN, duration, percent, size
+from lapclip.units import UNKNOWN, percent, size
 from lapclip.view import live
 from lapclip.view.braille import Point, bounds, columns, curve
 from lapclip.view.charts import thin
-from lapclip.view.lines import forgetting, how_far, what_now
+from lapclip.view.lines import SECONDS_BETWEEN_READS, forgetting, how_far, what_now
 from lapclip.view.live import Bar
 
-SECONDS_BETWEEN_READS = 2.0
 SECONDS_BETWEEN_SIZES = 0.25  # a window of another size is drawn again after that
 LEAVE = b"qQ\x04"  # Ctrl-D too
 MAX_CURVE_ROWS = 24
@@ -206,12 +205,11 @@ class View:
 
     def parts(self) -> RenderableType:
         """Where a step's time goes, a bar for each part."""
-        rows = [row for row in live.parts_of(self.history) if row["share"] is not None]
-        if not rows:
+        if not (rows := live.parts_of(self.history)):
             return Text("time of a step: not measured yet", "dim", no_wrap=True)
-        total = duration(sum((self.history.parts or {}).values()))
-        percents = [row | {"words": f"{row['share']:.0%}"} for row in rows]
-        return Group(heading(f"time of a step: {total}"), bars(percents))
+        *parts, total = rows
+        percents = [part | {"words": f"{part['share']:.0%}"} for part in parts]
+        return Group(heading(f"time of a step: {total['words']}"), bars(percents))
 
     def memory(self) -> RenderableType:
         """What holds the memory; the bar of the heading is the peak against the limit."""
