@@ -279,9 +279,8 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 def load_config(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Config:
     """Defaults, then the file, then flags (by setting name); all problems of both are reported at once."""
     problems: list[str] = []
-    config = Config()
-    if file is not None:
-        config = overlay(config, read_toml(file, problems), problems, "`{0.section}.{0.name}`")
+    written = read_toml(file, problems) if file else {}
+    config = overlay(Config(), written, problems, "`{0.section}.{0.name}`")
     config = overlay(config, flags or {}, problems, "`{0.flag}`")
     problems += contradictions(config)
     if problems:
