@@ -7,7 +7,6 @@ problems at once.
 import json
 import math
 import tomllib
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
@@ -247,9 +246,9 @@ def shown(value: object) -> str:
 def settings() -> Iterator[Setting]:
     """Every setting there is, in order."""
     for section in fields(Config):
-        for f, hint in zip(fields(section.type), typing.get_type_hints(section.type).values(), strict=True):  # type: ignore[arg-type]
-            options = [t for t in typing.get_args(hint) if t is not type(None)]
-            kind = options[0] if typing.get_origin(hint) in (typing.Union, types.UnionType) else hint
+        for f in fields(section.type):  # type: ignore[arg-type]
+            is_plain = typing.get_origin(f.type) in (None, Literal)
+            kind = f.type if is_plain else typing.get_args(f.type)[0]  # of `int | None`
             yield Setting(section.name, f.name, kind, f)
 
 
