@@ -7,7 +7,6 @@ problems at once.
 import json
 import math
 import tomllib
-import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
@@ -247,9 +246,9 @@ def shown(value: object) -> str:
 def settings() -> Iterator[Setting]:
     """Every setting there is, in order."""
     for section in fields(Config):
-        for f, hint in zip(fields(section.type), typing.get_type_hints(section.type).values(), strict=True):  # type: ignore[arg-type]
-            options = [t for t in typing.get_args(hint) if t is not type(None)]
-            kind = options[0] if typing.get_origin(hint) in (typing.Union, types.UnionType) else hint
+        for f in fields(section.type):  # type: ignore[arg-type]
+            is_plain = typing.get_origin(f.type) in (None, Literal)
+            kind = f.type if is_plain else typing.get_args(f.type)[0]  # of `int | None`
             yield Setting(section.name, f.name, kind, f)
 
 
@@ -279,9 +278,8 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 def load_config(file: Path | None = None, flags: Mapping[str, object] | None = None) -> Config:
     """Defaults, then the file, then flags (by setting name); all problems of both are reported at once."""
     problems: list[str] = []
-    config = Config()
-    if file is not None:
-        config = overlay(config, read_toml(file, problems), problems, "`{0.section}.{0.name}`")
+    written = read_toml(file, problems) if file else {}
+    config = overlay(Config(), written, problems, "`{0.section}.{0.name}`")
     config = overlay(config, flags or {}, problems, "`{0.flag}`")
     problems += contradictions(config)
     if problems:

@@ -11,16 +11,8 @@ import psutil
 import pytest
 from conftest import wait_for
 
-from lapclip.machine.power import (
-    UNREADABLE,
-    Battery,
-    PackagePower,
-    keep_awake,
-    parse_ioreg,
-    parse_macmon,
-    read_battery,
-    reason_to_pause,
-)
+from lapclip.machine.power import UNREADABLE, Battery, keep_awake, read_battery, reason_to_pause
+from lapclip.machine.sensors import PackagePower, parse_ioreg, parse_macmon
 
 STUB = """#!/bin/sh
 echo "$$ $@" > {said}.new && mv {said}.new {said}

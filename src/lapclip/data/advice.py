@@ -182,5 +182,4 @@ def warnings(facts: DataFacts) -> Iterator[str]:
     if classes and (ratio := classes["largest"][1] / classes["smallest"][1]) > MAX_CLASS_RATIO:
         yield f"the largest class has {ratio:,.0f} times as many images as the smallest, which will be found less often"
     if facts.share_cut > MAX_CUT and not advise_text_length(facts):
-        cut = percent(facts.share_cut)
-        yield f"{cut} of the captions are truncated at {facts.text_length} tokens"
+        yield f"{percent(facts.share_cut)} of the captions are truncated at {facts.text_length} tokens"

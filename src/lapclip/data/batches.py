@@ -87,9 +87,8 @@ def load_batches(
                 several = (batch_size, each)
                 tokens, ends = tokens.reshape(*several, -1), ends.reshape(several)
                 caption_ids = caption_ids.reshape(several)
-            groups = source.groups(some.indices)
             about = some.faults, some.indices, tuple(some.captions[::each])
-            yield Batch(some.images, tokens, ends, groups, caption_ids, *about)
+            yield Batch(some.images, tokens, ends, source.groups(some.indices), caption_ids, *about)
 
 
 def fetch_ahead(

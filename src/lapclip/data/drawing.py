@@ -26,31 +26,25 @@ PAINT: dict[str, Colour] = {
     "white": (245, 245, 240),
     "black": (35, 35, 40),
 }
-# Sky above, ground below, and the colour of the ground's pattern.
-GROUND: dict[str, tuple[Colour, Colour, Colour]] = {
-    "meadow": ((150, 205, 245), (125, 185, 85), (105, 165, 70)),
-    "desert": ((185, 215, 240), (225, 195, 135), (205, 172, 112)),
-    "snow field": ((190, 210, 235), (232, 238, 245), (205, 216, 232)),
-    "beach": ((140, 200, 245), (240, 222, 172), (95, 170, 215)),
-    "pond": ((165, 210, 215), (105, 165, 190), (130, 185, 205)),
-    "farm": ((170, 210, 240), (175, 145, 95), (150, 120, 75)),
-    "forest floor": ((75, 110, 75), (110, 95, 60), (90, 78, 48)),
-    "savanna": ((215, 215, 190), (205, 180, 95), (185, 160, 78)),
-    "street": ((185, 195, 205), (112, 112, 118), (228, 228, 222)),
-    "square": ((180, 200, 220), (190, 180, 168), (165, 155, 145)),
-    "harbour": ((170, 200, 225), (65, 115, 160), (90, 140, 180)),
-    "park": ((160, 205, 225), (100, 155, 90), (200, 185, 150)),
-    "wooden table": ((205, 190, 175), (170, 118, 70), (148, 98, 55)),
-    "white tablecloth": ((190, 185, 190), (238, 236, 230), (216, 214, 210)),
-    "checked cloth": ((205, 200, 190), (238, 228, 222), (205, 95, 95)),
-    "stone counter": ((175, 180, 185), (140, 142, 148), (118, 120, 128)),
+# The pattern of the ground; the colours of the sky above, of the ground, and of its pattern.
+GROUND: dict[str, tuple[str, Colour, Colour, Colour]] = {
+    "meadow": ("tufts", (150, 205, 245), (125, 185, 85), (105, 165, 70)),
+    "desert": ("waves", (185, 215, 240), (225, 195, 135), (205, 172, 112)),
+    "snow field": ("waves", (190, 210, 235), (232, 238, 245), (205, 216, 232)),
+    "beach": ("band", (140, 200, 245), (240, 222, 172), (95, 170, 215)),
+    "pond": ("waves", (165, 210, 215), (105, 165, 190), (130, 185, 205)),
+    "farm": ("stripes", (170, 210, 240), (175, 145, 95), (150, 120, 75)),
+    "forest floor": ("dots", (75, 110, 75), (110, 95, 60), (90, 78, 48)),
+    "savanna": ("tufts", (215, 215, 190), (205, 180, 95), (185, 160, 78)),
+    "street": ("dashes", (185, 195, 205), (112, 112, 118), (228, 228, 222)),
+    "square": ("tiles", (180, 200, 220), (190, 180, 168), (165, 155, 145)),
+    "harbour": ("waves", (170, 200, 225), (65, 115, 160), (90, 140, 180)),
+    "park": ("band", (160, 205, 225), (100, 155, 90), (200, 185, 150)),
+    "wooden table": ("planks", (205, 190, 175), (170, 118, 70), (148, 98, 55)),
+    "white tablecloth": ("folds", (190, 185, 190), (238, 236, 230), (216, 214, 210)),
+    "checked cloth": ("tiles", (205, 200, 190), (238, 228, 222), (205, 95, 95)),
+    "stone counter": ("dots", (175, 180, 185), (140, 142, 148), (118, 120, 128)),
 }
-PATTERN = {
-    "meadow": "tufts", "desert": "waves", "snow field": "waves", "beach": "band",
-    "pond": "waves", "farm": "stripes", "forest floor": "dots", "savanna": "tufts",
-    "street": "dashes", "square": "tiles", "harbour": "waves", "park": "band",
-    "wooden table": "planks", "white tablecloth": "folds", "checked cloth": "tiles", "stone counter": "dots",
-}  # fmt: skip
 # What the light does to each channel, in 256ths.
 LIGHT: dict[str, Colour] = {
     "morning": (262, 232, 226),
@@ -69,12 +63,13 @@ def draw_image(scene: Scene, image_size: int, random: Random) -> Image.Image:
     pixels = image_size * ENLARGED
     image = Image.new("RGB", (pixels, pixels))
     draw = ImageDraw.Draw(image)
-    sky, ground, mark = (shaded(colour, random.randint(-28, 28)) for colour in GROUND[scene.background])
+    pattern, *colours = GROUND[scene.background]
+    sky, ground, mark = (shaded(colour, random.randint(-28, 28)) for colour in colours)
     horizon = pixels * random.randint(16, 40) // 100
     for band in range(4):
         draw.rectangle((0, horizon * band // 4, pixels, horizon), fill=shaded(sky, 6 * band))
     draw.rectangle((0, horizon, pixels, pixels), fill=ground)
-    draw_pattern(draw, PATTERN[scene.background], horizon, pixels, mark)
+    draw_pattern(draw, pattern, horizon, pixels, mark)
     for thing in (scene.first, scene.second):
         draw_thing(draw, thing, pixels, random)
     return image.reduce(ENLARGED).point(light_table(scene.time, random.randint(-30, 30)))
@@ -145,8 +140,7 @@ def draw_object(draw: ImageDraw.ImageDraw, kind: str, x: float, y: float, width:
             draw.arc(points, -90, 90, fill=fill, width=line * mark.width)
         else:
             angles = {"start": 180, "end": 360} if mark.method == "pieslice" else {}
-            paint = getattr(draw, mark.method)
-            paint(points, **angles, fill=mark.fill or fill, outline=edge, width=line)
+            getattr(draw, mark.method)(points, **angles, fill=mark.fill or fill, outline=edge, width=line)
 
 
 def mark(method: str, *points: float, fill: Colour | None = None, width: int = 2) -> Mark:

@@ -88,8 +88,6 @@ class Folders:
         problem = MISSING
         for root in self.roots:
             folder, file = os.path.split(os.path.join(root, name))
-            if not file:
-                continue
             path = os.path.join(self.real_folder(folder), file)
             try:
                 found = os.lstat(path)

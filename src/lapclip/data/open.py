@@ -99,9 +99,8 @@ def open_source(config: DataConfig, image_size: int, seen: Collection[str] = ())
     found = [None if name.split(":")[0] == "synthetic" else find_files(config, name) for name, _ in named]
     files = [one for one in found if one]
     size = size_for(image_size)
-    is_packed = config.pack
-    if is_packed is None:
-        is_packed = has_room([(one.catalogue, one.name) for one in files], size)
+    sources = [(one.catalogue, one.name) for one in files]
+    is_packed = has_room(sources, size) if config.pack is None else config.pack
     for one in files:
         one.is_streamed = not is_packed
         if is_packed:

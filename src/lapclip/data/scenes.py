@@ -41,10 +41,6 @@ class Thing:
     size: str
     place: str
 
-    @property
-    def is_unseen(self) -> bool:
-        return UNSEEN_COLOUR[self.kind] == self.colour
-
 
 @dataclass(frozen=True)
 class Scene:
@@ -55,11 +51,6 @@ class Scene:
     time: str
     first: Thing
     second: Thing
-
-    @property
-    def is_unseen(self) -> bool:
-        """Whether it shows a combination of kind and colour that training never does."""
-        return self.first.is_unseen or self.second.is_unseen
 
 
 def draw_scene(random: Random) -> Scene:
@@ -155,5 +146,4 @@ def describe(scene: Scene, random: Random) -> str:
 def in_words(thing: Thing, random: Random) -> str:
     noun = thing.kind if thing.count == 1 else PLURALS.get(thing.kind, thing.kind + "s")
     size = random.choice(SIZE_WORDS[thing.size])
-    number = NUMBERS[thing.count]
-    return f"{number} {size} {thing.colour} {noun} {random.choice(PLACE_WORDS[thing.place])}"
+    return f"{NUMBERS[thing.count]} {size} {thing.colour} {noun} {random.choice(PLACE_WORDS[thing.place])}"

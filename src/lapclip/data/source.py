@@ -273,10 +273,6 @@ class Mixed(Source):
         part, own = self.part_of(index)
         return part.captions(own)
 
-    def caption(self, index: int, turn: int) -> str:
-        part, own = self.part_of(index)
-        return part.caption(own, turn)
-
     def name(self, index: int) -> str:
         part, own = self.part_of(index)
         return part.name(own)

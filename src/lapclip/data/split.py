@@ -301,8 +301,7 @@ def evaluation_set(data: "Data", *, validation_only: bool, image_size: int | Non
         sources.append(source)
         if files and isinstance(source, TableSource):
             catalogue = files.catalogue
-            numbers = source.table.numbers[source.image_of]
-            labels += [catalogue.labels[number] for number in numbers.tolist()]
+            labels += [catalogue.labels[n] for n in source.table.numbers[source.image_of].tolist()]
             classes |= {label for label in catalogue.labels if label is not None}
             unreadable += [catalogue.names[number] for number in files.pack.unreadable]
         else:

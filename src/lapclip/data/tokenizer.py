@@ -8,6 +8,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -33,25 +34,22 @@ FUNCTION_WORDS = frozenset(("a", "an", "and", "at", "by", "in", "is", "of", "on"
 WORD = re.compile(f"[{ALONE}]|[^{BETWEEN}{ALONE}]{{1,64}}")
 
 
+@dataclass(eq=False, repr=False)
 class Tokenizer:
     """Turns captions into rows of ids: start, the caption, end, padding; `is_full` pads rows to their full length."""
 
-    def __init__(
-        self,
-        pipeline: tokenizers.Tokenizer,
-        *,
-        start: int | None = START,  # None, as in SigLIP: rows begin with the caption
-        end: int = END,
-        pad: int = PAD,
-        is_full: bool = False,
-        vocab_size: int | None = None,  # of the model, which may have more tokens than the pipeline
-    ):
-        self.pipeline, self.model_vocab_size = pipeline, vocab_size
-        self.start, self.end, self.pad, self.is_full = start, end, pad, is_full
-        self.before = [] if start is None else [start]
-        self.words_file = Path()  # there is none
+    pipeline: tokenizers.Tokenizer
+    start: int | None = START  # None, as in SigLIP: rows begin with the caption
+    end: int = END
+    pad: int = PAD
+    is_full: bool = False
+    model_vocab_size: int | None = None  # the model may have more tokens than the pipeline
+    words_file: Path = Path()  # there is none
+    max_cached: int = field(default=0, init=False)  # captions whose tokens are kept in memory
+
+    def __post_init__(self) -> None:
+        self.before = [] if self.start is None else [self.start]
         self.cached: dict[str, Sequence[int]] = {}
-        self.max_cached = 0  # captions whose tokens are kept in memory
         # `<end>` in a caption is plain text: only `encode` ends a row.
         self.pipeline.encode_special_tokens = True
         self.pipeline.no_padding()  # that and cutting is done here; other people's files may ask for both
@@ -61,9 +59,7 @@ class Tokenizer:
         self, start: int | None, end: int, pad: int, *, is_full: bool, vocab_size: int | None = None
     ) -> "Tokenizer":
         """The same pipeline with other tokens around texts, as a pretrained model was trained with."""
-        new = Tokenizer(self.pipeline, start=start, end=end, pad=pad, is_full=is_full, vocab_size=vocab_size)
-        new.words_file = self.words_file
-        return new
+        return replace(self, start=start, end=end, pad=pad, is_full=is_full, model_vocab_size=vocab_size)
 
     @property
     def vocab_size(self) -> int:
@@ -147,9 +143,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     except BaseException as error:  # the library raises bare Exception, and its panics are not even that
         problem = f"`{path}` is not a tokenizer: {printable(str(error)[:200])}"
         raise UserError(problem, hint="copy the whole folder again") from None
-    tokenizer = Tokenizer(pipeline)
-    tokenizer.words_file = path.with_name(WORDS)
-    return tokenizer
+    return Tokenizer(pipeline, words_file=path.with_name(WORDS))
 
 
 def openai_tokenizer(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:

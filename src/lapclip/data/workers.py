@@ -38,7 +38,7 @@ def in_order(
 
     What one of them raises is raised at its place. Closing the iterator drops what was not begun.
     """
-    threads = threads or max(1, num_usable_cores())
+    threads = threads or num_usable_cores()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ahead")
     try:
         for future in submit_ahead(lambda item: pool.submit(function, item), items, ahead or 32 * threads):

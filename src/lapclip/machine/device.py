@@ -144,8 +144,7 @@ class NvidiaGPU(Device):
         return torch.cuda.mem_get_info()[1]
 
     def limit_memory(self, num_bytes: int) -> None:
-        total = torch.cuda.mem_get_info()[1]
-        torch.cuda.set_per_process_memory_fraction(min(max(num_bytes / total, 0.01), 1.0))
+        torch.cuda.set_per_process_memory_fraction(min(max(num_bytes / self.memory_bytes(), 0.01), 1.0))
 
     def peak_bytes(self) -> int:
         return torch.cuda.max_memory_allocated()

@@ -35,7 +35,7 @@ SYSTEMS = (
     System("time of a step by part", "step/profile.py", "lapclip report RUN"),
     System("memory by kind", "step/profile.py", "lapclip report RUN"),
     System("use of cores and threads", "machine/sensors.py", "lapclip watch RUN"),
-    System("temperature, power and energy", "machine/power.py", "lapclip report RUN"),
+    System("temperature, power and energy", "machine/sensors.py", "lapclip report RUN"),
     System("comparison of precisions", "autotune/measure.py", "lapclip bench --size small"),
     System("model sizes up to a billion parameters, and how they scale", "bench/sizes.py", "lapclip bench --sizes"),
     System("speed options: packed images, recomputation, compiling", "data/pack.py", "lapclip bench --compile"),

@@ -82,9 +82,18 @@ class Table:
         """What people call it."""
         return str(self.path)
 
-    def sample(self) -> list[list[Any]]:
-        """The cells of the first rows."""
+    def first_batches(self) -> Iterator[tuple[list[list[Any]], int]]:
+        """The cells of the first rows, with their images, in batches; and the size of each batch in bytes."""
         raise NotImplementedError
+
+    def sample(self) -> list[list[Any]]:
+        """The cells of the first rows, as far as these are not too large."""
+        rows, size = list[list[Any]](), 0
+        for batch, num_bytes in self.first_batches():
+            rows, size = rows + batch, size + num_bytes
+            if len(rows) >= NUM_SAMPLED or size > MAX_SAMPLED:
+                break
+        return rows[:NUM_SAMPLED]
 
     def rows(self, columns: Columns, problems: Problems) -> Iterator[Row]:
         """All rows that have an image and a caption cell."""

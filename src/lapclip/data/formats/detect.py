@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lapclip.data.catalogue import Catalogue, Options
 from lapclip.data.files import Folders, is_image_name
-from lapclip.data.formats.remote import is_shards
+from lapclip.data.formats.remote import expand, is_shards
 from lapclip.errors import UserError, suggest_path, typed
 from lapclip.files import NOT_REGULAR
 
@@ -25,7 +25,6 @@ EXAMPLES = "a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `em
 
 def open_catalogue(name: str, options: Options) -> tuple[Catalogue, str]:
     """What a source holds, and what identifies it wherever lapclip is called from."""
-    from lapclip.data.formats.remote import expand
     from lapclip.data.formats.shards import read_shards
 
     if name.startswith("hf:"):

@@ -95,6 +95,8 @@ def code_points(text: str) -> str:
 
 # Drawing with a font
 
+load_font = lru_cache(maxsize=2)(ImageFont.truetype)
+
 
 @dataclass(frozen=True)
 class FontReader:
@@ -119,11 +121,6 @@ class FontReader:
     def stamp(self, index: int) -> str:
         known = file_stamp(self.path)
         return known and f"{known} {self.size} {self.texts[index]}"
-
-
-@lru_cache(maxsize=2)
-def load_font(path: str, size: int) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(path, size)
 
 
 def fitting_size(path: str) -> int | None:

@@ -239,8 +239,7 @@ def look_through(path: Path, options: Options, entries: Sequence[os.DirEntry[str
 def kind_of(listing: Listing) -> str | None:
     """The first kind that most of the images fit, None for no captions; only a few images are opened for it."""
     names = listing.names
-    num_with_text = sum(bool(texts_beside(listing, name)) for name in names)
-    if num_with_text * 10 >= len(names):
+    if 10 * sum(bool(texts_beside(listing, name)) for name in names) >= len(names):
         return "txt"
     opened = spread(names, NUM_OPENED)
     described = [found[0] for name in opened if (found := description(listing.path(name)))]

@@ -6,7 +6,7 @@ folder nor on the hub.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -15,16 +15,7 @@ from typing import Any
 
 from lapclip.data.catalogue import Catalogue, Gathering, Options, Problems, Side
 from lapclip.data.files import Folders, Problem
-from lapclip.data.formats.columns import (
-    MAX_SAMPLED,
-    NUM_SAMPLED,
-    Columns,
-    Row,
-    Table,
-    image_name,
-    listed,
-    plain,
-)
+from lapclip.data.formats.columns import Columns, Row, Table, image_name, listed, plain
 from lapclip.data.formats.folder import find_image
 from lapclip.data.formats.names import sides_in
 from lapclip.data.formats.tables import gather, same_columns
@@ -71,15 +62,10 @@ class ArrowTable(Table):
             return cells
         return list(map(dict(enumerate(feature.names)).get, cells))
 
-    def sample(self) -> list[list[Any]]:
-        rows: list[list[Any]] = []
-        size = 0
+    def first_batches(self) -> Iterator[tuple[list[list[Any]], int]]:
         for batch in self.batches(list(self.names), NUM_IMAGES):
-            rows += map(list, zip(*(self.values(batch, name) for name in self.names), strict=True))
-            size += batch.nbytes
-            if len(rows) >= NUM_SAMPLED or size > MAX_SAMPLED:
-                break
-        return rows
+            rows = zip(*(self.values(batch, name) for name in self.names), strict=True)
+            yield list(map(list, rows)), batch.nbytes
 
     def rows(self, columns: Columns, problems: Problems) -> Iterator[Row]:
         """All rows; of images only their paths, and whether there are bytes."""
@@ -175,8 +161,6 @@ def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
     folder = os.path.abspath(path) if os.path.isdir(path) else None
     if is_address or (folder is None and (os.path.exists(path) or path.startswith((".", "/", "~")))):
         raise UserError(f"`{name}` is neither a dataset nor a folder", hint="write `hf:NAME` or `hf:FOLDER`")
-    if folder is not None and is_saved(folder):
-        check_saved(folder, name)
     try:
         import datasets  # type: ignore[import-untyped]
     except ImportError:
@@ -188,6 +172,7 @@ def load_splits(name: str) -> tuple[dict[str, Any], list[str]]:
     try:
         with quietly():
             if folder is not None and is_saved(folder):
+                check_saved(folder, name)
                 found = datasets.load_from_disk(folder)
             else:
                 builder = datasets.load_dataset_builder(folder or path, config)
@@ -267,15 +252,12 @@ def quietly() -> Iterator[None]:
     import datasets
     from huggingface_hub import utils as hub
 
-    both = () if os.isatty(2) else (datasets, hub)
-    shown = [bars for bars in both if not bars.are_progress_bars_disabled()]
-    for bars in shown:
-        bars.disable_progress_bars()
-    try:
+    with ExitStack() as at_end:
+        for bars in () if os.isatty(2) else (datasets, hub):
+            if not bars.are_progress_bars_disabled():
+                bars.disable_progress_bars()
+                at_end.callback(bars.enable_progress_bars)
         yield
-    finally:
-        for bars in shown:
-            bars.enable_progress_bars()
 
 
 def explained(error: Exception, name: str, folder: str | None) -> UserError:

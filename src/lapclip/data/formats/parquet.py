@@ -17,7 +17,7 @@ from typing import Any
 
 from lapclip.data.catalogue import Problems
 from lapclip.data.files import MAX_BYTES
-from lapclip.data.formats.columns import MAX_SAMPLED, NUM_SAMPLED, Columns, Row, Table
+from lapclip.data.formats.columns import MAX_SAMPLED, Columns, Row, Table
 from lapclip.errors import MissingPackage
 from lapclip.files import open_regular
 
@@ -149,21 +149,14 @@ class ParquetTable(Table):
     images: ImageCells  # shared by all files of a source
     format: str = "parquet"
 
-    def sample(self) -> list[list[Any]]:
-        """The first rows, with their images, as far as these are not too large."""
-        rows: list[list[Any]] = []
-        size = 0
+    def first_batches(self) -> Iterator[tuple[list[list[Any]], int]]:
         with open_parquet(self.path) as file:
             for group in range(file.num_row_groups):
                 num_rows = batch_rows(file, group, list(self.names), NUM_IMAGES, MAX_IMAGES)
                 for batch in batches(file, group, list(self.names), num_rows):
-                    columns = [cells_of(column, MAX_SAMPLED) for column in batch.columns]
-                    for cells in zip(*columns, strict=True):
-                        rows.append([None if cell is TOO_LARGE else cell for cell in cells])
-                    size += sum(dense(column).nbytes for column in batch.columns)
-                    if len(rows) >= NUM_SAMPLED or size > MAX_SAMPLED:
-                        return rows[:NUM_SAMPLED]
-        return rows
+                    rows = zip(*(cells_of(column, MAX_SAMPLED) for column in batch.columns), strict=True)
+                    known = [[None if cell is TOO_LARGE else cell for cell in cells] for cells in rows]
+                    yield known, sum(dense(column).nbytes for column in batch.columns)
 
     def rows(self, columns: Columns, problems: Problems) -> Iterator[Row]:
         """All rows; of images in the cells only their paths are read."""

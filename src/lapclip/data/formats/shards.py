@@ -82,10 +82,9 @@ class Pair:
 def read_shards(shards: list[str], name: str, options: Options) -> Catalogue:
     """The catalogue of some shards, by paths or URLs."""
     titles = short_names(map(without_query, shards))
-    sides = sides_in(titles)
     gathering = Gathering()
     reader = ShardReader(shards, array("i"), array("q"), array("q"))
-    for number, (shard, title, side) in enumerate(zip(shards, titles, sides, strict=True)):
+    for number, (shard, title, side) in enumerate(zip(shards, titles, sides_in(titles), strict=True)):
         try:
             with opened(shard, reader.remote) as (read, length):
                 pairs = find_pairs(read, length, title, gathering.problems, options)

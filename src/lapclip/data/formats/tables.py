@@ -100,10 +100,9 @@ def open_table(files: list[Path], name: str, options: Options) -> Catalogue:
         return gathering.catalogue(name, "csv")  # says what is wrong
     folder = os.path.dirname(os.path.abspath(files[0]))
     folders, is_asked = image_folders(tables[0], columns, folder, options), options.images is not None
-    find = partial(find_image, folders, is_asked=is_asked)
     if is_asked:
         gathering.hint = f"pass another folder: no image of any of these names is in `{options.images}`"
-    reader = gather(tables, columns, gathering, find)
+    reader = gather(tables, columns, gathering, partial(find_image, folders, is_asked=is_asked))
     if columns.side is None:
         set_sides(gathering, folder)
     catalogue = gathering.catalogue(name, tables[0].format, reader)
@@ -162,8 +161,8 @@ def gather(
         rows = table.rows(columns, gathering.problems)
         for number, place, image, has_data, caption, split, group, key in rows:
             captions = captions_in(caption) or [""]
-            side = table.side if split is None else side_in(split) or table.side
-            class_name = None if group is None else " ".join(captions_in(group))[:200] or None
+            side = side_in(split) or table.side
+            class_name = " ".join(captions_in(group))[:200] or None
             if has_data:
                 row_name = table.row_name(label, number)
                 name = data_name(image, image_name(key), label, row_name, part, gathering.index, parts)

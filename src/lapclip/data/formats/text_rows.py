@@ -55,13 +55,11 @@ class TextTable(Table):
     has_header: bool = False
     end: str = ""  # of an array of JSON objects, or of a mapping from images to captions; not of lines
 
-    def sample(self) -> list[list[Any]]:
-        rows = []
-        for _, place, cells in islice(self.cells(None, lambda *_: None), NUM_SAMPLED):
-            rows.append(cells)
-            if place - self.start > MAX_SAMPLED:
-                break
-        return rows
+    def first_batches(self) -> Iterator[tuple[list[list[Any]], int]]:
+        before = self.start
+        for _, place, cells in self.cells(None, lambda *_: None):
+            yield [cells], place - before
+            before = place
 
     def rows(self, columns: Columns, problems: Problems) -> Iterator[Row]:
         def note(kind: Kind, what: str, number: int) -> None:
