@@ -50,13 +50,12 @@ class Work:
 
     def key(self) -> dict[str, Any]:
         """What the time of a step depends on."""
-        names = ("batch_size", "loss", "keep_patches")
         return self.size.described() | {
             "vocab_size": self.vocab_size,
             "recompute": self.model.recompute,
             "num_tokens": self.num_tokens,
             **({"captions_per_image": self.captions_per_image} if self.captions_per_image > 1 else {}),
-            **{name: getattr(self.train, name) for name in names},
+            **{name: getattr(self.train, name) for name in ("batch_size", "loss", "keep_patches")},
         }
 
     def new_model(self, device: Device, *, compile: bool = False) -> CLIP:

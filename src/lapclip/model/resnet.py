@@ -75,8 +75,7 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Frozen, it normalises as in evaluation.
-        is_trained = self.training and self.weight.requires_grad
-        is_training = is_trained and not torch.is_inference_mode_enabled()
+        is_training = self.training and self.weight.requires_grad and not torch.is_inference_mode_enabled()
         # The first pass of a step in chunks has no gradients, and leaves the statistics to the second.
         is_kept = not is_training or torch.is_grad_enabled()
         mean, var = (self.running_mean, self.running_var) if is_kept else (None, None)
