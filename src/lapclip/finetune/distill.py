@@ -58,9 +58,7 @@ def find_teacher(config: Config) -> Generator[Progress, None, tuple[Config, Teac
     if features.faults:
         problem = f"{len(features.faults)} training images cannot be read"
         raise UserError(problem, hint="remove them, or allow a pack: omit `--no-pack`")
-    number_of = {
-        caption: int(row) for caption, row in zip(features.captions, features.caption_ids, strict=True)
-    }
+    number_of = dict(zip(features.captions, features.caption_ids.tolist(), strict=True))
     with torch.inference_mode():
         image_NE, text_UE = (
             np.concatenate([embed(as_tensor(rows[n : n + ROWS_AT_ONCE])).half().numpy()

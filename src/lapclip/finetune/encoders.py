@@ -23,6 +23,7 @@ MAX_TEXT_LENGTH = 128  # tokens; captions are shorter
 STAGES_READ = 2  # last stages of an EfficientNet: they hold more of the single things than its output
 USUAL_IMAGE_SIZE = 224  # for ONNX files that take images of any size
 STRIDES = (1, 2, 2, 2, 1, 2, 1)
+Weights = dict[str, Tensor]  # by name
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Found:
 
     encoder: Encoder
     width: int
-    weights: dict[str, Tensor]
+    weights: Weights
     length: int  # of its input: pixels per side, or tokens
     tokenizer: Tokenizer | None = None
 
@@ -90,9 +91,8 @@ def compose(image_tower: str, text_tower: str) -> Pretrained:
     model.image.load_state_dict(image.weights)
     model.text.load_state_dict(text.weights)
     onnx.open_towers(model)
-    return Pretrained(
-        f"{image_tower} and {text_tower}", model, text.tokenizer, weights=None, is_aligned=False
-    )
+    name = f"{image_tower} and {text_tower}"
+    return Pretrained(name, model, text.tokenizer, weights=None, is_aligned=False)
 
 
 def find_image(name: str) -> Found:
@@ -167,8 +167,7 @@ def find_text(name: str) -> Found:
     elif not (folder / DESCRIPTION).is_file():
         problem = f"`{shortened(name)}` is not a text tower{suggest(name, ['minilm'])}"
         named = "a folder with `config.json`, `model.safetensors` and `tokenizer.json`"
-        hint = f"choose `minilm`, or name an ONNX file or {named}"
-        raise UserError(problem, hint=hint)
+        raise UserError(problem, hint=f"choose `minilm`, or name an ONNX file or {named}")
     config = read_json(folder / DESCRIPTION)
     tokenizer = framed(folder, reading.read_tokenizer(folder))
     with reading.opened_weights(folder) as opened:
@@ -216,9 +215,7 @@ def folder_of(file: Path, name: str) -> Path:
     return own.parent if not (own / name).is_file() and (own.parent / name).is_file() else own
 
 
-def bert(
-    folder: Path, config: dict[str, Any], stored: dict[str, Tensor]
-) -> tuple[Encoder, dict[str, Tensor]]:
+def bert(folder: Path, config: dict[str, Any], stored: Weights) -> tuple[Encoder, Weights]:
     stored = {name.removeprefix("bert."): tensor for name, tensor in stored.items()}
     try:
         types = stored["embeddings.token_type_embeddings.weight"]
@@ -248,9 +245,7 @@ def bert(
     return Encoder("bert", numbers), weights
 
 
-def transformers_text(
-    folder: Path, config: dict[str, Any], stored: dict[str, Tensor]
-) -> tuple[Encoder, dict[str, Tensor]]:
+def transformers_text(folder: Path, config: dict[str, Any], stored: Weights) -> tuple[Encoder, Weights]:
     """Any other text model, by the library itself."""
     encoder = Encoder("transformers", {"config": config})
     module = encoder.build()

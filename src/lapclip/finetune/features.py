@@ -64,9 +64,7 @@ class Features:
         groups_N = self.source.groups(np.arange(len(self.views[0])))
         for step in count(first_step):
             epochs, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), len(rows))
-            orders = {
-                e: np.random.default_rng([seed, e]).permutation(rows) for e in np.unique(epochs).tolist()
-            }
+            orders = {e: np.random.default_rng([seed, e]).permutation(rows) for e in {*epochs.tolist()}}
             chosen = np.array([orders[e][p] for e, p in zip(epochs.tolist(), places.tolist(), strict=True)])
             rng = np.random.default_rng([seed, step, 3])  # 1 is for patches, 2 for augmentation
             views = rng.integers(len(self.views), size=batch_size)
@@ -85,9 +83,8 @@ class Features:
         model, move = embedder.model, embedder.device.move
         with torch.inference_mode():
             image_NE = model.embed_images(move(as_tensor(self.views[0][images])))
-            text_ME = model.embed_texts(
-                move(as_tensor(self.text_UD[self.caption_ids[captions]])), move(torch.zeros(1))
-            )
+            text_MD = as_tensor(self.text_UD[self.caption_ids[captions]])
+            text_ME = model.embed_texts(move(text_MD), move(torch.zeros(1)))
         return Pool(
             image_NE.cpu().numpy(),
             text_ME.cpu().numpy(),

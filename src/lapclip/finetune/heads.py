@@ -56,10 +56,8 @@ def with_heads(
     towers = (model.image, model.text) if has_towers else (nn.Identity(), nn.Identity())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        size = replace(model.size, head=head)
-        new = CLIP(
-            size, vocab_size=model.vocab_size, has_bias=model.bias is not None, scale=20.0, towers=towers
-        )
+        size, has_bias = replace(model.size, head=head), model.bias is not None
+        new = CLIP(size, vocab_size=model.vocab_size, has_bias=has_bias, scale=20.0, towers=towers)
     new.image.requires_grad_(False)
     new.text.requires_grad_(False)
     with torch.no_grad():
@@ -85,8 +83,7 @@ def start_at(projection: Projection, old: nn.Module) -> None:
     if isinstance(old, Projection):
         projection.load_state_dict(old.state_dict())
         return
-    width = len(projection.mean)
-    weight: Tensor = old.weight if isinstance(old, nn.Linear) else torch.eye(width)
+    weight: Tensor = old.weight if isinstance(old, nn.Linear) else torch.eye(len(projection.mean))
     projection.linear.weight.copy_(weight * projection.std)
     projection.linear.bias.copy_(weight @ projection.mean)
     if isinstance(old, nn.Linear) and old.bias is not None:

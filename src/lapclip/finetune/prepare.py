@@ -20,7 +20,7 @@ from lapclip.config import BUDGETS, SHAPE, Config, LossName, TrainConfig, value_
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data
 from lapclip.data.source import Source
-from lapclip.embedder import Embedder, find_model
+from lapclip.embedder import Embedder, find_model, load_checkpoint
 from lapclip.errors import UserError, code
 from lapclip.evaluate.pool import Pool
 from lapclip.finetune import encoders
@@ -34,16 +34,9 @@ from lapclip.model.encoders import Onnx
 from lapclip.model.lora import add_adapters, targets
 from lapclip.model.towers import Vocabulary
 from lapclip.runs.run import Run
-from lapclip.train.prepare import (
-    SIDE_WORDS,
-    draft_of,
-    own_tokenizer,
-    resolve_here,
-    sample_captions,
-    write_run,
-)
+from lapclip.train.prepare import SIDE_WORDS, draft_of, resolve_here, sample_captions, write_run
 from lapclip.units import Progress, percent
-from lapclip.weights import checkpoint, reading
+from lapclip.weights import checkpoint
 from lapclip.weights.reading import Pretrained
 
 CROP = 0.35  # minimum share of an image in a crop: stronger than from scratch, since heads learn faster
@@ -69,9 +62,8 @@ def find_pretrained(config: Config, *, is_inherited: bool = False) -> tuple[Conf
     """The model to start from, or a smaller one of the config's size made of it, and the config with its shape."""
     asked = config.model
     if asked.base and (asked.image_tower or asked.text_tower):
-        raise UserError(
-            "`--from` names a whole model, towers included", hint="omit `--image-tower` and `--text-tower`"
-        )
+        hint = "omit `--image-tower` and `--text-tower`"
+        raise UserError("`--from` names a whole model, towers included", hint=hint)
     if asked.base:
         found = find_model(Path(asked.base))
     elif asked.image_tower and asked.text_tower:
@@ -112,10 +104,9 @@ def preparing_heads(
     batch_size = min(config.train.batch_size or BATCH_SIZE, len(cached.training.rows))
     # With the same settings whatever is asked for, so that further runs find the result on disk.
     judged = yield from sweep(found, cached.training, TrainConfig(loss=loss, batch_size=batch_size), threads)
-    best = judged[0]
     choices = resolve_heads(config, judged, batch_size, loss, data) | looks
     config = with_values(config, {key: choice.value for key, choice in choices.items()})
-    model = with_heads(found, best.head, cached.training, seed=config.train.seed)
+    model = with_heads(found, judged[0].head, cached.training, seed=config.train.seed)
     config = with_values(with_shape(config, model.size), data.settings)
     machine = asdict(read_machine()) | {"sweep": [asdict(candidate) for candidate in judged]}
     run = write_run(config, choices, data, found.tokenizer, name, machine, model.num_parameters, reserved)
@@ -171,9 +162,7 @@ def reopen_features(config: Config, run: Run, data: Data) -> Generator[Progress,
     newest = checkpoint.latest(run.checkpoints)
     if newest is None:
         raise UserError(f"run `{run.name}` has no checkpoint", hint="start it again")
-    size, tokenizer = shape_of(config.model), own_tokenizer(config, run)
-    model = reading.read_model(newest, size, tokenizer.vocab_size, config.train.loss == "sigmoid")
-    return (yield from open_features(config, Pretrained(run.name, model, tokenizer, None), data))
+    return (yield from open_features(config, load_checkpoint(run, newest, run.name), data))
 
 
 def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss: str, data: Data) -> Choices:
