@@ -77,10 +77,8 @@ def evaluate(
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
     models = [(config, its_run), *([] if against is None else [config_of(against)])]
-    for own, of in list(models):
-        models += (
-            bases_of(own, of.path.parent if of else None) if own else []
-        )  # what they saw is not new either
+    for own, of in list(models):  # what those that they started from saw is not new either
+        models += bases_of(own, of.path.parent if of else None) if own else []
     if source is not None:
         refuse_missing(source, flags.get("format"))
     hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
