@@ -161,10 +161,9 @@ class Embedder:
 
     def pixels(self, pixels: np.ndarray) -> Rows:
         """Float32 unit rows of images that are bytes [n, 3, S, S] already, with S = `image_size`."""
-        expected = (3, self.image_size, self.image_size)
-        if pixels.dtype != np.uint8 or pixels.shape[1:] != expected:
-            shape = ", ".join(map(str, expected))
-            what = f"pixels are {pixels.dtype} {list(pixels.shape)}, not uint8 [n, {shape}]"
+        size = self.image_size
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != (3, size, size):
+            what = f"pixels are {pixels.dtype} {list(pixels.shape)}, not uint8 [n, 3, {size}, {size}]"
             raise UserError(what, hint="use `images`, which takes images of any size")
         return self.embed(pixels, self.embed_pixels)
 
@@ -352,9 +351,8 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
     except OSError as error:  # a name that is too long, a folder without permission
         what = f"`{shortened(str(path))}`: {reason_for(error).lower()}"
         raise UserError(f"cannot open {what}", hint="name a readable folder") from None
-    model = place.place(found.model).eval()
     about: dict[str, Any] = {"name": found.name, "weights": found.weights, "templates": found.templates}
-    return Embedder(model, found.tokenizer, place, **about)
+    return Embedder(place.place(found.model).eval(), found.tokenizer, place, **about)
 
 
 def find_model(path: Path) -> Pretrained:

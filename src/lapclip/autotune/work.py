@@ -80,9 +80,8 @@ class Work:
     def inputs(self, batch: Batch, device: Device, fixed_length: int | None) -> Inputs:
         """A batch as the first step takes it."""
         assert self.train.keep_patches is not None, "resolved"
-        draw = {"seed": self.train.seed, "batch_size": len(batch.images)}
-        share, num_patches = self.train.keep_patches, self.size.num_patches
-        keep_BK = choose_patches(0, num_patches=num_patches, share=share, **draw)
+        draw = {"seed": self.train.seed, "num_patches": self.size.num_patches}
+        keep_BK = choose_patches(0, batch_size=len(batch.images), share=self.train.keep_patches, **draw)
         return move(batch, device, keep_BK, fixed_length=fixed_length)
 
     def step_bytes(self, chunk: int) -> int:

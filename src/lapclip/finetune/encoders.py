@@ -251,10 +251,9 @@ def transformers_text(folder: Path, config: dict[str, Any], stored: Weights) -> 
     module = encoder.build()
     assert isinstance(module, TransformersText)
     names = module.model.state_dict().keys()
-    weights = {name: stored[name] for name in names if name in stored}
-    if missing := [name for name in names if name not in weights]:
+    if missing := [name for name in names if name not in stored]:
         raise refused(folder, f"`{WEIGHTS}` has no `{missing[0]}`")
-    return encoder, {f"model.{name}": tensor for name, tensor in weights.items()}
+    return encoder, {f"model.{name}": stored[name] for name in names}
 
 
 def installed(name: str, package: Package) -> Path:

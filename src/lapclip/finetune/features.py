@@ -31,7 +31,7 @@ from lapclip.embedder import Embedder
 from lapclip.errors import UserError, shortened, shortened_path
 from lapclip.evaluate.pool import Pool
 from lapclip.files import read_json, write_atomically, writing
-from lapclip.units import Progress
+from lapclip.units import LongWork, Progress
 
 IMAGES_AT_ONCE, TEXTS_AT_ONCE = 8, 32  # on each core; convolutions are fastest with few images
 SECONDS_BETWEEN_WRITES = 5.0
@@ -104,9 +104,7 @@ def as_tensor(rows: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(rows.astype(np.float32))
 
 
-def compute_features(
-    embedder: Embedder, data: Data, config: DataConfig
-) -> Generator[Progress, None, list[Features]]:
+def compute_features(embedder: Embedder, data: Data, config: DataConfig) -> LongWork[list[Features]]:
     """Of the training side, with crops of each image, the validation side, and the general source, if there is one."""
     num_crops = NUM_CROPS if config.crop != 1 or config.flip else 0
     sides: dict[str, Source] = {"training": data.training, "validation": data.validation}
@@ -145,7 +143,7 @@ def towers_fingerprint(embedder: Embedder) -> str:
 
 def features_of(
     embedder: Embedder, source: Source, folder: Path, looks: DataConfig | None = None, num_crops: int = 0
-) -> Generator[Progress, None, Features]:
+) -> LongWork[Features]:
     num_images, size = source.num_different, embedder.model.size
     if num_images > MAX_PAIRS:
         hint = "choose a smaller source, or train the towers too: `--tune full`"
@@ -199,7 +197,7 @@ def open_store(file: Path, shape: tuple[int, int]) -> Store:
 
 def embed_images(
     embedder: Embedder, source: Source, store: Store, looks: DataConfig, view: int, said: str
-) -> Generator[Progress, None, None]:
+) -> LongWork[None]:
     size, stored = embedder.image_size, source.stored_size(embedder.image_size)
 
     def compute(start: int) -> int:
@@ -233,7 +231,7 @@ def view_of(image: Image.Image, size: int, looks: DataConfig, index: int, view: 
     return crop[:, :, ::-1] if looks.flip and rng.random() < 0.5 else crop
 
 
-def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> Generator[Progress, None, None]:
+def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> LongWork[None]:
     """Short ones first, so that texts embedded together have about the same length."""
     order = np.argsort(embedder.tokenizer.lengths(texts), kind="stable")
 
@@ -250,7 +248,7 @@ def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> Generator
 
 def side_by_side(
     embedder: Embedder, compute: Callable[[int], int], store: Store, said: str, at_once: int
-) -> Generator[Progress, None, None]:
+) -> LongWork[None]:
     """Each core computes a few rows of its own at a time; `compute` writes those from some row on."""
     with embedder.side_by_side() as threads:
         starts = range(store.num_done, len(store.rows), at_once)

@@ -21,7 +21,7 @@ from lapclip.runs.history import mean_recall
 from lapclip.step.loss import LOSSES
 from lapclip.step.optim import build_optimizer, schedule, set_lr
 from lapclip.step.step import Update, move
-from lapclip.units import Progress
+from lapclip.units import LongWork, Progress
 from lapclip.weights.reading import Pretrained
 
 BATCH_SIZE, STEPS, SWEEP_STEPS = 1024, 150, 75
@@ -90,9 +90,7 @@ def start_at(projection: Projection, old: nn.Module) -> None:
         projection.linear.bias.add_(old.bias)
 
 
-def sweep(
-    found: Pretrained, features: Features, cfg: TrainConfig, threads: int
-) -> Generator[Progress, None, list[Candidate]]:
+def sweep(found: Pretrained, features: Features, cfg: TrainConfig, threads: int) -> LongWork[list[Candidate]]:
     """All candidates, the chosen one first, judged once. Without enough images to judge by, as they are."""
     rows = features.rows
     if len(rows) < MIN_FOR_SWEEP:
@@ -124,9 +122,7 @@ def sweep(
     return judged
 
 
-def fit(
-    model: CLIP, features: Features, rows: np.ndarray, cfg: TrainConfig, threads: int
-) -> Generator[int, None, None]:
+def fit(model: CLIP, features: Features, rows: np.ndarray, cfg: TrainConfig, threads: int) -> Generator[int]:
     """Trains the heads as a run does, for half as long; yields after each step."""
     assert cfg.lr and cfg.loss, "resolved"
     batch_size = min(BATCH_SIZE, len(rows))

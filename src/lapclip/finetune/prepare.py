@@ -35,7 +35,7 @@ from lapclip.model.lora import add_adapters, targets
 from lapclip.model.towers import Vocabulary
 from lapclip.runs.run import Run
 from lapclip.train.prepare import SIDE_WORDS, draft_of, resolve_here, sample_captions, write_run
-from lapclip.units import Progress, percent
+from lapclip.units import LongWork, Progress, percent
 from lapclip.weights import checkpoint
 from lapclip.weights.reading import Pretrained
 
@@ -118,20 +118,20 @@ def preparing_towers(
     config: Config, found: Pretrained, name: str | None, data: Data, reserved: Run | None = None
 ) -> Generator[Progress | str, None, tuple[Run, None]]:
     """A run that trains the towers or parts of them on images and captions, from the pretrained weights."""
-    for tower in (found.model.image, found.model.text):
+    model, size = found.model, found.model.size
+    for tower in (model.image, model.text):
         if isinstance(tower, Onnx):
             problem = f"{code(tower.name)} is an ONNX file, which cannot be trained"
             raise UserError(problem, hint="train heads on it: omit `--tune`")
     if not found.is_aligned:
         hint = f"train heads first, then `--from` that run with `--tune {config.train.tune}`"
         raise UserError("two towers that were never trained together need heads first", hint=hint)
-    size = found.model.size
     if config.train.tune == "lora":
-        if not targets(found.model):
+        if not targets(model):
             problem = f"{code(found.name)} has no attention layers, which `--tune lora` adds adapters to"
             raise UserError(problem, hint="use `--tune last-k` or `--tune full`")
         size = replace(size, lora_rank=config.train.lora_rank)
-    loss: LossName = "sigmoid" if found.model.bias is not None else "softmax"
+    loss: LossName = "sigmoid" if model.bias is not None else "softmax"
     config = with_values(with_shape(config, size), {"loss": loss, "tokenizer": found.tokenizer.kind})
     _, draft = draft_of(config, data, found.tokenizer)
     resolved, choices, rate = yield from resolve_here(draft)
@@ -140,24 +140,22 @@ def preparing_towers(
     if config.train.tune:
         choices["tune"] = Choice(config.train.tune, ASKED, "asked")
     machine = asdict(draft.machine) | {"bench": rate}
-    run = write_run(
-        resolved, choices, data, found.tokenizer, name, machine, found.model.num_parameters, reserved
-    )
+    run = write_run(resolved, choices, data, found.tokenizer, name, machine, model.num_parameters, reserved)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(resolved.train.seed)
         if size.lora_rank:
-            add_adapters(found.model, size.lora_rank)
+            add_adapters(model, size.lora_rank)
     # What a smaller model starts from is of no use at the end.
-    checkpoint.save_start(run.checkpoints, found.model, is_kept=bool(resolved.train.tune))
+    checkpoint.save_start(run.checkpoints, model, is_kept=bool(resolved.train.tune))
     return run, None
 
 
-def open_features(config: Config, found: Pretrained, data: Data) -> Generator[Progress, None, CachedFeatures]:
+def open_features(config: Config, found: Pretrained, data: Data) -> LongWork[CachedFeatures]:
     embedder = Embedder(found.model.eval(), found.tokenizer, processor())
     return CachedFeatures(*(yield from compute_features(embedder, data, config.data)))
 
 
-def reopen_features(config: Config, run: Run, data: Data) -> Generator[Progress, None, CachedFeatures]:
+def reopen_features(config: Config, run: Run, data: Data) -> LongWork[CachedFeatures]:
     """Of a run that is resumed; they are computed again only if they were removed."""
     newest = checkpoint.latest(run.checkpoints)
     if newest is None:
