@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,10 +206,7 @@ def remove(*names: str, all: Switch = False, json: AsJson = False) -> int:
         ]
         print_json({"packs": packs, "bytes": sum(p.num_bytes for p in shown)})
         return 0
-    rows = [
-        (p.path.name, p.source, p.num_bytes, time.strftime("%Y-%m-%d", time.localtime(p.last_used)))
-        for p in shown
-    ]
+    rows = [(p.path.name, p.source, p.num_bytes, date.fromtimestamp(p.last_used)) for p in shown]
     if shown:
         print_table("pack, source, size: bytes, last used", rows)
     total = f"{plural(len(shown), 'pack')}, {size(sum(p.num_bytes for p in shown))}"

@@ -87,8 +87,7 @@ def evaluate(
     sheet = None if sheet is None else output_file(sheet, ".png")
     with working("starting"):
         from lapclip.embedder import label_prompts, load
-        from lapclip.evaluate.full import divide
-        from lapclip.evaluate.full import evaluate as evaluate_model
+        from lapclip.evaluate import full
 
         label_prompts(["label"], template or ["{}"])  # refuses wrong templates first
         embedder = load(run)
@@ -100,8 +99,8 @@ def evaluate(
             num_validation = config.data.num_validation
         available = measured.source.num_different
         # Refuses before embedding, which takes minutes.
-        divide(min(num_validation or available, available), pool_size)
-        work = evaluate_model(
+        full.divide(min(num_validation or available, available), pool_size)
+        work = full.evaluate(
             embedder,
             measured,
             batch_size=(config.train.batch_size if config else None) or BATCH_SIZE,

@@ -144,8 +144,7 @@ def say_summary(summary: "Summary") -> None:
     for path, why in summary.unreadable:
         say(f"  {shortened_path(path)} {shortened(why)}")
     if summary.num_unreadable:
-        count = plural(summary.num_unreadable, "file")
-        say(f"{count} could not be read; lapclip tries again after a change")
+        say(f"{plural(summary.num_unreadable, 'file')} could not be read; lapclip tries again after a change")
     for folder, why in summary.unreachable.items():
         forget = f"`{own_name()} index --forget {typed(folder)}`"
         stay = f"its images stay in the index (to remove them: {forget})"

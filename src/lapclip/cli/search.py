@@ -92,7 +92,7 @@ def search(
         if query or like or unlike or sheet or copy_to or open:
             what = "`--duplicates` does not take a query, `--sheet`, `--copy-to` or `--open`"
             raise UserError(what, hint="omit these: all images are compared with each other")
-        return show_duplicates(form, model, -1.0 if min_score is None else min_score, wanted, top)
+        return show_groups(form, model, -1.0 if min_score is None else min_score, wanted, top)
     likes, unlikes = like or [], unlike or []
     terms = read_terms(query, likes, unlikes)
     sheet = output_file(sheet, ".png") if sheet else None
@@ -218,8 +218,7 @@ def prepare_graph(searcher: "Searcher") -> None:
     from lapclip.search.nearest import has_usearch
 
     if searcher.needs_graph:
-        count = plural(len(searcher.rows_N), "image")
-        say(f"preparing {count} for faster search (once); Ctrl-C skips this")
+        say(f"preparing {plural(len(searcher.rows_N), 'image')} for faster search (once); Ctrl-C skips this")
         try:
             follow(searcher.build_graph())
         except KeyboardInterrupt:
@@ -366,9 +365,7 @@ def was_trained_since(index: "Index") -> bool:
         return False
 
 
-def show_duplicates(
-    form: Form, model: str | None, min_score: float, wanted: "Filter", top: int | None
-) -> int:
+def show_groups(form: Form, model: str | None, min_score: float, wanted: "Filter", top: int | None) -> int:
     """Groups of identical and nearly identical images, and how many there are."""
     from lapclip.search.searcher import duplicates
 

@@ -172,9 +172,8 @@ def start_of(settings: "Config", flags: dict[str, Any]) -> Literal["new", "pretr
     if is_inherited and tune:
         what = "`--size` makes a smaller model of the pretrained one, all of which is trained"
         raise UserError(what, hint="omit `--tune`")
-    if fixed := [
-        SETTINGS[name].flag for name in (FIXED if is_inherited else FIXED + SHAPED) if name in flags
-    ]:
+    determined = FIXED if is_inherited else FIXED + SHAPED
+    if fixed := [SETTINGS[name].flag for name in determined if name in flags]:
         raise UserError(f"the pretrained model determines `{fixed[0]}`", hint="omit it")
     return "inherited" if is_inherited else "pretrained"
 
