@@ -91,8 +91,7 @@ def compose(image_tower: str, text_tower: str) -> Pretrained:
     model.image.load_state_dict(image.weights)
     model.text.load_state_dict(text.weights)
     onnx.open_towers(model)
-    name = f"{image_tower} and {text_tower}"
-    return Pretrained(name, model, text.tokenizer, weights=None, is_aligned=False)
+    return Pretrained(f"{image_tower} and {text_tower}", model, text.tokenizer, is_aligned=False)
 
 
 def find_image(name: str) -> Found:

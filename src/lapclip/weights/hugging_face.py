@@ -83,7 +83,7 @@ def load_hugging_face_folder(folder: Path) -> Pretrained:
     layout = layouts.SIGLIP if is_siglip else layouts.CLIP
     with reading.opened_weights(folder, file) as opened:
         model = reading.model_from(folder, opened, size, vocab_size, is_siglip, layout)
-    return Pretrained(folder.absolute().name, fold_pixels(model, pixels), tokenizer, weights=None)
+    return Pretrained(folder.absolute().name, fold_pixels(model, pixels), tokenizer)
 
 
 def require_files(folder: Path) -> str:

@@ -60,7 +60,7 @@ def load_file(file: Path) -> Pretrained:
         has_bias = "logit_bias" in opened.shapes
         model = reading.model_from(folder, opened, size, vocab_size, has_bias, layouts.OPENAI)
     name = folder.absolute().name if file.name in FILES else file.stem
-    return Pretrained(name, fold_pixels(model, pixels), tokenizer, weights=None)
+    return Pretrained(name, fold_pixels(model, pixels), tokenizer)
 
 
 def described(file: Path, opened: Opened, about: dict[str, Any] | None) -> tuple[Size, int, np.ndarray]:
