@@ -107,7 +107,7 @@ def search(
     question = describe_query(terms, likes, unlikes)
     if sheet is not None and matches:
         write_sheet(sheet, matches, question)
-    record = {"query": question, "milliseconds": seconds * 1000}
+    record: dict[str, Any] = {"query": question, "milliseconds": seconds * 1000}
     record |= {"results": [match.record() for match in matches], "num_pictures": index.num_images}
     record |= {"num_gone": results.num_gone, "model": index.model, "index": str(index.path), "copied": copied}
     record |= {"unknown_words": searcher.embedder.tokenizer.unknown_words(query)}

@@ -46,6 +46,7 @@ CREATE TABLE file (
 CREATE INDEX file_row ON file (row);
 """
 ENTRIES = "SELECT file.id, path, file.row, width, height, mtime_ns FROM file JOIN picture USING (row)"
+ROWS, COUNT = "SELECT row FROM file", "SELECT count(*) FROM file"
 JOINED = "SELECT group_concat(CAST(row AS INTEGER)) FROM"  # a million tuples would take most of the time
 STORAGE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_IOERR)
 MAX_OPEN_TRIES = 5  # a compaction may replace the vectors between reading their name and opening them
@@ -168,7 +169,7 @@ class Index:
 
     def count(self, wanted: Filter) -> int:
         condition, values = wanted.condition()
-        return int(self.rows(f"SELECT count(*) FROM file {condition}", *values)[0][0])
+        return int(self.rows(f"{COUNT} {condition}", *values)[0][0])
 
     def has_under(self, folder: str) -> bool:
         """Whether any image of the index is under a folder."""
@@ -177,7 +178,7 @@ class Index:
     def live_rows(self, wanted: Filter = EVERY) -> np.ndarray:
         """The rows that some wanted file has; ascending, unique."""
         condition, values = wanted.condition()
-        text = self.rows(f"{JOINED} (SELECT row FROM file {condition})", *values)[0][0]
+        text = self.rows(f"{JOINED} ({ROWS} {condition})", *values)[0][0]
         rows = np.unique(np.fromstring(text or "", dtype=np.int64, sep=","))
         if len(rows) and not 0 <= rows[0] <= rows[-1] < len(self.vectors):
             raise damaged(self.path, "it refers to embeddings that do not exist")
