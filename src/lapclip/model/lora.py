@@ -37,4 +37,5 @@ def add_adapters(model: nn.Module, rank: int) -> None:
 def merge_adapters(model: nn.Module) -> None:
     """Makes the adapters part of the weights."""
     for module in targets(model):
-        parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+        if parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
