@@ -61,8 +61,7 @@ class Work:
     def new_model(self, device: Device, *, compile: bool = False) -> CLIP:
         """The model on a device, its weights as at the start of a run."""
         settings = {"vocab_size": self.vocab_size, "seed": self.train.seed}
-        model = build_model(self.model, has_bias=self.has_bias, **settings)
-        return place(model, device, compile=compile)
+        return place(build_model(self.model, has_bias=self.has_bias, **settings), device, compile=compile)
 
     def random_batch(self, num_pairs: int) -> Batch:
         """Images and captions that all differ: for time their content makes no difference."""

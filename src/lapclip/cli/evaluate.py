@@ -205,8 +205,7 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
     from lapclip.view.lines import recall_table
 
     screen = Console()
-    image = "validation image" if result["held_out"] else "image"
-    screen.print(recall_table(result, image), highlight=False)
+    screen.print(recall_table(result, "validation image" if result["held_out"] else "image"), highlight=False)
     tell(screen, how_measured(result))
     if negatives := result.get("negatives"):
         levels = ", ".join(f"{level} {negatives[level]:.1%}" for level in ("easy", "medium", "hard"))

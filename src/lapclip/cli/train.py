@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from lapclip.runs.run import Run
     from lapclip.train.loop import Cached
 
+    Begun = tuple[Run, Config, Data, Cached | None]
+
 # What a pretrained model determines, and what only if no smaller one is made of it.
 FIXED = ("tokenizer", "max_vocab", "loss")
 SHAPED = ("size", *SHAPE)
@@ -121,7 +123,7 @@ def start(
 
 def begin(
     config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
-) -> "tuple[Run, Config, Data, Cached | None]":
+) -> "Begun":
     from lapclip.runs.run import refuse_name
 
     settings = load_config(config, flags)
@@ -178,9 +180,7 @@ def start_of(settings: "Config", flags: dict[str, Any]) -> Literal["new", "pretr
     return "inherited" if is_inherited else "pretrained"
 
 
-def go_on(
-    name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
-) -> "tuple[Run, Config, Data, Cached | None]":
+def go_on(name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None") -> "Begun":
     from lapclip.runs.run import open_run
     from lapclip.runs.status import refuse_if_finished
 
@@ -210,8 +210,7 @@ def go_on(
     teacher = None
     if taught_by := settings.model.teacher:
         teacher = consult_teacher(with_values(config, {"teacher": taught_by}), requests)[1]
-    settings = follow(revising(run, flags, data), requests, "setting up")
-    return run, settings, data, teacher
+    return run, follow(revising(run, flags, data), requests, "setting up"), data, teacher
 
 
 def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:

@@ -105,9 +105,8 @@ def find_image(name: str) -> Found:
     if package is None or not package.stages:
         known = [known for known, one in PACKAGES.items() if one.stages]
         near = suggest(name, [one for one in known if one.startswith(name)][:1] or known)
-        problem = f"`{shortened(name)}` is not an image tower{near}"
         hint = f"choose {', '.join(f'`{k}`' for k in known)}, `timm:NAME` or an ONNX file"
-        raise UserError(problem, hint=hint)
+        raise UserError(f"`{shortened(name)}` is not an image tower{near}", hint=hint)
     stored = reading.load_pickled(installed(name, package))
     weights, blocks = {}, []
 

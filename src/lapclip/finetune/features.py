@@ -209,8 +209,7 @@ def embed_images(
                 image = Image.fromarray(np.ascontiguousarray(whole.transpose(1, 2, 0)))
                 pixels[place] = view_of(image, size, looks, index, view)
             except Unreadable as problem:  # only of a streamed source
-                name = shortened_path(source.name(index))
-                store.faults[str(index)] = f"`{name}` {shortened(str(problem))}"
+                store.faults[str(index)] = f"`{shortened_path(source.name(index))}` {shortened(str(problem))}"
         with torch.inference_mode(), embedder.lock:
             features = embedder.model.image(embedder.device.move(torch.from_numpy(pixels)))
         store.rows[indices] = features.half().cpu().numpy()
