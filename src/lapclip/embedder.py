@@ -7,7 +7,7 @@ import hashlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
@@ -151,9 +151,7 @@ class Embedder:
     def texts(self, texts: Sequence[str] | np.ndarray, *, progress: bool | None = None) -> Rows:
         """Float32 unit rows, one per text, also of one string; texts longer than the model's context are truncated."""
         texts = list_of_texts(texts)
-        return self.in_chunks(
-            iter(texts), len(texts), lambda few: self.embed(few, self.embed_words), progress
-        )
+        return self.in_chunks(texts, len(texts), lambda few: self.embed(few, self.embed_words), progress)
 
     def decode(self, data: bytes) -> Decoded:
         """An encoded image as `pixels` takes it; Unreadable when it is none."""
@@ -161,10 +159,9 @@ class Embedder:
 
     def pixels(self, pixels: np.ndarray) -> Rows:
         """Float32 unit rows of images that are bytes [n, 3, S, S] already, with S = `image_size`."""
-        expected = (3, self.image_size, self.image_size)
-        if pixels.dtype != np.uint8 or pixels.shape[1:] != expected:
-            shape = ", ".join(map(str, expected))
-            what = f"pixels are {pixels.dtype} {list(pixels.shape)}, not uint8 [n, {shape}]"
+        size = self.image_size
+        if pixels.dtype != np.uint8 or pixels.shape[1:] != (3, size, size):
+            what = f"pixels are {pixels.dtype} {list(pixels.shape)}, not uint8 [n, 3, {size}, {size}]"
             raise UserError(what, hint="use `images`, which takes images of any size")
         return self.embed(pixels, self.embed_pixels)
 
@@ -234,14 +231,14 @@ class Embedder:
         return True
 
     def in_chunks(
-        self, items: Iterator[T], total: int, embed_some: Callable[[list[T]], Rows], progress: bool | None
+        self, items: Iterable[T], total: int, embed_some: Callable[[list[T]], Rows], progress: bool | None
     ) -> Rows:
-        rows, done = np.empty((total, self.width), dtype=np.float32), 0
+        rows, done, left = np.empty((total, self.width), dtype=np.float32), 0, iter(items)
         is_main = threading.current_thread() is threading.main_thread()
         is_shown = is_main and total >= MIN_FOR_BAR if progress is None else progress
         bar = progress_bar(total, always=progress is True) if is_shown else nullcontext(lambda _: None)
         with bar as show:
-            while some := list(islice(items, self.chunk)):
+            while some := list(islice(left, self.chunk)):
                 rows[done : done + len(some)] = embed_some(some)
                 done += len(some)
                 show(done)
@@ -352,9 +349,8 @@ def load(path: str | Path, device: DeviceName = "cpu") -> Embedder:
     except OSError as error:  # a name that is too long, a folder without permission
         what = f"`{shortened(str(path))}`: {reason_for(error).lower()}"
         raise UserError(f"cannot open {what}", hint="name a readable folder") from None
-    model = place.place(found.model).eval()
     about: dict[str, Any] = {"name": found.name, "weights": found.weights, "templates": found.templates}
-    return Embedder(model, found.tokenizer, place, **about)
+    return Embedder(place.place(found.model).eval(), found.tokenizer, place, **about)
 
 
 def find_model(path: Path) -> Pretrained:

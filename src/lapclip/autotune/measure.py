@@ -21,8 +21,6 @@ from lapclip.step.step import Inputs, Update, fixed_length
 MAX_ROUNDS = 9
 BLOCK_SECONDS = 0.4  # of steps timed together; at least one step
 
-Progress = str  # what is being done, for whoever waits
-
 
 class Rig:
     """The model of some work on one device; runs any plan with that device and compilation."""
@@ -79,7 +77,7 @@ class Rigs:
 
 def measure(
     work: Work, plans: Sequence[Plan], *, seconds: float, min_rounds: int = 3, patience: float = 1.0
-) -> Generator[Progress, None, Measured]:
+) -> Generator[str, None, Measured]:
     """Times plans for about so many seconds; a step in low precision that takes longer than `patience` stops the
     search for how much slower it is."""
     started = time.perf_counter()
@@ -146,7 +144,7 @@ def slower_than_fp32(rigs: Rigs, plan: Plan, patience: float) -> tuple[int, floa
 
 def race(
     rigs: Rigs, tried: dict[Plan, Candidate], min_rounds: int, block_seconds: float, until: float
-) -> Generator[Progress, None, dict[Plan, list[float]]]:
+) -> Generator[str, None, dict[Plan, list[float]]]:
     """Seconds of a step, block by block; a plan that falls far behind stops with what it has, one that fails is
     rejected."""
     seconds: dict[Plan, list[float]] = {plan: [] for plan in tried if tried[plan].rejected is None}

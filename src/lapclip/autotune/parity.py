@@ -141,11 +141,8 @@ def place_checked(model: CLIP, work: Work, batch: Batch, plan: Plan) -> CLIP:
             raise no_memory_left(error) from None
         problem = f"does not run: {first_line(error)}"  # as where there is no C++ compiler
     if problem is not None:
-        compiled = ", compiled" if plan.compile else ""
-        raise UserError(
-            f"`{plan.device}` in {plan.precision}{compiled} {problem}",
-            hint="train on the CPU: `--device cpu --precision fp32 --no-compile`",
-        )
+        what = f"`{plan.device}` in {plan.precision}{', compiled' * plan.compile} {problem}"
+        raise UserError(what, hint="train on the CPU: `--device cpu --precision fp32 --no-compile`")
     return model
 
 

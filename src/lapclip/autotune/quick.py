@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from lapclip.autotune.cache import folder_for, recall, remember
-from lapclip.autotune.measure import Progress, Rig, measure
+from lapclip.autotune.measure import Rig, measure
 from lapclip.autotune.plans import Measured, asked_parts, plans_on, thread_counts
 from lapclip.autotune.resolve import Draft, devices_for, resolve_chunk
 from lapclip.autotune.work import Work
@@ -36,7 +36,7 @@ def plans_for(
     return plans
 
 
-def try_out(draft: Draft) -> Generator[Progress, None, Measured | None]:
+def try_out(draft: Draft) -> Generator[str, None, Measured | None]:
     """Times what was not asked for; None where there is no choice, or no time for one."""
     plans, work, budget = plans_for(draft), draft.work, draft.budget
     if len(plans) < 2:

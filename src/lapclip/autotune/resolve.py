@@ -130,10 +130,9 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
         config = with_values(config, {"minutes": DEFAULT_MINUTES})
     batch_size = asked_or(config, "batch_size", resolve_batch_size(recipe, data))
     if batch_size.value > data.num_train:
-        raise UserError(
-            f"a batch of {batch_size.value} pairs cannot be filled: `{config.data.source}` has {data.num_train}",
-            hint=f"pass `--batch-size {data.num_train}` or less",
-        )
+        has = f"`{config.data.source}` has {data.num_train}"
+        hint = f"pass `--batch-size {data.num_train}` or less"
+        raise UserError(f"a batch of {batch_size.value} pairs cannot be filled: {has}", hint=hint)
     if shape_of(config.model).image_encoder and (config.train.keep_patches or 1.0) < 1:
         what = f"the image tower of `{config.model.size}` has no patches to drop"
         raise UserError(what, hint="omit `--keep-patches`, or pass `--size tiny`")
@@ -156,10 +155,9 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
         choices["num_validation"] = Choice(data.num_validation, reason)
     config = with_values(config, {name: choice.value for name, choice in choices.items()})
     size = shape_of(config.model)
-    shape = {name: getattr(size, name) for name in SHAPE}
     hidden = LOOKS * data.is_drawn + ("keep_patches",) * (size.image_encoder is not None)
     shown = {n: c for n, c in choices.items() if n not in hidden or c.origin == "asked"}
-    return with_values(config, shape), shown
+    return with_values(config, {name: getattr(size, name) for name in SHAPE}), shown
 
 
 def asked_or(config: Config, name: str, choice: Choice) -> Choice:
@@ -227,11 +225,9 @@ def resolve_chunk(draft: Draft, device: Device) -> Choice:
     least = min(config.train.chunk or 1, work.batch_size)
     needed = work.step_bytes(least)
     if allowed is not None and needed > limit:
-        raise UserError(
-            f"chunks of {least} need about {needed / 1e9:.1f} GB with `{config.model.size}`,"
-            f" and `--max-memory` allows {limit / 1e9:.1f}",
-            hint=f"allow more: `--max-memory {math.ceil(needed / 1e8) / 10:g}`",
-        )
+        need = f"chunks of {least} need about {needed / 1e9:.1f} GB with `{config.model.size}`"
+        hint = f"allow more: `--max-memory {math.ceil(needed / 1e8) / 10:g}`"
+        raise UserError(f"{need}, and `--max-memory` allows {limit / 1e9:.1f}", hint=hint)
     chunk = work.batch_size
     while chunk > 1 and work.step_bytes(chunk) > limit:
         chunk = (chunk + 1) // 2
@@ -312,9 +308,8 @@ def recorded(choices: Choices) -> dict[str, dict[str, str]]:
 
 def recorded_choices(config: Config, machine: Mapping[str, Any]) -> Choices:
     """The choices of a run. One written by version 0.1 has no origins; what was asked for is known by its reason."""
-    origins = machine.get("origins", {})
     choices = {}
     for name, reason in machine.get("reasons", {}).items():
-        origin = origins.get(name, "asked" if reason == ASKED else "default")
+        origin = machine.get("origins", {}).get(name, "asked" if reason == ASKED else "default")
         choices[name] = Choice(value_of(config, name), reason, origin)
     return choices

@@ -50,20 +50,18 @@ class Work:
 
     def key(self) -> dict[str, Any]:
         """What the time of a step depends on."""
-        names = ("batch_size", "loss", "keep_patches")
         return self.size.described() | {
             "vocab_size": self.vocab_size,
             "recompute": self.model.recompute,
             "num_tokens": self.num_tokens,
             **({"captions_per_image": self.captions_per_image} if self.captions_per_image > 1 else {}),
-            **{name: getattr(self.train, name) for name in names},
+            **{name: getattr(self.train, name) for name in ("batch_size", "loss", "keep_patches")},
         }
 
     def new_model(self, device: Device, *, compile: bool = False) -> CLIP:
         """The model on a device, its weights as at the start of a run."""
         settings = {"vocab_size": self.vocab_size, "seed": self.train.seed}
-        model = build_model(self.model, has_bias=self.has_bias, **settings)
-        return place(model, device, compile=compile)
+        return place(build_model(self.model, has_bias=self.has_bias, **settings), device, compile=compile)
 
     def random_batch(self, num_pairs: int) -> Batch:
         """Images and captions that all differ: for time their content makes no difference."""
@@ -81,9 +79,8 @@ class Work:
     def inputs(self, batch: Batch, device: Device, fixed_length: int | None) -> Inputs:
         """A batch as the first step takes it."""
         assert self.train.keep_patches is not None, "resolved"
-        draw = {"seed": self.train.seed, "batch_size": len(batch.images)}
-        share, num_patches = self.train.keep_patches, self.size.num_patches
-        keep_BK = choose_patches(0, num_patches=num_patches, share=share, **draw)
+        draw = {"seed": self.train.seed, "num_patches": self.size.num_patches}
+        keep_BK = choose_patches(0, batch_size=len(batch.images), share=self.train.keep_patches, **draw)
         return move(batch, device, keep_BK, fixed_length=fixed_length)
 
     def step_bytes(self, chunk: int) -> int:

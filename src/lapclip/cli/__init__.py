@@ -61,7 +61,7 @@ def run_command(arguments: list[str]) -> int:
         complain(problem.message, problem.hint)
         return 1
     except CycloptsError as problem:
-        meant = " ".join(["lapclip", *command_in(arguments), "--help"])
+        meant = " ".join(["lapclip", *app.parse_commands(arguments)[0], "--help"])
         hint = f"`{meant}` lists all options"
         if isinstance(problem, UnusedCliTokensError) and (path := path_in_pieces(arguments)):
             hint = f"quote a path that has spaces: {typed(path)}"
@@ -87,17 +87,6 @@ def run_command(arguments: list[str]) -> int:
         what = f"this is a bug in lapclip: {type(problem).__name__}: {problem}"
         complain(what, "please report it with the lines above")
         return 1
-
-
-def command_in(arguments: list[str]) -> list[str]:
-    """The command that was meant: `train`, or of a group `data check`."""
-    here, words = app, []
-    for word in arguments:
-        if word not in here:
-            break
-        here = here[word]
-        words.append(word)
-    return words
 
 
 def path_in_pieces(arguments: list[str]) -> str | None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
+from lapclip.cli.flags import AsJson, Switch, output_file, refuse_missing_data, with_settings
 from lapclip.cli.screen import OPENING, follow, on_screen, print_json, say, stop_requests, working
 from lapclip.config import SETTINGS, load_config
 from lapclip.errors import UserError
@@ -42,14 +42,12 @@ def bench(
         fresh: ignore cached results and measure again
         out: also write a page with all results and charts (`.html`)
     """
-    from lapclip.data.formats.detect import refuse_missing
-
     started = time.perf_counter()
     for flag in ("--ops",) * ops + ("--sizes",) * sizes:
         if other := next((SETTINGS[name].flag for name in flags if name not in ALWAYS), None):
             raise UserError(f"`{flag}` does not use `{other}`", hint=f"omit `{other}`")
     config = load_config(flags={name: value for name, value in flags.items() if name != "compile"})
-    refuse_missing(config.data.source, config.data.format)
+    refuse_missing_data(config)
     out = output_file(out, ".html") if out else None
     with working("starting"):
         from lapclip.autotune.resolve import devices_for

@@ -1,7 +1,7 @@
 """`lapclip --install-completion`: commands, flags and their values on Tab, in bash, zsh and fish."""
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from lapclip.cli.screen import say
 from lapclip.errors import UserError, code, reason_for
@@ -37,12 +37,11 @@ def current_shell() -> Shell:
 
     try:
         found = detect_shell()
+        if found != "powershell":
+            return found
+        what = f"completion is not available for {code(found)}"
     except ShellDetectionError:
-        found = None
-    for shell in get_args(Shell):
-        if shell == found:
-            return shell
-    what = f"completion is not available for {code(found)}" if found else "cannot tell which shell you use"
+        what = "cannot tell which shell you use"
     raise UserError(what, hint="name one: `lapclip --install-completion --shell bash` (or zsh, fish)")
 
 

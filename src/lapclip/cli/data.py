@@ -4,13 +4,14 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 from rich.console import Console
 
-from lapclip.cli.flags import AsJson, Switch, output_file, with_settings
+from lapclip.cli.flags import AsJson, Switch, output_file, refuse_missing_data, with_settings
 from lapclip.cli.screen import OPENING, follow, print_json, print_table, say, stop_requests, working
 from lapclip.config import load_config
 from lapclip.errors import NoCaptions, UserError, suggest
@@ -37,9 +38,7 @@ def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
         hint = "`lapclip data check photos/`, or a table, shards, `hf:NAME`, `emoji`"
         raise UserError("name a source", hint=hint)
     config = load_config(flags=flags)
-    from lapclip.data.formats.detect import refuse_missing
-
-    refuse_missing(config.data.source, config.data.format)
+    refuse_missing_data(config)
     with working("starting"):
         from lapclip.data.open import open_source
         from lapclip.model.clip import shape_of
@@ -207,14 +206,9 @@ def remove(*names: str, all: Switch = False, json: AsJson = False) -> int:
         ]
         print_json({"packs": packs, "bytes": sum(p.num_bytes for p in shown)})
         return 0
-    from lapclip.view.document import Table, columns_of
-
-    rows = [
-        (p.path.name, p.source, p.num_bytes, time.strftime("%Y-%m-%d", time.localtime(p.last_used)))
-        for p in shown
-    ]
+    rows = [(p.path.name, p.source, p.num_bytes, date.fromtimestamp(p.last_used)) for p in shown]
     if shown:
-        print_table(Table("", columns_of("pack, source, size: bytes, last used"), rows))
+        print_table("pack, source, size: bytes, last used", rows)
     total = f"{plural(len(shown), 'pack')}, {size(sum(p.num_bytes for p in shown))}"
     how = "" if chosen or not shown else "; to remove one: `lapclip data remove NAME`; all of them: `--all`"
     say(f"{'removed ' if chosen else ''}{total}{how}")

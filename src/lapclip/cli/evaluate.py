@@ -77,10 +77,8 @@ def evaluate(
         hint = "name a model and a source: `lapclip eval MODEL SOURCE`"
         raise UserError(f"`{run}` is not a run: there is no source to evaluate on", hint=hint)
     models = [(config, its_run), *([] if against is None else [config_of(against)])]
-    for own, of in list(models):
-        models += (
-            bases_of(own, of.path.parent if of else None) if own else []
-        )  # what they saw is not new either
+    for own, of in list(models):  # what those that they started from saw is not new either
+        models += bases_of(own, of.path.parent if of else None) if own else []
     if source is not None:
         refuse_missing(source, flags.get("format"))
     hint = "name the page `evaluation.html`, for example; a source goes before `--html`"
@@ -89,8 +87,7 @@ def evaluate(
     sheet = None if sheet is None else output_file(sheet, ".png")
     with working("starting"):
         from lapclip.embedder import label_prompts, load
-        from lapclip.evaluate.full import divide
-        from lapclip.evaluate.full import evaluate as evaluate_model
+        from lapclip.evaluate import full
 
         label_prompts(["label"], template or ["{}"])  # refuses wrong templates first
         embedder = load(run)
@@ -102,8 +99,8 @@ def evaluate(
             num_validation = config.data.num_validation
         available = measured.source.num_different
         # Refuses before embedding, which takes minutes.
-        divide(min(num_validation or available, available), pool_size)
-        work = evaluate_model(
+        full.divide(min(num_validation or available, available), pool_size)
+        work = full.evaluate(
             embedder,
             measured,
             batch_size=(config.train.batch_size if config else None) or BATCH_SIZE,
@@ -208,8 +205,7 @@ def show(result: Mapping[str, Any], num_mistakes: int) -> None:
     from lapclip.view.lines import recall_table
 
     screen = Console()
-    image = "validation image" if result["held_out"] else "image"
-    screen.print(recall_table(result, image), highlight=False)
+    screen.print(recall_table(result, "validation image" if result["held_out"] else "image"), highlight=False)
     tell(screen, how_measured(result))
     if negatives := result.get("negatives"):
         levels = ", ".join(f"{level} {negatives[level]:.1%}" for level in ("easy", "medium", "hard"))

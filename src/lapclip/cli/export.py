@@ -32,16 +32,15 @@ def export(
         find_run(run)  # raises the error, before torch is imported
     with working("starting"):
         from lapclip.embedder import load
-        from lapclip.export.folders import FORMATS
-        from lapclip.export.folders import export as write
+        from lapclip.export import folders
 
         embedder = load(run)
     with working("exporting"):
-        done = write(embedder, to, output.expanduser())
+        done = folders.export(embedder, to, output.expanduser())
     if json:
         print_json({"path": str(done.path), "bytes": done.num_bytes, **done.measured, "notes": done.notes})
     for note in done.notes:
         say(note)
     lowest = f"the lowest cosine with the original is {done.measured['parity']['min_cosine']:.6f}"
-    say(f"`{done.path}`, {size(done.num_bytes)}, for {FORMATS[to]}; opened again, {lowest}")
+    say(f"`{done.path}`, {size(done.num_bytes)}, for {folders.FORMATS[to]}; opened again, {lowest}")
     return 0

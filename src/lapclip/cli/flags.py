@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from lapclip.cli.screen import say
-from lapclip.config import ALIASES, BUDGETS, SETTINGS, Setting
+from lapclip.config import ALIASES, BUDGETS, SETTINGS, Config, Setting
 from lapclip.errors import UserError, code
 
 Switch = Annotated[bool, Parameter(negative="")]  # without a `--no-` form
@@ -73,6 +73,15 @@ def output_file(path: Path, *suffixes: str, hint: str = "", is_said: bool = True
     if is_said and path.exists():
         say(f"{code(path)} exists and will be replaced")
     return path
+
+
+def refuse_missing_data(config: Config) -> None:
+    """Before any work is done for a source that is not there."""
+    from lapclip.data.formats.detect import refuse_missing
+
+    refuse_missing(config.data.source, config.data.format)
+    if config.data.general:
+        refuse_missing(config.data.general)
 
 
 def refuse_together(**flags: bool) -> None:

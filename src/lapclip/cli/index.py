@@ -120,9 +120,8 @@ def choose_model(model: str | None) -> ChosenModel:
 
 
 def as_record(summary: "Summary", chosen: ChosenModel) -> dict[str, Any]:
-    counts = {name: value for name, value in vars(summary).items() if name.startswith("num_")}
     return {
-        **counts,
+        **{name: value for name, value in vars(summary).items() if name.startswith("num_")},
         "unreadable": [{"path": path, "why": why} for path, why in summary.unreadable],
         "unreachable": [*summary.unreachable, *summary.unopened],
         "model": chosen.path,
@@ -145,8 +144,7 @@ def say_summary(summary: "Summary") -> None:
     for path, why in summary.unreadable:
         say(f"  {shortened_path(path)} {shortened(why)}")
     if summary.num_unreadable:
-        count = plural(summary.num_unreadable, "file")
-        say(f"{count} could not be read; lapclip tries again after a change")
+        say(f"{plural(summary.num_unreadable, 'file')} could not be read; lapclip tries again after a change")
     for folder, why in summary.unreachable.items():
         forget = f"`{own_name()} index --forget {typed(folder)}`"
         stay = f"its images stay in the index (to remove them: {forget})"
@@ -183,7 +181,6 @@ def forget_folder(folder: str, model: str | None) -> dict[str, Any]:
 def show_all(json: bool) -> int:
     from lapclip.data.pack import folder_bytes
     from lapclip.search.index import Index, list_indexes
-    from lapclip.view.document import Table, columns_of
 
     records: list[dict[str, Any]] = []
     rows = []
@@ -205,7 +202,7 @@ def show_all(json: bool) -> int:
     elif not records:
         say(f"there is no index yet; create one: `{own_name()} index ~/Pictures`")
     else:
-        print_table(Table("", columns_of("model, images: count, folders, size: bytes, updated"), rows))
+        print_table("model, images: count, folders, size: bytes, updated", rows)
         total = size(sum(int(record["bytes"]) for record in records))
         say(f"{total} in total; to remove one: `{own_name()} index --remove MODEL`")
     return 0

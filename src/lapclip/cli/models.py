@@ -15,7 +15,6 @@ Name = Annotated[str, Parameter(help="a model of the list, or `hf-hub:OWNER/NAME
 @models.default
 def list_models(*, json: AsJson = False) -> int:
     """List pretrained models that suit a laptop, and others that were downloaded."""
-    from lapclip.view.document import Table, columns_of
     from lapclip.weights.hub import MODELS, PREFIX, downloaded, local
 
     them = [(name, its, local(name)) for name, its in MODELS.items()]
@@ -25,7 +24,7 @@ def list_models(*, json: AsJson = False) -> int:
         print_json({"models": records})
     else:
         rows = [(name, its.megabytes * 1e6, its.licence, its.good_at, bool(path)) for name, its, path in them]
-        print_table(Table("", columns_of("model, size: bytes, licence, good at, here"), rows))
+        print_table("model, size: bytes, licence, good at, here", rows)
         say(f"to download one: `{own_name()} models get NAME`")
     return 0
 

@@ -43,11 +43,11 @@ def reproduce(
             from lapclip.reproduce.page import as_json, document_of
 
         theirs = trained(f"{prefix}-documents", settings_of("documents", quick=quick), requests)
-        minutes = theirs.history.seconds / 60 if theirs else 0.0
-        own = theirs and trained(
-            f"{prefix}-lapclip", settings_of("lapclip", quick=quick, minutes=minutes), requests
-        )
-        if not (theirs and own):
+        if theirs is None:
+            return 130
+        settings = settings_of("lapclip", quick=quick, minutes=theirs.history.seconds / 60)
+        own = trained(f"{prefix}-lapclip", settings, requests)
+        if own is None:
             return 130
         evidence = follow(measure(theirs, own, quick=quick), requests, "measuring")
     if json:
@@ -87,10 +87,8 @@ def trained(name: str, flags: dict[str, Any], requests: list[int]) -> "Summary |
 
 def show(rows: "list[Row]") -> None:
     """The figures; their reasons below, by number, since many rows have the same one."""
-    from lapclip.view.document import Table, columns_of
-
     number_of = {why: number for number, why in enumerate(dict.fromkeys(row.why for row in rows), 1)}
     cells = [(row.figure, row.documents, row.lapclip, str(row.verdict), number_of[row.why]) for row in rows]
-    print_table(Table("Figures", columns_of("figure, documents, lapclip, verdict, why: count"), cells))
+    print_table("figure, documents, lapclip, verdict, why: count", cells, "Figures")
     reasons = [(number, why) for why, number in number_of.items()]
-    print_table(Table("Why", columns_of("number: count, reason"), reasons))
+    print_table("number: count, reason", reasons, "Why")

@@ -22,6 +22,24 @@ runs = App(name="runs", help="List the runs in this folder; stop, resume, compar
 Name = Annotated[str, Parameter(help="a run, by name or path")]
 Other = Annotated[str, Parameter(help="the run to compare it with, by name or path")]
 SECONDS_BETWEEN_LOOKS = 0.1
+LABELS: "dict[str, tuple[str, Kind]]" = {  # what a key is called, and the kind of its values
+    "num_validation": ("validation images", "count"),
+    "recall@1": ("recall@1, text → image", "share"),
+    "recall@5": ("recall@5, text → image", "share"),
+    "recall@10": ("recall@10, text → image", "share"),
+    "recall@1, picture -> words": ("recall@1, image → text", "share"),
+    "held-out loss": ("validation loss", "number"),
+    "training loss": ("training loss", "number"),
+    "steps": ("steps", "count"),
+    "seconds": ("training time", "seconds"),
+    "pairs_per_second": ("pairs/s", "rate"),
+    "peak_memory_bytes": ("peak memory", "bytes"),
+    "num_parameters": ("parameters", "count"),
+    "joules": ("energy", "joules"),
+    "num_cores": ("cores", "text"),
+    "memory_bytes": ("memory", "bytes"),
+    "data": ("data (fingerprint)", "text"),
+}
 
 
 @runs.default
@@ -32,7 +50,6 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
     """
     from lapclip.runs.run import RUNS, all_runs
     from lapclip.runs.status import status_of
-    from lapclip.view.document import Table, columns_of
 
     if words:
         known = ("stop", "resume", "compare", "remove")
@@ -54,7 +71,7 @@ def list_runs(*words: Annotated[str, Parameter(show=False)], json: AsJson = Fals
         chance = percent((status.history.recall or {}).get("text_to_image", {}).get("chance@1"))
         recall = (num := status.num_validation) and f"{percent(status.recall_1)} of {num:,} ({chance})"
         rows.append((*row, recall, updated))
-    print_table(Table("", columns_of(columns), rows))
+    print_table(columns, rows)
     for status in found:
         if status.failed:
             sys.stdout.write(printable(f"{status.run.name}: {status.failed.message}") + "\n")
@@ -148,26 +165,6 @@ def compare(first: Name, second: Other, /, *, json: AsJson = False) -> int:
     if not found["same_validation"]:
         out.print("", "the validation sets differ: recall and validation loss cannot be compared", sep="\n")
     return 0
-
-
-LABELS: "dict[str, tuple[str, Kind]]" = {  # what a key is called, and the kind of its values
-    "num_validation": ("validation images", "count"),
-    "recall@1": ("recall@1, text → image", "share"),
-    "recall@5": ("recall@5, text → image", "share"),
-    "recall@10": ("recall@10, text → image", "share"),
-    "recall@1, picture -> words": ("recall@1, image → text", "share"),
-    "held-out loss": ("validation loss", "number"),
-    "training loss": ("training loss", "number"),
-    "steps": ("steps", "count"),
-    "seconds": ("training time", "seconds"),
-    "pairs_per_second": ("pairs/s", "rate"),
-    "peak_memory_bytes": ("peak memory", "bytes"),
-    "num_parameters": ("parameters", "count"),
-    "joules": ("energy", "joules"),
-    "num_cores": ("cores", "text"),
-    "memory_bytes": ("memory", "bytes"),
-    "data": ("data (fingerprint)", "text"),
-}
 
 
 @runs.command

@@ -1,7 +1,6 @@
 """What every command says, and how: sentences on stderr, results on stdout."""
 
 import gc
-import io
 import json
 import os
 import shutil
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from lapclip.view.document import Table
 
 
-class Stderr(io.TextIOBase):
+class Stderr:
     """stderr, where what can no longer be said is dropped: a closed terminal or a full disk ends no training."""
 
     @property
@@ -40,20 +39,16 @@ class Stderr(io.TextIOBase):
         with suppress(OSError, ValueError):
             self.real.flush()
 
-    def isatty(self) -> bool:
-        return self.real.isatty()
-
-    def fileno(self) -> int:
-        return self.real.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # read by rich, to know what it may draw
-        return self.real.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
 
 people = Console(file=cast(IO[str], Stderr()))
 T = TypeVar("T")
 OPENING = "opening the source"
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Without a terminal: before the first line on some work, and the next.
+SECONDS_QUIET, SECONDS_BETWEEN = 5.0, 60.0
 
 
 def complain(message: str, hint: str) -> None:
@@ -95,8 +90,11 @@ def on_screen(table: "Table") -> RichTable:
     return shown
 
 
-def print_table(table: "Table") -> None:
-    """On stdout, within the width of a terminal; on a pipe nothing is wrapped."""
+def print_table(columns: str, rows: Sequence[Sequence[Any]], caption: str = "") -> None:
+    """On stdout, within the width of a terminal; on a pipe nothing is wrapped. `columns` as `columns_of` reads them."""
+    from lapclip.view.document import Table, columns_of
+
+    table = Table(caption, columns_of(columns), rows)
     Console(width=None if sys.stdout.isatty() else 10_000, highlight=False).print(on_screen(table))
 
 
@@ -145,19 +143,12 @@ def stop_requests(answer: str) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class Stopped(KeyboardInterrupt):
     """Somebody asked to stop before there was anything to save; says what stopped, and what goes on."""
 
     def __init__(self, message: str, hint: str):
         super().__init__(message)
         self.message, self.hint = message, hint
-
-
-# Without a terminal: before the first line on some work, and the next.
-SECONDS_QUIET, SECONDS_BETWEEN = 5.0, 60.0
 
 
 def follow(

@@ -92,15 +92,7 @@ def search(
         if query or like or unlike or sheet or copy_to or open:
             what = "`--duplicates` does not take a query, `--sheet`, `--copy-to` or `--open`"
             raise UserError(what, hint="omit these: all images are compared with each other")
-        record, groups = find_duplicates(model, -1.0 if min_score is None else min_score, wanted, top)
-        show_results(form, record, groups, [row for group in groups for row in group_rows(group)])
-        num_near = sum(not all(one.is_identical for one in group) for group in groups)
-        found = f"{len(groups) - num_near:,} of identical files, {num_near:,} with near-duplicates"
-        of_all = "" if len(groups) == record["num_groups"] else f"{len(groups):,} of "
-        if not json:
-            shown = f"{of_all}{plural(record['num_groups'], 'group')}: {found}"
-            say(shown if groups else "no duplicates or near-duplicates")
-        return 0
+        return show_groups(form, model, -1.0 if min_score is None else min_score, wanted, top)
     likes, unlikes = like or [], unlike or []
     terms = read_terms(query, likes, unlikes)
     sheet = output_file(sheet, ".png") if sheet else None
@@ -115,7 +107,7 @@ def search(
     question = describe_query(terms, likes, unlikes)
     if sheet is not None and matches:
         write_sheet(sheet, matches, question)
-    record = {"query": question, "milliseconds": seconds * 1000}
+    record: dict[str, Any] = {"query": question, "milliseconds": seconds * 1000}
     record |= {"results": [match.record() for match in matches], "num_pictures": index.num_images}
     record |= {"num_gone": results.num_gone, "model": index.model, "index": str(index.path), "copied": copied}
     record |= {"unknown_words": searcher.embedder.tokenizer.unknown_words(query)}
@@ -226,8 +218,7 @@ def prepare_graph(searcher: "Searcher") -> None:
     from lapclip.search.nearest import has_usearch
 
     if searcher.needs_graph:
-        count = plural(len(searcher.rows_N), "image")
-        say(f"preparing {count} for faster search (once); Ctrl-C skips this")
+        say(f"preparing {plural(len(searcher.rows_N), 'image')} for faster search (once); Ctrl-C skips this")
         try:
             follow(searcher.build_graph())
         except KeyboardInterrupt:
@@ -242,15 +233,13 @@ def show_results(
     form: Form, record: dict[str, Any], groups: "Sequence[Sequence[Match]]", rows: Sequence[Sequence[str]]
 ) -> None:
     """Results as one JSON object, as paths, or as a table."""
-    from lapclip.view.document import Table, columns_of
-
     with until_closed():
         if form == "json":
             print_json(record)
         elif form != "table":
             write_paths([[match.entry.path for match in group] for group in groups], form == "null")
         elif rows:
-            print_table(Table("", columns_of(COLUMNS), rows))
+            print_table(COLUMNS, rows)
 
 
 def row_of(match: "Match", score: str) -> tuple[str, ...]:
@@ -376,10 +365,8 @@ def was_trained_since(index: "Index") -> bool:
         return False
 
 
-def find_duplicates(
-    model: str | None, min_score: float, wanted: "Filter", top: int | None
-) -> "tuple[dict[str, Any], list[list[Duplicate]]]":
-    """The groups as `--json` has them, and as matches."""
+def show_groups(form: Form, model: str | None, min_score: float, wanted: "Filter", top: int | None) -> int:
+    """Groups of identical and nearly identical images, and how many there are."""
     from lapclip.search.searcher import duplicates
 
     index = open_index(model)
@@ -388,7 +375,15 @@ def find_duplicates(
     groups = found[:top]
     record: dict[str, Any] = {"min_score": min_score, "milliseconds": (time.perf_counter() - started) * 1000}
     record |= {"num_groups": len(found), "groups": [[one.record() for one in group] for group in groups]}
-    return record | {"num_pictures": index.num_images, "model": index.model, "index": str(index.path)}, groups
+    record |= {"num_pictures": index.num_images, "model": index.model, "index": str(index.path)}
+    show_results(form, record, groups, [row for group in groups for row in group_rows(group)])
+    if form != "json":
+        num_near = sum(not all(one.is_identical for one in group) for group in groups)
+        kinds = f"{len(groups) - num_near:,} of identical files, {num_near:,} with near-duplicates"
+        of_all = "" if len(groups) == len(found) else f"{len(groups):,} of "
+        shown = f"{of_all}{plural(len(found), 'group')}: {kinds}"
+        say(shown if groups else "no duplicates or near-duplicates")
+    return 0
 
 
 def group_rows(group: "Sequence[Duplicate]") -> Iterator[tuple[str, ...]]:

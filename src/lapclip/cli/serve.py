@@ -78,7 +78,7 @@ def serve(
         # One core is left to clients: measured, a single text is embedded no slower by it.
         set_up_process(max(1, DEFAULT_THREADS - 1), keep_memory=False)
         service = Service(embedder, index, is_batching=batching)
-        address = address_of(listening, names[0] if names else host)
+        address = address_of(listening, names[0])
         app = build_server(service, address=address, hosts=hosts, token=token, limits=limits)
         entrance = f"{address}?token={quote(token)}" if token else address
         say(f"serving at {entrance if is_own_token else address} (Ctrl-C stops it)")

@@ -69,12 +69,11 @@ def strip(images: Sequence[Image.Image], cell: tuple[int, int]) -> Image.Image:
 def kitty(image: Image.Image, columns: int, rows: int) -> str:
     """kitty's graphics protocol: a PNG in pieces, drawn over `columns` by `rows` characters, without a reply."""
     data = base64.b64encode(png(image)).decode("ascii")
-    pieces = [data[start : start + PIECE] for start in range(0, len(data), PIECE)]
-    text = ""
-    for number, piece in enumerate(pieces):
-        keys = f"a=T,f=100,q=2,c={columns},r={rows}," if number == 0 else ""
-        is_last = number == len(pieces) - 1
-        text += f"{ESCAPE}_G{keys}m={0 if is_last else 1};{piece}{END}"
+    keys, text = f"a=T,f=100,q=2,c={columns},r={rows},", ""
+    for start in range(0, len(data), PIECE):
+        is_last = start + PIECE >= len(data)
+        text += f"{ESCAPE}_G{keys}m={0 if is_last else 1};{data[start : start + PIECE]}{END}"
+        keys = ""  # of the first piece only
     return text + "\n"
 
 

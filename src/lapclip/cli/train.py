@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from lapclip.cli.flags import AsJson, Switch, with_settings
+from lapclip.cli.flags import AsJson, Switch, refuse_missing_data, with_settings
 from lapclip.cli.screen import (
     OPENING,
-    complain,
+    Stopped,
     follow,
     own_name,
     people,
@@ -29,6 +29,17 @@ if TYPE_CHECKING:
     from lapclip.runs.events import Finished
     from lapclip.runs.run import Run
     from lapclip.train.loop import Cached
+
+    Begun = tuple[Run, Config, Data, Cached | None]
+
+# What a pretrained model determines, and what only if no smaller one is made of it.
+FIXED = ("tokenizer", "max_vocab", "loss")
+SHAPED = ("size", *SHAPE)
+# What a resumed run may change: how long it goes on, and what alters neither model nor data.
+RESUMABLE = {
+    *BUDGETS, *PLAN, "source", "images", "general", "teacher", "max_unreadable",  # the same, wherever it is now
+    "max_memory", "workers", "save_every", "eval_every", "recompute", "pause_below",
+}  # fmt: skip
 
 
 @with_settings(*SETTINGS)
@@ -73,8 +84,7 @@ def train(
         )
         if requests:
             hint = f"`lapclip train --resume {folder.reference}` starts it"
-            complain("stopped before training started", hint)
-            return 130
+            raise Stopped("stopped before training started", hint)
         return show_training(settings, folder, data, requests, cached, as_json=json, verbose=verbose)
 
 
@@ -84,13 +94,11 @@ def start(
     """Starts the training in a process of its own, once all is checked that can be checked at once."""
     from lapclip.data.open import plain_name
     from lapclip.runs.background import as_arguments, log_of, start_training
-    from lapclip.runs.run import new_run, open_run, refuse_name
+    from lapclip.runs.run import new_run, open_run
     from lapclip.runs.status import refuse_if_finished
 
     if resume is None:
         settings = load_config(config, flags)
-        if name is not None:
-            refuse_name(name)
         start_of(settings, flags)
         refuse_missing_data(settings)
         run = new_run(name, prefix=f"{plain_name(settings.data.source)}-{settings.model.size}")
@@ -115,7 +123,7 @@ def start(
 
 def begin(
     config: Path | None, name: str | None, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
-) -> "tuple[Run, Config, Data, Cached | None]":
+) -> "Begun":
     from lapclip.runs.run import refuse_name
 
     settings = load_config(config, flags)
@@ -125,14 +133,24 @@ def begin(
     refuse_missing_data(settings)
     with working("setting up"):
         from lapclip.train.prepare import open_here, preparing
+    found = teacher = None
     if weights != "new":
-        return begin_pretrained(settings, name, requests, reserved, is_inherited=weights == "inherited")
-    teacher = None
-    if settings.model.teacher:
+        with working("loading the pretrained model"):
+            from lapclip.finetune.prepare import find_pretrained, preparing_heads, preparing_towers
+
+            settings, found = find_pretrained(settings, is_inherited=weights == "inherited")
+    elif settings.model.teacher:
         settings, teacher = consult_teacher(settings, requests)
     data = follow(open_here(settings), requests, OPENING, is_kept=True)
-    run = follow(preparing(settings, name, data, reserved), requests, "setting up")
-    return run, run.load_config(), data, teacher
+    if found is None:
+        run = follow(preparing(settings, name, data, reserved), requests, "setting up")
+        return run, run.load_config(), data, teacher
+    has_heads = settings.train.tune in (None, "heads") and weights != "inherited"
+    prepare = preparing_heads if has_heads else preparing_towers
+    if has_heads and settings.train.minutes:
+        say("features and head settings are prepared first; `--minutes` counts the training after that")
+    run, cached = follow(prepare(settings, found, name, data, reserved), requests, "setting up", is_kept=True)
+    return run, run.load_config(), data, cached
 
 
 def consult_teacher(settings: "Config", requests: list[int]) -> "tuple[Config, Teacher]":
@@ -156,33 +174,13 @@ def start_of(settings: "Config", flags: dict[str, Any]) -> Literal["new", "pretr
     if is_inherited and tune:
         what = "`--size` makes a smaller model of the pretrained one, all of which is trained"
         raise UserError(what, hint="omit `--tune`")
-    if fixed := [
-        SETTINGS[name].flag for name in (FIXED if is_inherited else FIXED + SHAPED) if name in flags
-    ]:
+    determined = FIXED if is_inherited else FIXED + SHAPED
+    if fixed := [SETTINGS[name].flag for name in determined if name in flags]:
         raise UserError(f"the pretrained model determines `{fixed[0]}`", hint="omit it")
     return "inherited" if is_inherited else "pretrained"
 
 
-def begin_pretrained(
-    settings: "Config", name: str | None, requests: list[int], reserved: "Run | None", *, is_inherited: bool
-) -> "tuple[Run, Config, Data, Cached | None]":
-    with working("loading the pretrained model"):
-        from lapclip.finetune.prepare import find_pretrained, preparing_heads, preparing_towers
-        from lapclip.train.prepare import open_here
-
-        settings, found = find_pretrained(settings, is_inherited=is_inherited)
-    data = follow(open_here(settings), requests, OPENING, is_kept=True)
-    has_heads = settings.train.tune in (None, "heads") and not is_inherited
-    prepare = preparing_heads if has_heads else preparing_towers
-    if has_heads and settings.train.minutes:
-        say("features and head settings are prepared first; `--minutes` counts the training after that")
-    run, cached = follow(prepare(settings, found, name, data, reserved), requests, "setting up", is_kept=True)
-    return run, run.load_config(), data, cached
-
-
-def go_on(
-    name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None"
-) -> "tuple[Run, Config, Data, Cached | None]":
+def go_on(name: str, flags: dict[str, Any], requests: list[int], reserved: "Run | None") -> "Begun":
     from lapclip.runs.run import open_run
     from lapclip.runs.status import refuse_if_finished
 
@@ -212,26 +210,7 @@ def go_on(
     teacher = None
     if taught_by := settings.model.teacher:
         teacher = consult_teacher(with_values(config, {"teacher": taught_by}), requests)[1]
-    settings = follow(revising(run, flags, data), requests, "setting up")
-    return run, settings, data, teacher
-
-
-def refuse_missing_data(settings: "Config") -> None:
-    from lapclip.data.formats.detect import refuse_missing
-
-    refuse_missing(settings.data.source, settings.data.format)
-    if settings.data.general:
-        refuse_missing(settings.data.general)
-
-
-# What a pretrained model determines, and what only if no smaller one is made of it.
-FIXED = ("tokenizer", "max_vocab", "loss")
-SHAPED = ("size", *SHAPE)
-# What a resumed run may change: how long it goes on, and what alters neither model nor data.
-RESUMABLE = {
-    *BUDGETS, *PLAN, "source", "images", "general", "teacher", "max_unreadable",  # the same, wherever it is now
-    "max_memory", "workers", "save_every", "eval_every", "recompute", "pause_below",
-}  # fmt: skip
+    return run, follow(revising(run, flags, data), requests, "setting up"), data, teacher
 
 
 def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
@@ -242,10 +221,9 @@ def refuse_fixed(run: "Run", flags: dict[str, Any]) -> None:
         run.refuse_to_open(config, f"lapclip train --resume {run.reference} SOURCE{others}")
     fixed = [SETTINGS[name].flag for name in flags if name not in RESUMABLE]
     if fixed:
-        raise UserError(
-            f"{' and '.join(f'`{flag}`' for flag in fixed)} cannot change when a run is resumed",
-            hint=f"make a run with its settings: `lapclip train --config {typed(run.path)}/config.toml {fixed[0]} ...`",
-        )
+        what = f"{' and '.join(f'`{flag}`' for flag in fixed)} cannot change when a run is resumed"
+        again = f"`lapclip train --config {typed(run.path)}/config.toml {fixed[0]} ...`"
+        raise UserError(what, hint=f"make a run with its settings: {again}")
 
 
 def show_training(

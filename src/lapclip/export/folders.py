@@ -87,8 +87,7 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
             what = f"the cosine of `{embedder.name}` with its copy for {FORMATS[to]} is {found}: nothing is written"
             hint = "train it longer: weights of extreme size lose precision when converted"
             raise UserError(what, hint=hint)
-    num_bytes = sum(file.stat().st_size for file in folder.iterdir())
-    return Exported(folder, num_bytes, measured, notes)
+    return Exported(folder, sum(file.stat().st_size for file in folder.iterdir()), measured, notes)
 
 
 def fold_biases(tensors: dict[str, Tensor], refuse: Any) -> None:

@@ -17,7 +17,7 @@ from lapclip.errors import UserError
 from lapclip.evaluate.pool import Pool, embed_pool
 from lapclip.finetune.features import as_tensor, feature_folder, features_of
 from lapclip.machine.device import DEFAULT_THREADS, processor, set_up_process
-from lapclip.units import Progress
+from lapclip.units import LongWork
 
 ROWS_AT_ONCE = 4096
 
@@ -46,7 +46,7 @@ class Teacher:
         return self.image_NE[batch.indices].astype(np.float32), self.text_UE[texts].astype(np.float32)
 
 
-def find_teacher(config: Config) -> Generator[Progress, None, tuple[Config, Teacher]]:
+def find_teacher(config: Config) -> LongWork[tuple[Config, Teacher]]:
     """What the teacher makes of the training data, and the config with embeddings as wide as the teacher's."""
     assert config.model.teacher is not None
     set_up_process(config.device.threads or DEFAULT_THREADS, keep_memory=True)
@@ -58,9 +58,7 @@ def find_teacher(config: Config) -> Generator[Progress, None, tuple[Config, Teac
     if features.faults:
         problem = f"{len(features.faults)} training images cannot be read"
         raise UserError(problem, hint="remove them, or allow a pack: omit `--no-pack`")
-    number_of = {
-        caption: int(row) for caption, row in zip(features.captions, features.caption_ids, strict=True)
-    }
+    number_of = dict(zip(features.captions, features.caption_ids.tolist(), strict=True))
     with torch.inference_mode():
         image_NE, text_UE = (
             np.concatenate([embed(as_tensor(rows[n : n + ROWS_AT_ONCE])).half().numpy()

@@ -23,6 +23,7 @@ MAX_TEXT_LENGTH = 128  # tokens; captions are shorter
 STAGES_READ = 2  # last stages of an EfficientNet: they hold more of the single things than its output
 USUAL_IMAGE_SIZE = 224  # for ONNX files that take images of any size
 STRIDES = (1, 2, 2, 2, 1, 2, 1)
+Weights = dict[str, Tensor]  # by name
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Found:
 
     encoder: Encoder
     width: int
-    weights: dict[str, Tensor]
+    weights: Weights
     length: int  # of its input: pixels per side, or tokens
     tokenizer: Tokenizer | None = None
 
@@ -90,9 +91,7 @@ def compose(image_tower: str, text_tower: str) -> Pretrained:
     model.image.load_state_dict(image.weights)
     model.text.load_state_dict(text.weights)
     onnx.open_towers(model)
-    return Pretrained(
-        f"{image_tower} and {text_tower}", model, text.tokenizer, weights=None, is_aligned=False
-    )
+    return Pretrained(f"{image_tower} and {text_tower}", model, text.tokenizer, is_aligned=False)
 
 
 def find_image(name: str) -> Found:
@@ -106,9 +105,8 @@ def find_image(name: str) -> Found:
     if package is None or not package.stages:
         known = [known for known, one in PACKAGES.items() if one.stages]
         near = suggest(name, [one for one in known if one.startswith(name)][:1] or known)
-        problem = f"`{shortened(name)}` is not an image tower{near}"
         hint = f"choose {', '.join(f'`{k}`' for k in known)}, `timm:NAME` or an ONNX file"
-        raise UserError(problem, hint=hint)
+        raise UserError(f"`{shortened(name)}` is not an image tower{near}", hint=hint)
     stored = reading.load_pickled(installed(name, package))
     weights, blocks = {}, []
 
@@ -167,8 +165,7 @@ def find_text(name: str) -> Found:
     elif not (folder / DESCRIPTION).is_file():
         problem = f"`{shortened(name)}` is not a text tower{suggest(name, ['minilm'])}"
         named = "a folder with `config.json`, `model.safetensors` and `tokenizer.json`"
-        hint = f"choose `minilm`, or name an ONNX file or {named}"
-        raise UserError(problem, hint=hint)
+        raise UserError(problem, hint=f"choose `minilm`, or name an ONNX file or {named}")
     config = read_json(folder / DESCRIPTION)
     tokenizer = framed(folder, reading.read_tokenizer(folder))
     with reading.opened_weights(folder) as opened:
@@ -216,9 +213,7 @@ def folder_of(file: Path, name: str) -> Path:
     return own.parent if not (own / name).is_file() and (own.parent / name).is_file() else own
 
 
-def bert(
-    folder: Path, config: dict[str, Any], stored: dict[str, Tensor]
-) -> tuple[Encoder, dict[str, Tensor]]:
+def bert(folder: Path, config: dict[str, Any], stored: Weights) -> tuple[Encoder, Weights]:
     stored = {name.removeprefix("bert."): tensor for name, tensor in stored.items()}
     try:
         types = stored["embeddings.token_type_embeddings.weight"]
@@ -248,18 +243,15 @@ def bert(
     return Encoder("bert", numbers), weights
 
 
-def transformers_text(
-    folder: Path, config: dict[str, Any], stored: dict[str, Tensor]
-) -> tuple[Encoder, dict[str, Tensor]]:
+def transformers_text(folder: Path, config: dict[str, Any], stored: Weights) -> tuple[Encoder, Weights]:
     """Any other text model, by the library itself."""
     encoder = Encoder("transformers", {"config": config})
     module = encoder.build()
     assert isinstance(module, TransformersText)
     names = module.model.state_dict().keys()
-    weights = {name: stored[name] for name in names if name in stored}
-    if missing := [name for name in names if name not in weights]:
+    if missing := [name for name in names if name not in stored]:
         raise refused(folder, f"`{WEIGHTS}` has no `{missing[0]}`")
-    return encoder, {f"model.{name}": tensor for name, tensor in weights.items()}
+    return encoder, {f"model.{name}": stored[name] for name in names}
 
 
 def installed(name: str, package: Package) -> Path:

@@ -31,7 +31,7 @@ from lapclip.embedder import Embedder
 from lapclip.errors import UserError, shortened, shortened_path
 from lapclip.evaluate.pool import Pool
 from lapclip.files import read_json, write_atomically, writing
-from lapclip.units import Progress
+from lapclip.units import LongWork, Progress
 
 IMAGES_AT_ONCE, TEXTS_AT_ONCE = 8, 32  # on each core; convolutions are fastest with few images
 SECONDS_BETWEEN_WRITES = 5.0
@@ -64,9 +64,7 @@ class Features:
         groups_N = self.source.groups(np.arange(len(self.views[0])))
         for step in count(first_step):
             epochs, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), len(rows))
-            orders = {
-                e: np.random.default_rng([seed, e]).permutation(rows) for e in np.unique(epochs).tolist()
-            }
+            orders = {e: np.random.default_rng([seed, e]).permutation(rows) for e in {*epochs.tolist()}}
             chosen = np.array([orders[e][p] for e, p in zip(epochs.tolist(), places.tolist(), strict=True)])
             rng = np.random.default_rng([seed, step, 3])  # 1 is for patches, 2 for augmentation
             views = rng.integers(len(self.views), size=batch_size)
@@ -85,9 +83,8 @@ class Features:
         model, move = embedder.model, embedder.device.move
         with torch.inference_mode():
             image_NE = model.embed_images(move(as_tensor(self.views[0][images])))
-            text_ME = model.embed_texts(
-                move(as_tensor(self.text_UD[self.caption_ids[captions]])), move(torch.zeros(1))
-            )
+            text_MD = as_tensor(self.text_UD[self.caption_ids[captions]])
+            text_ME = model.embed_texts(move(text_MD), move(torch.zeros(1)))
         return Pool(
             image_NE.cpu().numpy(),
             text_ME.cpu().numpy(),
@@ -106,9 +103,7 @@ def as_tensor(rows: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(rows.astype(np.float32))
 
 
-def compute_features(
-    embedder: Embedder, data: Data, config: DataConfig
-) -> Generator[Progress, None, list[Features]]:
+def compute_features(embedder: Embedder, data: Data, config: DataConfig) -> LongWork[list[Features]]:
     """Of the training side, with crops of each image, the validation side, and the general source, if there is one."""
     num_crops = NUM_CROPS if config.crop != 1 or config.flip else 0
     sides: dict[str, Source] = {"training": data.training, "validation": data.validation}
@@ -147,7 +142,7 @@ def towers_fingerprint(embedder: Embedder) -> str:
 
 def features_of(
     embedder: Embedder, source: Source, folder: Path, looks: DataConfig | None = None, num_crops: int = 0
-) -> Generator[Progress, None, Features]:
+) -> LongWork[Features]:
     num_images, size = source.num_different, embedder.model.size
     if num_images > MAX_PAIRS:
         hint = "choose a smaller source, or train the towers too: `--tune full`"
@@ -201,7 +196,7 @@ def open_store(file: Path, shape: tuple[int, int]) -> Store:
 
 def embed_images(
     embedder: Embedder, source: Source, store: Store, looks: DataConfig, view: int, said: str
-) -> Generator[Progress, None, None]:
+) -> LongWork[None]:
     size, stored = embedder.image_size, source.stored_size(embedder.image_size)
 
     def compute(start: int) -> int:
@@ -213,8 +208,7 @@ def embed_images(
                 image = Image.fromarray(np.ascontiguousarray(whole.transpose(1, 2, 0)))
                 pixels[place] = view_of(image, size, looks, index, view)
             except Unreadable as problem:  # only of a streamed source
-                name = shortened_path(source.name(index))
-                store.faults[str(index)] = f"`{name}` {shortened(str(problem))}"
+                store.faults[str(index)] = f"`{shortened_path(source.name(index))}` {shortened(str(problem))}"
         with torch.inference_mode(), embedder.lock:
             features = embedder.model.image(embedder.device.move(torch.from_numpy(pixels)))
         store.rows[indices] = features.half().cpu().numpy()
@@ -235,7 +229,7 @@ def view_of(image: Image.Image, size: int, looks: DataConfig, index: int, view: 
     return crop[:, :, ::-1] if looks.flip and rng.random() < 0.5 else crop
 
 
-def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> Generator[Progress, None, None]:
+def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> LongWork[None]:
     """Short ones first, so that texts embedded together have about the same length."""
     order = np.argsort(embedder.tokenizer.lengths(texts), kind="stable")
 
@@ -252,7 +246,7 @@ def embed_texts(embedder: Embedder, texts: list[str], store: Store) -> Generator
 
 def side_by_side(
     embedder: Embedder, compute: Callable[[int], int], store: Store, said: str, at_once: int
-) -> Generator[Progress, None, None]:
+) -> LongWork[None]:
     """Each core computes a few rows of its own at a time; `compute` writes those from some row on."""
     with embedder.side_by_side() as threads:
         starts = range(store.num_done, len(store.rows), at_once)

@@ -21,7 +21,7 @@ from lapclip.runs.history import mean_recall
 from lapclip.step.loss import LOSSES
 from lapclip.step.optim import build_optimizer, schedule, set_lr
 from lapclip.step.step import Update, move
-from lapclip.units import Progress
+from lapclip.units import LongWork, Progress
 from lapclip.weights.reading import Pretrained
 
 BATCH_SIZE, STEPS, SWEEP_STEPS = 1024, 150, 75
@@ -56,10 +56,8 @@ def with_heads(
     towers = (model.image, model.text) if has_towers else (nn.Identity(), nn.Identity())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        size = replace(model.size, head=head)
-        new = CLIP(
-            size, vocab_size=model.vocab_size, has_bias=model.bias is not None, scale=20.0, towers=towers
-        )
+        size, has_bias = replace(model.size, head=head), model.bias is not None
+        new = CLIP(size, vocab_size=model.vocab_size, has_bias=has_bias, scale=20.0, towers=towers)
     new.image.requires_grad_(False)
     new.text.requires_grad_(False)
     with torch.no_grad():
@@ -85,17 +83,14 @@ def start_at(projection: Projection, old: nn.Module) -> None:
     if isinstance(old, Projection):
         projection.load_state_dict(old.state_dict())
         return
-    width = len(projection.mean)
-    weight: Tensor = old.weight if isinstance(old, nn.Linear) else torch.eye(width)
+    weight: Tensor = old.weight if isinstance(old, nn.Linear) else torch.eye(len(projection.mean))
     projection.linear.weight.copy_(weight * projection.std)
     projection.linear.bias.copy_(weight @ projection.mean)
     if isinstance(old, nn.Linear) and old.bias is not None:
         projection.linear.bias.add_(old.bias)
 
 
-def sweep(
-    found: Pretrained, features: Features, cfg: TrainConfig, threads: int
-) -> Generator[Progress, None, list[Candidate]]:
+def sweep(found: Pretrained, features: Features, cfg: TrainConfig, threads: int) -> LongWork[list[Candidate]]:
     """All candidates, the chosen one first, judged once. Without enough images to judge by, as they are."""
     rows = features.rows
     if len(rows) < MIN_FOR_SWEEP:
@@ -127,9 +122,7 @@ def sweep(
     return judged
 
 
-def fit(
-    model: CLIP, features: Features, rows: np.ndarray, cfg: TrainConfig, threads: int
-) -> Generator[int, None, None]:
+def fit(model: CLIP, features: Features, rows: np.ndarray, cfg: TrainConfig, threads: int) -> Generator[int]:
     """Trains the heads as a run does, for half as long; yields after each step."""
     assert cfg.lr and cfg.loss, "resolved"
     batch_size = min(BATCH_SIZE, len(rows))

@@ -20,7 +20,7 @@ from lapclip.config import BUDGETS, SHAPE, Config, LossName, TrainConfig, value_
 from lapclip.data.batches import Batch
 from lapclip.data.open import Data
 from lapclip.data.source import Source
-from lapclip.embedder import Embedder, find_model
+from lapclip.embedder import Embedder, find_model, load_checkpoint
 from lapclip.errors import UserError, code
 from lapclip.evaluate.pool import Pool
 from lapclip.finetune import encoders
@@ -34,16 +34,9 @@ from lapclip.model.encoders import Onnx
 from lapclip.model.lora import add_adapters, targets
 from lapclip.model.towers import Vocabulary
 from lapclip.runs.run import Run
-from lapclip.train.prepare import (
-    SIDE_WORDS,
-    draft_of,
-    own_tokenizer,
-    resolve_here,
-    sample_captions,
-    write_run,
-)
-from lapclip.units import Progress, percent
-from lapclip.weights import checkpoint, reading
+from lapclip.train.prepare import SIDE_WORDS, draft_of, resolve_here, sample_captions, write_run
+from lapclip.units import LongWork, Progress, percent
+from lapclip.weights import checkpoint
 from lapclip.weights.reading import Pretrained
 
 CROP = 0.35  # minimum share of an image in a crop: stronger than from scratch, since heads learn faster
@@ -69,9 +62,8 @@ def find_pretrained(config: Config, *, is_inherited: bool = False) -> tuple[Conf
     """The model to start from, or a smaller one of the config's size made of it, and the config with its shape."""
     asked = config.model
     if asked.base and (asked.image_tower or asked.text_tower):
-        raise UserError(
-            "`--from` names a whole model, towers included", hint="omit `--image-tower` and `--text-tower`"
-        )
+        hint = "omit `--image-tower` and `--text-tower`"
+        raise UserError("`--from` names a whole model, towers included", hint=hint)
     if asked.base:
         found = find_model(Path(asked.base))
     elif asked.image_tower and asked.text_tower:
@@ -112,10 +104,9 @@ def preparing_heads(
     batch_size = min(config.train.batch_size or BATCH_SIZE, len(cached.training.rows))
     # With the same settings whatever is asked for, so that further runs find the result on disk.
     judged = yield from sweep(found, cached.training, TrainConfig(loss=loss, batch_size=batch_size), threads)
-    best = judged[0]
     choices = resolve_heads(config, judged, batch_size, loss, data) | looks
     config = with_values(config, {key: choice.value for key, choice in choices.items()})
-    model = with_heads(found, best.head, cached.training, seed=config.train.seed)
+    model = with_heads(found, judged[0].head, cached.training, seed=config.train.seed)
     config = with_values(with_shape(config, model.size), data.settings)
     machine = asdict(read_machine()) | {"sweep": [asdict(candidate) for candidate in judged]}
     run = write_run(config, choices, data, found.tokenizer, name, machine, model.num_parameters, reserved)
@@ -127,20 +118,20 @@ def preparing_towers(
     config: Config, found: Pretrained, name: str | None, data: Data, reserved: Run | None = None
 ) -> Generator[Progress | str, None, tuple[Run, None]]:
     """A run that trains the towers or parts of them on images and captions, from the pretrained weights."""
-    for tower in (found.model.image, found.model.text):
+    model, size = found.model, found.model.size
+    for tower in (model.image, model.text):
         if isinstance(tower, Onnx):
             problem = f"{code(tower.name)} is an ONNX file, which cannot be trained"
             raise UserError(problem, hint="train heads on it: omit `--tune`")
     if not found.is_aligned:
         hint = f"train heads first, then `--from` that run with `--tune {config.train.tune}`"
         raise UserError("two towers that were never trained together need heads first", hint=hint)
-    size = found.model.size
     if config.train.tune == "lora":
-        if not targets(found.model):
+        if not targets(model):
             problem = f"{code(found.name)} has no attention layers, which `--tune lora` adds adapters to"
             raise UserError(problem, hint="use `--tune last-k` or `--tune full`")
         size = replace(size, lora_rank=config.train.lora_rank)
-    loss: LossName = "sigmoid" if found.model.bias is not None else "softmax"
+    loss: LossName = "sigmoid" if model.bias is not None else "softmax"
     config = with_values(with_shape(config, size), {"loss": loss, "tokenizer": found.tokenizer.kind})
     _, draft = draft_of(config, data, found.tokenizer)
     resolved, choices, rate = yield from resolve_here(draft)
@@ -149,31 +140,27 @@ def preparing_towers(
     if config.train.tune:
         choices["tune"] = Choice(config.train.tune, ASKED, "asked")
     machine = asdict(draft.machine) | {"bench": rate}
-    run = write_run(
-        resolved, choices, data, found.tokenizer, name, machine, found.model.num_parameters, reserved
-    )
+    run = write_run(resolved, choices, data, found.tokenizer, name, machine, model.num_parameters, reserved)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(resolved.train.seed)
         if size.lora_rank:
-            add_adapters(found.model, size.lora_rank)
+            add_adapters(model, size.lora_rank)
     # What a smaller model starts from is of no use at the end.
-    checkpoint.save_start(run.checkpoints, found.model, is_kept=bool(resolved.train.tune))
+    checkpoint.save_start(run.checkpoints, model, is_kept=bool(resolved.train.tune))
     return run, None
 
 
-def open_features(config: Config, found: Pretrained, data: Data) -> Generator[Progress, None, CachedFeatures]:
+def open_features(config: Config, found: Pretrained, data: Data) -> LongWork[CachedFeatures]:
     embedder = Embedder(found.model.eval(), found.tokenizer, processor())
     return CachedFeatures(*(yield from compute_features(embedder, data, config.data)))
 
 
-def reopen_features(config: Config, run: Run, data: Data) -> Generator[Progress, None, CachedFeatures]:
+def reopen_features(config: Config, run: Run, data: Data) -> LongWork[CachedFeatures]:
     """Of a run that is resumed; they are computed again only if they were removed."""
     newest = checkpoint.latest(run.checkpoints)
     if newest is None:
         raise UserError(f"run `{run.name}` has no checkpoint", hint="start it again")
-    size, tokenizer = shape_of(config.model), own_tokenizer(config, run)
-    model = reading.read_model(newest, size, tokenizer.vocab_size, config.train.loss == "sigmoid")
-    return (yield from open_features(config, Pretrained(run.name, model, tokenizer, None), data))
+    return (yield from open_features(config, load_checkpoint(run, newest, run.name), data))
 
 
 def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss: str, data: Data) -> Choices:

@@ -195,19 +195,15 @@ def shape_of(config: ModelConfig) -> Size:
     try:
         size = msgspec.json.decode(config.shape, type=Size) if config.shape else SIZES[config.size]
     except msgspec.MsgspecError as error:
-        hint = "copy the whole run folder again"
-        raise UserError(
-            f"`model.shape` is not the shape of a model: {shortened(str(error))}", hint=hint
-        ) from None
+        what = f"`model.shape` is not the shape of a model: {shortened(str(error))}"
+        raise UserError(what, hint="copy the whole run folder again") from None
     if size.image_encoder and config.patch_size not in (None, size.patch_size):
         raise UserError(f"the image tower of `{config.size}` has no patches", hint="omit `--patch-size`")
     size = replace(size, **{name: value for name in SHAPE if (value := getattr(config, name))})
     if size.image_size % size.patch_size:
-        what = "stride" if size.image_encoder else "patch size"
-        raise UserError(
-            f"an image size of {size.image_size} is not a multiple of the {what} {size.patch_size}",
-            hint=f"choose a multiple of {size.patch_size} as `--image-size`",
-        )
+        patch = f"{'stride' if size.image_encoder else 'patch size'} {size.patch_size}"
+        what = f"an image size of {size.image_size} is not a multiple of the {patch}"
+        raise UserError(what, hint=f"choose a multiple of {size.patch_size} as `--image-size`")
     return size
 
 

@@ -26,8 +26,7 @@ class LowRank(nn.Module):
 
 def targets(model: nn.Module) -> list[nn.Linear]:
     """The layers that adapters are for."""
-    named = model.named_modules()
-    return [m for name, m in named if isinstance(m, nn.Linear) and name.endswith(TARGETS)]
+    return [m for name, m in model.named_modules() if isinstance(m, nn.Linear) and name.endswith(TARGETS)]
 
 
 def add_adapters(model: nn.Module, rank: int) -> None:
@@ -37,6 +36,6 @@ def add_adapters(model: nn.Module, rank: int) -> None:
 
 def merge_adapters(model: nn.Module) -> None:
     """Makes the adapters part of the weights."""
-    for module in list(model.modules()):
-        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
+    for module in targets(model):
+        if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)

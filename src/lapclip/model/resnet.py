@@ -75,18 +75,13 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # Frozen, it normalises as in evaluation.
-        is_trained = self.training and self.weight.requires_grad
-        is_training = is_trained and not torch.is_inference_mode_enabled()
+        is_training = self.training and self.weight.requires_grad and not torch.is_inference_mode_enabled()
         # The first pass of a step in chunks has no gradients, and leaves the statistics to the second.
         is_kept = not is_training or torch.is_grad_enabled()
         mean, var = (self.running_mean, self.running_var) if is_kept else (None, None)
+        settings = mean, var, self.weight, self.bias, is_training, MOMENTUM
         groups = x.split(GROUP) if is_training else (x,)
-        return torch.cat(
-            [
-                F.batch_norm(group, mean, var, self.weight, self.bias, is_training, MOMENTUM)
-                for group in groups
-            ]
-        )
+        return torch.cat([F.batch_norm(group, *settings) for group in groups])
 
 
 def resnet_flops(widths: Sequence[int], image_size: int) -> int:

@@ -290,11 +290,8 @@ def folder_for(model: str, fingerprint: str) -> Path:
 
 def list_indexes() -> list[IndexInfo]:
     """Every index, also those whose files are damaged; the one updated last first."""
-    try:
-        found = indexes_folder().iterdir()
-        folders = [path for path in found if re.fullmatch("[0-9a-f]{16}(-[0-9a-f]{8})?", path.name)]
-    except OSError:
-        return []
+    found = indexes_folder().glob("*")  # nothing where there is no such folder
+    folders = [path for path in found if re.fullmatch("[0-9a-f]{16}(-[0-9a-f]{8})?", path.name)]
     return sorted(filter(None, map(read_info, folders)), key=lambda info: -info.updated)
 
 

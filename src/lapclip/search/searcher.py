@@ -98,8 +98,7 @@ def describe_query(terms: Iterable[Term], likes: Iterable[str] = (), unlikes: It
     """The query as a person would write it: `beach - people + like cat.jpg`."""
     parts = [(term.sign, term.words) for term in terms if term.words]
     parts += [(1, f"like {name}") for name in likes] + [(-1, f"like {name}") for name in unlikes]
-    text = " ".join(f"{'+' if sign > 0 else '-'} {what}" for sign, what in parts)
-    return text.removeprefix("+ ")
+    return " ".join(f"{'+' if sign > 0 else '-'} {what}" for sign, what in parts).removeprefix("+ ")
 
 
 class Searcher:

@@ -159,8 +159,7 @@ def update_folders(
             summary.empty.append(folder)
     total, summary.num_unchanged = writer.compare_found(reached, summary.unopened)
     writer.commit()
-    needed_bytes = check_disk(writer, total)
-    yield Progress(EMBEDDING, 0, total, needed_bytes=needed_bytes)
+    yield Progress(EMBEDDING, 0, total, needed_bytes=check_disk(writer, total))
     done = 0
     with embedder.side_by_side() as threads, closing(read_batches(writer, embedder, threads)) as batches:
         for batch in batches:

@@ -148,8 +148,7 @@ class Writer:
     def count(self, folder: str = "/") -> tuple[int, int]:
         """The images and the unreadable files under a folder."""
         query = "SELECT count(row), count(*) - count(row) FROM file WHERE path >= ? AND path < ?"
-        ((num_images, num_unreadable),) = self.ask(query, *path_range(folder))
-        return num_images, num_unreadable
+        return self.ask(query, *path_range(folder))[0]
 
     def row_of(self, content: bytes) -> int | None:
         """The row of a content that was embedded before, even if no file has it any more."""

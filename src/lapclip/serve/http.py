@@ -32,6 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lapclip.errors import UserError, reason_for
+from lapclip.files import read_bounded
 from lapclip.serve.limits import Connection, Idle, Limits, Rates, Refused
 
 LOCALHOST = "127.0.0.1"
@@ -266,10 +267,9 @@ def send_file(folder: Path, name: str, *, pattern: str, max_bytes: int, fresh_se
         raise missing
     try:
         path = (folder / name).resolve(strict=True)
-        is_inside = path.is_relative_to(folder.parent.resolve() / folder.name)
-        if not is_inside or not path.is_file() or path.stat().st_size > max_bytes:
+        if not path.is_relative_to(folder.parent.resolve() / folder.name):
             raise missing
-        content = path.read_bytes()
+        content = read_bounded(path, max_bytes)
     except (OSError, RuntimeError):  # a circle of links is a RuntimeError
         raise missing from None
     fresh = {"cache-control": f"private, max-age={fresh_seconds}"} if fresh_seconds else {}
@@ -314,9 +314,8 @@ def serve(app: ASGIApp, listening: socket.socket, limits: Limits) -> None:
 
     quiet: Any = {"log_level": "error", "access_log": False, "server_header": False}
     parts: Any = {"http": partial(Connection, idle), "lifespan": "off", "ws": "none"}
-    # Accepted per turn of the event loop: few enough to leave files for those open.
-    parts["backlog"] = num_files // 16
-    config = uvicorn.Config(app, timeout_graceful_shutdown=1, **parts, **quiet)
+    backlog = num_files // 16  # accepted per turn of the event loop: few enough to leave files for those open
+    config = uvicorn.Config(app, timeout_graceful_shutdown=1, backlog=backlog, **parts, **quiet)
     gc.freeze()  # else a collection walks all that was imported, and requests wait 100 ms for it
     with suppress(KeyboardInterrupt):  # the usual end, not a failure
         Server(config).run(sockets=[listening])

@@ -223,9 +223,8 @@ class Connection(H11Protocol):
         status = 431 if getattr(problem, "error_status_hint", 400) == 431 else 400
         error = "the header of the request is too long" if status == 431 else "this is not valid HTTP/1.1"
         body = msgspec.json.encode({"error": error, "hint": "`/openapi.json` describes the API"})
-        headers = [("content-type", "application/json"), ("content-length", str(len(body)))]
-        headers += [("connection", "close")]
-        response = h11.Response(status_code=status, headers=headers, reason=b"Refused")
+        head = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        response = h11.Response(status_code=status, headers=[*head.items()], reason=b"Refused")
         events = (response, h11.Data(data=body), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         # Closed at once it would be reset while the client still sends, which would never read why.

@@ -142,8 +142,7 @@ class Service:
             raise Refused(400, "the labels and templates are too much text", "use fewer labels or templates")
         label_LE = mean_of_prompts(await self.text_rows(label_prompts(labels, templates)), len(labels))
         (probability_L,) = self.embedder.probabilities(row_E[None] @ label_LE.T)
-        found = zip(labels, probability_L.tolist(), strict=True)
-        return sorted(found, key=lambda one: -one[1])
+        return sorted(zip(labels, probability_L.tolist(), strict=True), key=lambda one: -one[1])
 
     def close(self, seconds: float) -> bool:
         """Ends the threads; whether they all ended in that time."""

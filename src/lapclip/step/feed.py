@@ -5,9 +5,9 @@ prepares the next batch. Shapes: B images, S pixels a side as stored, H as the m
 """
 
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from lapclip.config import DataConfig
 from lapclip.data.batches import Batch, load_batches
 from lapclip.data.source import Source
 from lapclip.data.tokenizer import PAD, Tokenizer
+from lapclip.data.workers import in_order
 from lapclip.model.towers import Size
 
 
@@ -59,12 +60,7 @@ def feed(
 
 def ahead(batches: Iterator[Batch]) -> Generator[Batch]:
     """The next batch is prepared while this one is used."""
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(next, batches)
-        while True:
-            batch = coming.result()
-            coming = thread.submit(next, batches)
-            yield batch
+    return in_order(lambda _: next(batches), count(), threads=1, ahead=2)
 
 
 def augment_batch(batch: Batch, config: DataConfig, *, image_size: int, seed: int, step: int) -> Batch:

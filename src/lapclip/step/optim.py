@@ -65,8 +65,7 @@ def freeze(model: CLIP, config: TrainConfig) -> None:
 
 def layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
     """For each parameter its share of the learning rate: lower blocks of a pretrained tower change less."""
-    names = [name for name, _ in model.named_parameters()]
-    found = {name: BLOCK.match(name) for name in names}
+    found = {name: BLOCK.match(name) for name, _ in model.named_parameters()}
     depth = {
         tower: 1 + max((int(m[2]) for m in found.values() if m and m[1] == tower), default=-1)
         for tower in ("image", "text")

@@ -50,9 +50,7 @@ class Inputs:
     drop: tuple[Tensor | None, Tensor | None] = (None, None)  # factors of the features of images and captions
 
     def chunk(self, rows: slice) -> Chunk:
-        keep_CK, *drop = (
-            None if all_rows is None else all_rows[rows] for all_rows in (self.keep_BK, *self.drop)
-        )
+        keep_CK, *drop = (None if whole is None else whole[rows] for whole in (self.keep_BK, *self.drop))
         return self.images[rows], self.tokens_BT[rows], self.ends_B[rows], keep_CK, (drop[0], drop[1])
 
     @property

@@ -53,8 +53,7 @@ def load_model_folder(folder: Path) -> Pretrained:
     for what, known in (("activation", ACTIVATIONS), ("resize", RESIZES)):
         if (value := getattr(about.size, what)) not in known:
             raise refused(folder, f"its `{what}` is `{shortened(value)}`, which is not known")
-    tokenizer = reading.read_tokenizer(folder)
-    own = tokenizer.with_ids(**vars(about.tokens), is_full=about.size.siglip)
+    own = reading.read_tokenizer(folder).with_ids(**vars(about.tokens), is_full=about.size.siglip)
     reading.check_ids(folder, own, about.vocab_size)
     model = reading.read_model(folder, about.size, about.vocab_size, about.has_bias)
     return Pretrained(shortened(about.name), model, own, folder / WEIGHTS, templates=about.templates)

@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from lapclip.data.tokenizer import Tokenizer
 from lapclip.errors import UserError, shortened
 from lapclip.model.blocks import Shape
 from lapclip.model.clip import CLIP, Size
-from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD
+from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, ImageTower
 from lapclip.weights import layouts, reading
 from lapclip.weights.reading import TOKENIZER, WEIGHTS, Pretrained, read_json
 
 DESCRIPTION = "config.json"
 PICKLED = "pytorch_model.bin"
+NOT_NORMALISED = "its images are not normalised by three means and standard deviations"
 refused = partial(reading.refused, hint="choose a CLIP or SigLIP model with the usual towers, or train one")
 # Ours, by their names.
 ACTIVATION = {"gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -81,7 +83,7 @@ def load_hugging_face_folder(folder: Path) -> Pretrained:
     layout = layouts.SIGLIP if is_siglip else layouts.CLIP
     with reading.opened_weights(folder, file) as opened:
         model = reading.model_from(folder, opened, size, vocab_size, is_siglip, layout)
-    return Pretrained(folder.absolute().name, fold_pixels(model, pixels), tokenizer, weights=None)
+    return Pretrained(folder.absolute().name, fold_pixels(model, pixels), tokenizer)
 
 
 def require_files(folder: Path) -> str:
@@ -174,9 +176,6 @@ def their_transform(folder: Path, size: Size | None) -> tuple[np.ndarray, str]:
         raise refused(folder, NOT_NORMALISED) from None
 
 
-NOT_NORMALISED = "its images are not normalised by three means and standard deviations"
-
-
 def checked_pixels(folder: Path, pixels: np.ndarray) -> np.ndarray:
     if pixels.shape == (2, 3) and np.isfinite(pixels).all() and pixels[1].min() > 0:
         return pixels
@@ -202,18 +201,15 @@ def their_resize(folder: Path, about: dict[str, Any], size: Size) -> str:
 
 def fold_pixels(model: CLIP, pixels: np.ndarray) -> CLIP:
     """The same model for images normalised as here: the difference goes into the patch weights."""
-    ours, size = 255 * np.array((PIXEL_MEAN, PIXEL_STD)), model.size
+    ours = 255 * np.array((PIXEL_MEAN, PIXEL_STD))
     if np.allclose(pixels, ours, rtol=1e-6):
         return model
     both = torch.from_numpy(np.stack([pixels, ours]))
-    (mean, std), (our_mean, our_std) = both.repeat_interleave(size.patch_size**2, dim=2)
-    tensors = model.state_dict()
-    weight, bias = tensors["image.embed.weight"].double(), tensors.get("image.embed.bias", torch.zeros(()))
-    tensors["image.embed.weight"] = (weight * (our_std / std)).float()
-    tensors["image.embed.bias"] = (bias + weight @ ((our_mean - mean) / std)).float()
-    if not size.patch_bias:
-        vocab_size, has_bias = model.vocab_size, model.bias is not None
-        with torch.random.fork_rng(devices=[]):
-            model = CLIP(replace(size, patch_bias=True), vocab_size=vocab_size, has_bias=has_bias)
-    model.load_state_dict(tensors)
+    (mean, std), (our_mean, our_std) = both.repeat_interleave(model.size.patch_size**2, dim=2)
+    assert isinstance(model.image, ImageTower)
+    embed = model.image.embed
+    weight, bias = embed.weight.detach().double(), 0 if embed.bias is None else embed.bias.detach()
+    embed.weight = nn.Parameter((weight * (our_std / std)).float())
+    embed.bias = nn.Parameter((bias + weight @ ((our_mean - mean) / std)).float())
+    model.size = replace(model.size, patch_bias=True)
     return model

@@ -24,10 +24,9 @@ class Layout:
 
     def sources(self, size: Size) -> dict[str, list[str]]:
         """For each tensor that this layout has, and that a model of this size may have, their names."""
-        depths = {"image": size.image.depth, "text": size.text.depth}
         rows = dict(self.names)
         for tower, prefix in self.towers.items():
-            for number in range(depths[tower]):
+            for number in range(getattr(size, tower).depth):
                 for ours, theirs in self.block.items():
                     names = (f"{prefix}.{number}.{name}" for name in theirs.split())
                     rows[f"{tower}.transformer.blocks.{number}.{ours}"] = " ".join(names)

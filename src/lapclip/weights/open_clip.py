@@ -60,7 +60,7 @@ def load_file(file: Path) -> Pretrained:
         has_bias = "logit_bias" in opened.shapes
         model = reading.model_from(folder, opened, size, vocab_size, has_bias, layouts.OPENAI)
     name = folder.absolute().name if file.name in FILES else file.stem
-    return Pretrained(name, fold_pixels(model, pixels), tokenizer, weights=None)
+    return Pretrained(name, fold_pixels(model, pixels), tokenizer)
 
 
 def described(file: Path, opened: Opened, about: dict[str, Any] | None) -> tuple[Size, int, np.ndarray]:
@@ -72,11 +72,8 @@ def described(file: Path, opened: Opened, about: dict[str, Any] | None) -> tuple
         refuse_others(folder, image=vision, text=text)
         width, _, _, patch = shapes["visual.conv1.weight"]
         length, text_width = shapes["positional_embedding"]
-        heads = width // vision.get("head_width", 64), text.get("heads", 8 if about else text_width // 64)
-        image, words = (
-            tower_shape(shapes, prefix, *tower)
-            for prefix, *tower in zip(layouts.OPENAI.towers.values(), (width, text_width), heads, strict=True)
-        )
+        image = tower_shape(shapes, "image", width, width // vision.get("head_width", 64))
+        words = tower_shape(shapes, "text", text_width, text.get("heads", 8 if about else text_width // 64))
         side = round((shapes["visual.positional_embedding"][0] - 1) ** 0.5) * patch
         shown = (about or {}).get("preprocess_cfg") or {}
         used = shown.get("mean") or PIXEL_MEAN, shown.get("std") or PIXEL_STD
@@ -93,7 +90,8 @@ def described(file: Path, opened: Opened, about: dict[str, Any] | None) -> tuple
         raise refused(folder, f"{what} not describe a CLIP with OpenAI's towers") from None
 
 
-def tower_shape(shapes: dict[str, tuple[int, ...]], prefix: str, width: int, heads: int) -> Shape:
+def tower_shape(shapes: dict[str, tuple[int, ...]], tower: str, width: int, heads: int) -> Shape:
+    prefix = layouts.OPENAI.towers[tower]
     depth = sum(f"{prefix}.{number}.ln_1.weight" in shapes for number in range(reading.MAX["depth"]))
     hidden = shapes[f"{prefix}.0.mlp.c_fc.weight"][0]
     return Shape(width, depth, heads, None if hidden == 4 * width else hidden)

@@ -63,7 +63,7 @@ class Pretrained:
     name: str
     model: CLIP
     tokenizer: Tokenizer
-    weights: Path | None  # a file that holds the same weights under the same names
+    weights: Path | None = None  # a file that holds the same weights under the same names
     is_aligned: bool = True  # whether its projections are trained
     templates: tuple[str, ...] | None = None  # prompts for a class, unless the usual ones
 
