@@ -196,6 +196,7 @@ def test_sizes_are_measured_while_they_fit_and_estimated_beyond(bench):
     assert row["pairs_per_second"] == nano.pairs_per_second, "remembered"
     assert row["predicted_speed_up"] == 0.1 and row["speed_up"] is None
     done = bench("--sizes", "--max-memory", "1")
+    assert "no accelerator was timed" in " ".join(done.stdout.split())
     assert "nano" in done.stdout and "predicted" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 

@@ -236,6 +236,8 @@ def test_a_path_with_spaces_that_was_not_quoted_is_recognised(tmp_path, monkeypa
     assert run_command(["data", "check", "My", "Photos"]) == 2
     assert "unexpected argument: `Photos`" in (told := said(capsys)) and "hint: quote a path" in told
     assert "'My Photos'" in told
+    assert run_command(["index", "My", "Photos", "--model", "x"]) == 1
+    assert "hint: quote a path that has spaces: 'My Photos'" in said(capsys)
 
 
 def test_several_sources_are_joined_with_a_plus(tmp_path, monkeypatch, capsys):

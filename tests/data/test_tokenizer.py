@@ -82,6 +82,7 @@ def test_words_that_no_caption_has_are_named_in_any_script():
         "as one writes them"
     )
     assert tokenizer.share_unknown(["ein Hund", "東蛙"]) == 0.5 and BPE.share_unknown(["ein"]) is None
+    assert tokenizer.share_unknown(["the cat of the Hund"]) == 0.5, "words that show nothing do not count"
     assert tokenizer.unknown_words("a cat with the Hund") == ["hund"], (
         "words that show nothing are not missed"
     )

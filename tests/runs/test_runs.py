@@ -277,6 +277,7 @@ def test_the_list_has_one_line_for_each_run_in_80_columns(call, held):
         (["runs", "stop", "catz"], 1, "did you mean `cats`"),
         (["runs", "compare", "cats"], 2, "an argument is missing: the run to compare it with"),
         (["eval"], 2, "an argument is missing: `RUN`"),
+        (["export", "cats"], 2, "`--to` is missing: `hf` or `openclip`"),
         (["runs", "compare", "cats", "dogz"], 1, "no run `dogz`"),
         (["runs", "remove"], 1, "name a run"),
         (["runs", "--jsn"], 2, "`lapclip runs --help`"),

@@ -341,7 +341,7 @@ def test_indexes_are_listed_and_removed(here, index, call, trained):
         (["photso"], "`photso` does not exist; did you mean `photos`?"),
         (["./runs/b"], "`./runs/b` does not exist\n"),
         (["photos/00.txt"], "is a file, not a folder"),
-        ([], "no folder is indexed yet"),
+        ([], "no folder is indexed with `"),
         (["photos", "--model", "none"], "none"),
         (["--forget", "photos"], "nothing is indexed yet"),
         (["--list", "photos"], "cannot be combined with folders"),

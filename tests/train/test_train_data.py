@@ -33,6 +33,15 @@ def test_what_limits_the_validation_set_is_known(tmp_path):
     assert validation_limit(opened("synthetic:200"), 512) == "source"
 
 
+def test_characters_have_room_where_recipes_were_made_for_other_tokens():
+    def text_length(**flags) -> int | None:
+        run = prepare(load_config(flags=flags | {"source": "synthetic:40", "batch_size": 8, "steps": 1}))
+        return run.load_config().model.text_length
+
+    usual = text_length(size="nano")
+    assert usual is not None and text_length(size="nano", tokenizer="characters") == 77 > usual
+
+
 @pytest.mark.slow
 def test_a_budget_longer_than_the_images_can_use_is_said_before_the_first_step(tmp_path):
     photos = picture_folder(tmp_path / "photos", 30)
@@ -42,6 +51,7 @@ def test_a_budget_longer_than_the_images_can_use_is_said_before_the_first_step(t
         stop_after(1, run)
         return [w for w in of(Warned, run.events()) if w.kind == "long-budget"]
 
+    assert said(330) == [], "about a hundred are what it can use"
     (warned,) = said(3000)
     assert warned.step == 0 and "1,000 epochs of 24 images" in warned.message and "`--epochs " in warned.hint
     assert said(30) == []

@@ -65,7 +65,7 @@ RECIPES = {
     "nano": Recipe(128, 1e-3, 1.0, "as for `tiny`, with a quarter of its patches"),
     "resnet-tiny": Recipe(128, 2e-3, 1.0, "best of the values tried", weight_decay=0.3),
     "tiny": Recipe(128, 1e-3, 0.5, "best of the values tried"),
-    "small": Recipe(12, 3e-4, 0.3, "batch and learning rate of the documents, at three times their speed"),
+    "small": Recipe(12, 3e-4, 0.3, "as in the documents, with fewer patches: three times their speed"),
     "base": Recipe(12, 3e-4, 1.0, "as in the documents"),
 }
 OTHER_SIZES = Recipe(32, 3e-4, 0.5, "assumed for this size, not measured")
@@ -83,7 +83,7 @@ DEFAULTS = {
     "device": "the only available device",
     "precision": "the most precise",
     "threads": "torch's default",
-    "compile": "not measured; `lapclip bench --compile` measures the gain",
+    "compile": "compiling takes a while; `lapclip bench --compile` measures the gain",
     "keep_memory": "otherwise, on Linux, each step allocates its memory again",
 }
 

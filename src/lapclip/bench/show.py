@@ -168,6 +168,8 @@ def sizes_section(config: Config, *, fresh: bool) -> Work:
     faster = [f"`{row['size']}`" for row in rows if (row["speed_up"] or 0) > 1]
     which = f"for {listed(faster)}" if faster else "at no size"
     remark = f"an accelerator is faster than the CPU {which}"
+    if all(row["speed_up"] is None for row in rows):
+        remark = "no accelerator was timed"
     columns = "speed-up of an accelerator over the CPU: predicted by lapclip's source documents, and measured"
     drawn = (("Pairs per second", "pairs_per_second", 1.0), ("Memory, GB", "memory_bytes", 1e9))
     values = [

@@ -3,6 +3,7 @@
 stdout is data, stderr is for people. torch is imported by the commands that need it, never by `--help`.
 """
 
+import inspect
 import io
 import os
 import re
@@ -28,7 +29,7 @@ from lapclip.cli.search import search
 from lapclip.cli.serve import serve
 from lapclip.cli.train import train
 from lapclip.cli.watch import watch
-from lapclip.errors import UserError, typed
+from lapclip.errors import UserError, code, typed
 from lapclip.machine.hardware import limit_openmp_spinning
 
 app = App(
@@ -58,13 +59,13 @@ def run_command(arguments: list[str]) -> int:
     try:
         return app(arguments, exit_on_error=False, print_error=False, result_action="return_value") or 0
     except UserError as problem:
-        complain(problem.message, problem.hint)
+        complain(problem.message, quoting_hint(arguments) or problem.hint)
         return 1
     except CycloptsError as problem:
         meant = " ".join(["lapclip", *app.parse_commands(arguments)[0], "--help"])
         hint = f"`{meant}` lists all options"
-        if isinstance(problem, UnusedCliTokensError) and (path := path_in_pieces(arguments)):
-            hint = f"quote a path that has spaces: {typed(path)}"
+        if isinstance(problem, UnusedCliTokensError) and (quoting := quoting_hint(arguments)):
+            hint = quoting
         elif isinstance(problem, UnusedCliTokensError) and arguments[0] in ("train", "data"):
             sources = [word for word in arguments if os.path.exists(word)]
             hint = f"join several sources with a plus: {typed(' + '.join(sources))}" if sources[1:] else hint
@@ -89,18 +90,21 @@ def run_command(arguments: list[str]) -> int:
         return 1
 
 
-def path_in_pieces(arguments: list[str]) -> str | None:
-    """A file or folder that exists if some of the words are one path: `My Photos` was typed without quotes."""
+def quoting_hint(arguments: list[str]) -> str | None:
+    """Where a file or folder exists if some of the words are one path: `My Photos` was typed without quotes."""
     ends = ((start, end) for start in range(len(arguments)) for end in range(start + 2, len(arguments) + 1))
     joined = (" ".join(arguments[start:end]) for start, end in ends)
-    return next((path for path in joined if os.path.exists(path)), None)
+    path = next((path for path in joined if os.path.exists(path)), None)
+    return path and f"quote a path that has spaces: {typed(path)}"
 
 
 def in_our_style(problem: CycloptsError) -> str:
     """cyclopts' sentence with our quotes: `Unknown option: --minuts.` becomes unknown option: `--minuts`."""
     if isinstance(problem, MissingArgumentError) and problem.argument and not problem.keyword:
-        name = f"`{problem.argument.name.lstrip('-').upper()}`"
-        return f"an argument is missing: {problem.argument.parameter.help or name}"
+        name, choices = problem.argument.name, " or ".join(map(code, problem.argument.get_choices() or ()))
+        if problem.argument.field_info.kind is inspect.Parameter.KEYWORD_ONLY:
+            return f"{code(name)} is missing" + f": {choices}" * bool(choices)
+        return f"an argument is missing: {problem.argument.parameter.help or code(name.lstrip('-').upper())}"
     if isinstance(problem, UnusedCliTokensError) and problem.unused_tokens:
         return f"unexpected argument: `{' '.join(problem.unused_tokens)}`"
     message = str(problem).partition(" Available commands:")[0]

@@ -35,7 +35,7 @@ IMAGE_KEYS = (
 def open_for(flags: dict[str, Any]) -> "tuple[Config, Data]":
     """The data that flags name, packed."""
     if "source" not in flags:
-        hint = "`lapclip data check photos/`, or a table, shards, `hf:NAME`, `emoji`"
+        hint = "a folder, such as `photos/`, a table, shards, `hf:NAME`, `emoji`"
         raise UserError("name a source", hint=hint)
     config = load_config(flags=flags)
     refuse_missing_data(config)
@@ -96,10 +96,11 @@ def show_report(name: str, report: "Report", only: Sequence[str] = ()) -> None:
     out.print(table)
     if only:
         return
-    if any(advice.setting for advice in report.advice):
-        out.print("settings that training will use by default:")
-    for advice in sorted(report.advice, key=lambda advice: advice.setting is None):
-        out.print(f"- {advice.sentence}")
+    for heading, is_setting in (("settings that training will use by default:", True), ("notes:", False)):
+        if said := [
+            advice.sentence for advice in report.advice if (advice.setting is not None) == is_setting
+        ]:
+            out.print("\n- ".join([heading, *said]))
 
 
 @data.command
@@ -163,7 +164,8 @@ def show(
     from lapclip.view.sheet import draw_sheet
 
     training = opened.training
-    chosen = np.unique(np.linspace(0, training.num_different - 1, count).astype(int)).tolist()
+    num = training.num_different
+    chosen = sorted(np.random.default_rng(0).choice(num, min(count, num), replace=False).tolist())
     rows = []
     for i in chosen:
         with suppress(Unreadable):  # of a streamed source; `check` names it

@@ -53,7 +53,7 @@ def flag_of(setting: Setting) -> inspect.Parameter:
         show=setting.name != "shape",
         help=setting.help,
         converter=whole_number if setting.type is int else None,
-        show_default=False if setting.name in BUDGETS else shown,
+        show_default=False if setting.name in (*BUDGETS, "source") else shown,
         group=setting.section.capitalize(),
     )
     flag = inspect.Parameter

@@ -127,8 +127,12 @@ class Tokenizer:
         return list(dict.fromkeys(re.findall(f"[^{BETWEEN}]+", left)))  # characters without spaces as one
 
     def share_unknown(self, captions: Iterable[str]) -> float | None:
-        """The share of the words of captions that no training caption contains; None where those are not known."""
-        words, known = [word for text in captions for word in split_words(text)], self.words
+        """The share of the words of captions that no training caption contains; None where those are not known.
+
+        Words such as `the`, which show nothing, do not count.
+        """
+        words = [word for text in captions for word in split_words(text) if word not in FUNCTION_WORDS]
+        known = self.words
         return None if known is None else sum(word not in known for word in words) / max(1, len(words))
 
 

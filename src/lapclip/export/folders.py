@@ -48,7 +48,9 @@ def export(embedder: Embedder, to: str, folder: Path) -> Exported:
         raise UserError(f"{FORMATS[to]} has no place for {what}, which `{embedder.name}` has", hint=hint)
 
     if size.token_mean:
-        hint = "train with `--size tiny`, which `--to openclip` supports"
+        hint = "train with `--size tiny` and export it `--to openclip`" + ", or train a `vit-*` size" * (
+            to == "hf"
+        )
         refuse("a residual network and a mean of token embeddings", hint=hint)
     if size.head or size.image_encoder or size.text_encoder:
         refuse("frozen encoders with heads")

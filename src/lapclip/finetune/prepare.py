@@ -168,7 +168,7 @@ def resolve_heads(config: Config, judged: list[Candidate], batch_size: int, loss
     how = "best on Flickr8k; there are too few images here to compare settings"
     if best.recall:
         others = ", ".join(percent(candidate.recall) for candidate in judged[1:])
-        how = f"of {len(judged)} head settings, judged on training images held back, the one with the most dropout "
+        how = f"of {len(judged)} head settings, judged on training images held back, the heads with the most dropout "
         how += f"within a point of the best: mean recall {percent(best.recall)}, others {others}"
     proposed: Choices = {
         "tune": Choice("heads", "the towers are frozen, their features computed once"),

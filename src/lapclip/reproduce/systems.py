@@ -21,7 +21,7 @@ SYSTEMS = (
     System("synthetic pairs: four categories, 216 + 24", "data/synthetic.py",
            "lapclip data show synthetic:documents"),
     System("character tokenizer of 33 symbols, 77 long", "data/tokenizer.py",
-           "lapclip train --tokenizer characters --minutes 1"),
+           "lapclip train synthetic:documents --tokenizer characters --minutes 1"),
     System("training on the CPU: AdamW, cosine schedule, clipping, data workers", "train/loop.py",
            "lapclip train synthetic:documents --size small --epochs 15 --device cpu"),
     System("training on a GPU, with a fallback", "machine/device.py", "lapclip train --device auto"),

@@ -345,12 +345,10 @@ class History:
 
     @property
     def mean_parts(self) -> dict[str, tuple[float, float]]:
-        """By part of a step, its mean share and mean seconds over the run."""
-        seen = [(i.parts, whole) for i in self.inspections if (whole := sum(i.parts.values())) > 0]
-        return {
-            part: (fmean(p[part] / whole for p, whole in seen), fmean(p[part] for p, _ in seen))
-            for part in (PARTS if seen else ())
-        }
+        """By part of a step, its mean seconds over the run, as a share and as such."""
+        seen = [i.parts for i in self.inspections if any(i.parts.values())]
+        seconds = {part: fmean(parts[part] for parts in seen) for part in (PARTS if seen else ())}
+        return {part: (own / sum(seconds.values()), own) for part, own in seconds.items()}
 
     @property
     def memory_by_kind(self) -> dict[str, int | None]:

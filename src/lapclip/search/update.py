@@ -101,7 +101,9 @@ def update(
             asked = real_folders(folders, known)
             every = outermost([*known, *asked])
             if not every:
-                raise UserError("no folder is indexed yet", hint="name one: `lapclip index ~/Pictures`")
+                raise UserError(
+                    f"no folder is indexed with `{name}` yet", hint="name one: `lapclip index ~/Pictures`"
+                )
             was_complete = info is not None and info.is_complete and not fresh
             writer.write_folders(every)
             writer.commit()

@@ -73,7 +73,7 @@ def before_training(
 
 def too_long(num_images: int, epochs: float) -> Iterator[Warned]:
     """A budget longer than the images can use, at the speed that was measured or is typical."""
-    if epochs > MAX_EPOCHS:
+    if epochs > 1.2 * MAX_EPOCHS:  # as far as the speed is known
         used = f"the budget is about {float(f'{epochs:.2g}'):,.0f} epochs of {num_images:,} images"
         message = f"{used}; after about {MAX_EPOCHS} a new model mostly memorises them"
         hint = f"more images would help most; `--epochs {MAX_EPOCHS}` takes less time"

@@ -251,8 +251,13 @@ def summarise(
     return DataSummary(
         num_train=data.training.num_pairs,
         num_validation=data.validation.num_pairs,
-        # What lapclip draws is known, and the recipes were made for it.
-        advice={} if is_drawn else {advice.setting: advice for advice in advise(facts) if advice.setting},
+        # What lapclip draws is known, and the recipes were made for it; but characters may need more tokens.
+        advice={
+            advice.setting: advice
+            for advice in advise(facts)
+            if advice.setting
+            and (not is_drawn or (advice.setting == "text_length" and advice.value > size.text_length))
+        },
         is_drawn=is_drawn,
         says_sides=float(np.mean([bool(SIDE_WORDS.search(caption)) for caption in captions])),
         only_copies=data.training.only_copies,

@@ -170,7 +170,7 @@ def result(summary: Summary) -> str:
     said = recall_words(recall, recall["num_images"])
     said += " This is not significantly above chance, in either direction." * is_chance(recall)
     if history.best_step not in (None, history.num_steps) and tried > 1 and not history.is_interpolated:
-        why = "the highest mean recall, or within a standard error of it and later"
+        why = "the highest mean recall, or within a standard error of it, later, and not worse in both recall and loss"
         said += f" That is step {count(history.best_step)}, the best checkpoint: {why}."
     return said
 
