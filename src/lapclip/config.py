@@ -42,8 +42,8 @@ class DataConfig:
 
     source: str = opt(
         "synthetic",
-        "the training data: a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `emoji`, `synthetic` (the default of `train`);"
-        " several with optional weights as `photos + emoji@2`",
+        "the training data: a folder, a table, `captions_*.json`, `shards/*.tar`, `hf:NAME`, `emoji`,"
+        " `synthetic` (the default of `train`); several with optional weights as `photos + emoji@2`",
     )
     format: FormatName | None = opt(None, "format of the source; detected by default")
     images: str | None = opt(None, "folder of the images that a table or annotation file refers to")

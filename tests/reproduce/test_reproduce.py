@@ -81,11 +81,14 @@ def test_an_unfinished_run_goes_on_where_it_was(call, nano):
 
 @pytest.mark.slow
 def test_ctrl_c_saves_and_trains_nothing_more(tmp_path):
-    process = begin(tmp_path, *command("reproduce", "--quick"))
+    log = tmp_path / "log"
+    with log.open("w") as said:
+        process = begin(tmp_path, *command("reproduce", "--quick"), stdout=said, stderr=said)
     events = tmp_path / "runs" / "reproduce-quick-documents" / "events.jsonl"
     wait_for(lambda: events.exists() and '"Step"' in events.read_text(), 120)
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
+    assert "lapclip reproduce --quick`" in log.read_text(), "continues with all of it"
     summary = summarize(Run(events.parent))
     assert summary.state == "stopped" and summary.history.saved, "and can go on"
     assert not (tmp_path / "runs" / "reproduce-quick-lapclip").exists()

@@ -111,7 +111,10 @@ def test_a_trained_model_that_is_best_as_it_is_is_called_so():
     way = {"recall@1": 0.5, "recall@5": 0.5, "recall@10": 0.5}
     recall = [{"text_to_image": way, "image_to_text": way}] * 2
     said = sentence(Interpolated(7, [0.0, 1.0], recall, None, 1.0), History())
-    assert said == "step 7: `best` is the trained model; mean recall at 0: 50.0%, 1: 50.0%"
+    assert said == (
+        "step 7: `best` is the trained model, which none exceeds by a whole image; "
+        "mean recall by the share of the trained weights, the rest being pretrained: 0: 50.0%, 1: 50.0%"
+    )
 
 
 def test_shares_and_durations_read_well():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from lapclip.cli.flags import AsJson, Switch, output_file, refuse_together
-from lapclip.cli.screen import follow, print_json, print_table, say, stop_requests, working
+from lapclip.cli.screen import follow, own_name, print_json, print_table, say, stop_requests, working
 from lapclip.cli.train import begin, go_on, show_training
 from lapclip.errors import printable
 
@@ -43,11 +43,11 @@ def reproduce(
             from lapclip.reproduce.page import as_json, document_of
 
         theirs = trained(f"{prefix}-documents", settings_of("documents", quick=quick), requests)
-        if theirs is None:
-            return 130
-        settings = settings_of("lapclip", quick=quick, minutes=theirs.history.seconds / 60)
-        own = trained(f"{prefix}-lapclip", settings, requests)
-        if own is None:
+        minutes = theirs.history.seconds / 60 if theirs else 0.0
+        settings = settings_of("lapclip", quick=quick, minutes=minutes)
+        own = trained(f"{prefix}-lapclip", settings, requests) if theirs else None
+        if theirs is None or own is None:
+            say(f"to continue with all of it: `{own_name()} reproduce{' --quick' * quick}`")
             return 130
         evidence = follow(measure(theirs, own, quick=quick), requests, "measuring")
     if json:

@@ -56,7 +56,8 @@ def interpolated_words(event: Interpolated) -> str:
     means = [percent(mean_recall(recall)) for recall in event.recall]
     each = ", ".join(f"{alpha:g}: {mean}" for alpha, mean in zip(event.alphas, means, strict=True))
     way = f"{event.chosen:g} of the way from the pretrained to the trained weights"
-    return f"`best` is {'the trained model' if event.chosen == 1 else way}; mean recall at {each}"
+    which = "the trained model, which none exceeds by a whole image" if event.chosen == 1 else way
+    return f"`best` is {which}; mean recall by the share of the trained weights, the rest being pretrained: {each}"
 
 
 def forgetting(summary: Summary) -> list[str]:
