@@ -33,6 +33,16 @@ def test_what_limits_the_validation_set_is_known(tmp_path):
     assert validation_limit(opened("synthetic:200"), 512) == "source"
 
 
+def test_a_share_is_not_stated_where_the_dataset_has_its_own_split(tmp_path):
+    photos = picture_folder(tmp_path / "photos", 30)
+    rows = [f"{i:02}.jpg,a photo {i},{'val' if i < 9 else 'train'}" for i in range(30)]
+    (tmp_path / "split.csv").write_text("\n".join(["image,caption,split", *rows]))
+    data = opened(tmp_path / "split.csv", images=str(photos))
+    assert (data.training.num_pairs, data.validation.num_pairs) == (21, 9)
+    assert data.found["validation_share"].why == "not used: the dataset has its own split"
+    assert "5%" in opened(photos).found["validation_share"].why
+
+
 def test_characters_have_room_where_recipes_were_made_for_other_tokens():
     def text_length(**flags) -> int | None:
         run = prepare(load_config(flags=flags | {"source": "synthetic:40", "batch_size": 8, "steps": 1}))

@@ -130,7 +130,7 @@ def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tu
         config = with_values(config, {"minutes": DEFAULT_MINUTES})
     batch_size = asked_or(config, "batch_size", resolve_batch_size(recipe, data))
     if batch_size.value > data.num_train:
-        has = f"`{config.data.source}` has {data.num_train}"
+        has = f"`{config.data.source}` has {plural(data.num_train, 'training pair')}"
         hint = f"pass `--batch-size {data.num_train}` or less"
         raise UserError(f"a batch of {batch_size.value} pairs cannot be filled: {has}", hint=hint)
     if shape_of(config.model).image_encoder and (config.train.keep_patches or 1.0) < 1:

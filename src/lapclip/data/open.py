@@ -121,6 +121,8 @@ def open_source(config: DataConfig, image_size: int, seen: Collection[str] = ())
     fingerprints = [f"{p.files.table.fingerprint if p.files else p.name}@{p.weight}" for p in parts]
     fingerprint = digest(*map(str.encode, fingerprints)).hex()
     follows = {"validation_share": files[0].share} if files else {}
+    if files and (VALIDATION in own_side(files[0]) or "validation" in files[0].catalogue.sides):
+        follows["validation_share"] = replace(files[0].share, why="not used: the dataset has its own split")
     if len(parts) == len(files) == 1 and not SETTINGS["format"].problem(format := files[0].catalogue.format):
         columns = [f"{what} column `{name}`" for what, name in files[0].catalogue.columns.items()]
         follows["format"] = Advice("format", format, ", ".join(["detected", *columns]))

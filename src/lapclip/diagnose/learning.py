@@ -141,7 +141,9 @@ class Duplicates:
             what = f"all {batch_size} pairs of a batch have the same caption"
             told = "there is nothing to contrast"
         hint = "write captions that describe how the images differ"
-        if found >= MIXED * batch_size and 2 * batch_size <= self.num_train:
+        if (
+            found >= MIXED * batch_size and 4 * batch_size <= self.num_train
+        ):  # an epoch has at least two steps
             hint = f"use more different captions per batch: `--batch-size {2 * batch_size}`"
         message = f"{what}; equal captions are not contrasted, so {told}"
         yield Warned(event.step, message, hint, "duplicate-captions")
@@ -343,7 +345,7 @@ def small_pool(event: Evaluated, config: Config, started: Started | None) -> War
     larger = min(MAX_VALIDATION, max(2 * share, math.ceil(100 * 2 * SMALL_POOL / num_all) / 100))
     hint = "use a source with more validation images"
     if is_shared:
-        hint = "use zero-shot accuracy, in `lapclip eval`, which counts every image; more images would not help recall"
+        hint = "use images with more different captions; of class folders, `lapclip eval` gives zero-shot accuracy"
     elif limit == "num_validation" and config.data.num_validation < GOOD_POOL:
         hint = f"in the next run, use a larger validation set: `--num-validation {GOOD_POOL}`"
     elif limit == "validation_share" and larger > share:

@@ -25,7 +25,14 @@ from lapclip.autotune.resolve import (
 )
 from lapclip.autotune.work import Work
 from lapclip.config import BUDGETS, PLAN, Config, DataConfig, load_config, value_of, with_values
-from lapclip.data.advice import SHARE, Advice, advise, facts_of_captions, share_outside_a_to_z
+from lapclip.data.advice import (
+    SHARE,
+    Advice,
+    advise,
+    advise_text_length,
+    facts_of_captions,
+    share_outside_a_to_z,
+)
 from lapclip.data.batches import fetch
 from lapclip.data.decode import digest
 from lapclip.data.doctor import MAX_READ, Report, examine
@@ -248,16 +255,13 @@ def summarise(
         text_length=size.text_length,
         tokenizer=tokenizer.kind,
     )
+    longer = advise_text_length(facts) if tokenizer.kind == "characters" else None
+    longer = longer if longer and longer.value > size.text_length else None
     return DataSummary(
         num_train=data.training.num_pairs,
         num_validation=data.validation.num_pairs,
-        # What lapclip draws is known, and the recipes were made for it; but characters may need more tokens.
-        advice={
-            advice.setting: advice
-            for advice in advise(facts)
-            if advice.setting
-            and (not is_drawn or (advice.setting == "text_length" and advice.value > size.text_length))
-        },
+        # What lapclip draws is known, and the recipes were made for it; but characters need more tokens.
+        advice={a.setting: a for a in advise(facts) if a.setting and (not is_drawn or a == longer)},
         is_drawn=is_drawn,
         says_sides=float(np.mean([bool(SIDE_WORDS.search(caption)) for caption in captions])),
         only_copies=data.training.only_copies,
