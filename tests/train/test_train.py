@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import SMALL, as_flags, command, environment, wait_for
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 import lapclip as library
 from lapclip.config import Config, load_config
 from lapclip.errors import UserError
+from lapclip.machine.device import has_glibc
 from lapclip.runs.events import Evaluated, Failed, Finished, Saved, Started, Step, Warned
 from lapclip.runs.history import mean_recall
 from lapclip.runs.run import Run, open_run
@@ -97,6 +99,17 @@ def test_a_run_tells_its_story_in_events(plain):
     assert events[-1].reason == "budget" and events[-1].num_pairs_seen == 48
     written = list(run.events())
     assert written[0] == events[0] and written[-1] == events[-1]
+
+
+@pytest.mark.skipif(
+    not has_glibc(), reason="elsewhere the system takes freed memory back by itself, or not at all"
+)
+def test_the_peak_memory_of_a_run_leaves_out_what_was_freed_before_it():
+    blocks = [b"x" * 60_000 for _ in range(10_000)]
+    last, held = blocks[-1], psutil.Process().memory_info().rss
+    del blocks  # but for the last, so that the heap does not shrink by itself
+    _, events = trained(load_config(flags=SMALL), "run")
+    assert events[-1].peak_memory_bytes < held - 300e6 and last
 
 
 def test_the_run_folder_is_alone_enough_to_repeat_the_run(plain):

@@ -44,6 +44,7 @@ from lapclip.data.tokenizer import WORDS, Tokenizer, train_tokenizer, words_of
 from lapclip.errors import UserError, install_command, shortened, shortened_path, typed
 from lapclip.evaluate.difficulty import spread
 from lapclip.files import write_atomically
+from lapclip.machine.device import processor
 from lapclip.machine.hardware import read_machine, reset_peak_memory, versions
 from lapclip.model.clip import shape_of
 from lapclip.runs.run import Run, bases_of, new_run
@@ -136,7 +137,8 @@ def prepare(config: Config, name: str | None = None, data: Data | None = None) -
 
 def preparing(config: Config, name: str | None, data: Data, reserved: Run | None = None) -> StagedWork[Run]:
     """Trains the tokenizer, resolves what is undecided, and writes the run folder, whole or not at all."""
-    reset_peak_memory()  # not that of an earlier run in this process
+    processor().release_memory()  # what an earlier run in this process held is not counted in this one's peak
+    reset_peak_memory()
     tokenizer, draft = draft_of(config, data)
     resolved, choices, rate = yield from resolve_here(draft)
     machine = asdict(draft.machine) | {"bench": rate}
