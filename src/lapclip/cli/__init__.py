@@ -110,4 +110,5 @@ def in_our_style(problem: CycloptsError) -> str:
     message = str(problem).partition(" Available commands:")[0]
     message = re.sub(r"invalid literal for int\(\) .*: '(.*)'", r"expected a whole number, not `\1`", message)
     message = re.sub(r"unable to convert (.*) into (int|float)", r"expected a number, not \1", message)
-    return (message[:1].lower() + message[1:]).replace('"', "`").rstrip(".")
+    message = re.sub(r"(?<!\S)--\w[\w-]*", r"`\g<0>`", message.replace('"', "`"))
+    return (message[:1].lower() + message[1:]).rstrip(".")
