@@ -33,7 +33,7 @@ def said(capsys) -> str:
     ("arguments", "code", "message"),
     [
         (["tran"], 2, "did you mean `?train"),
-        (["train", "--minuts", "3"], 2, "did you mean --minutes"),
+        (["train", "--minuts", "3"], 2, "did you mean `--minutes`"),
         (["train", "--size", "tinny"], 2, "`tinny`.*did you mean `tiny`"),
         (["train", "--steps", "many"], 2, "--steps"),
         (["train", "--steps", "1.5"], 2, "--steps"),
@@ -264,3 +264,14 @@ def test_long_work_is_mentioned_where_there_is_no_terminal(capsys, monkeypatch):
     monkeypatch.setattr(screen, "SECONDS_QUIET", 0.01)
     screen.follow(work())
     assert capsys.readouterr().err.count("embedding captions: 1 of 3, about ") == 1, "and then once a minute"
+
+
+def test_long_work_in_short_stages_is_mentioned_too(capsys, monkeypatch):
+    def work():
+        for n in range(4):
+            time.sleep(0.02)
+            yield f"measuring plan {n}"
+
+    monkeypatch.setattr(screen, "SECONDS_QUIET", 0.05)
+    screen.follow(work())
+    assert capsys.readouterr().err.count("measuring plan") == 1

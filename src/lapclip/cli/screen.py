@@ -189,11 +189,11 @@ def follow(
                 stage, started = (now.what, now.total > 0), time.monotonic()
                 bar.columns = counted if now.total else spinner
                 bar.reset(task, total=now.total or None)
-                say_at = started + SECONDS_QUIET
-            if not people.is_terminal and time.monotonic() > say_at:  # in a file, nothing moves
+            is_known = now.done > 0 or not now.total
+            if not people.is_terminal and is_known and time.monotonic() > say_at:  # in a file, nothing moves
                 left = (now.total - now.done) / max(now.done, 1) * (time.monotonic() - started)
                 about = f": {now.done:,} of {now.total:,}, about {duration(left)} left"
-                say(now.what + about * bool(now.total and now.done))
+                say(now.what + about * bool(now.total))
                 say_at = time.monotonic() + SECONDS_BETWEEN
             rate = now.done / max(time.monotonic() - started, 1e-3)
             speed = f", {rate:,.0f}/s" if rate >= 1 and now.total else f": {now.done:,}" if now.done else ""
