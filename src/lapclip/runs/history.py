@@ -565,7 +565,7 @@ class Summary:
     def doubled(self) -> str:
         """The flag that gives it twice its budget, in the kind it has."""
         budgets = ((budget, self.settings.get(budget)) for budget in BUDGETS)
-        return next((f" --{name} {2 * amount:.12g}" for name, amount in budgets if is_number(amount)), "")
+        return next((f" {twice(name, amount)}" for name, amount in budgets if is_number(amount)), "")
 
     def document(self) -> dict[str, Any]:
         """Everything the live view shows, for programs."""
@@ -617,6 +617,11 @@ class Summary:
             "num_parameters": history.started.num_parameters if history.started else None,
             "joules": history.joules,
         }
+
+
+def twice(budget: str, amount: float) -> str:
+    """The flag that sets this budget to about twice the amount."""
+    return f"--{budget} {float(f'{2 * amount:.2g}'):.12g}"
 
 
 def have_same_validation(summaries: Iterable[Summary]) -> bool:

@@ -16,7 +16,7 @@ from lapclip.config import BUDGETS, Config
 from lapclip.errors import UserError
 from lapclip.files import open_regular, remove_folder
 from lapclip.runs.events import MAX_LINE, MAX_OVERLONG, Event, from_line, read_events
-from lapclip.runs.history import History, Summary, have_same_validation, summarize
+from lapclip.runs.history import History, Summary, have_same_validation, summarize, twice
 from lapclip.runs.run import RUNS, Run, find_run, is_leftover, newest_run
 from lapclip.units import duration, plural
 
@@ -86,9 +86,9 @@ def refuse_if_finished(run: Run, config: Config) -> None:
     if is_larger or (is_same and not history.has_had_its_budget):
         return
     kind = next((budget for budget in BUDGETS if getattr(train, budget)), "steps")
-    more = f"--{kind} {float(f'{2 * had[kind]:.2g}'):.12g}"
     used = f"{plural(history.num_steps, 'step')} in {duration(history.seconds)} of training"
-    hint = f"pass a larger budget, counted from its start: `lapclip train --resume {run.reference} {more}`"
+    more = f"lapclip train --resume {run.reference} {twice(kind, had[kind])}"
+    hint = f"pass a larger budget, counted from its start: `{more}`"
     raise UserError(f"run `{run.name}` has used up {'its' if is_same else 'this'} budget: {used}", hint=hint)
 
 
