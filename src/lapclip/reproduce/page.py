@@ -54,8 +54,8 @@ def sentences(summaries: list[Summary]) -> list[str]:
     ]
     said.append(
         f"In the documents' data only the category can be learned: of {BATCH_SIZE} captions about three fit an image "
-        "equally well. Their training accuracy is memorised; their validation accuracy is within the noise of guessing."
-        " In lapclip's data the caption says what is drawn."
+        "equally well. Their validation accuracy is within the noise of guessing, so what their model gained in "
+        "training is memorised. In lapclip's data the caption says what is drawn."
     )
     return said
 

@@ -11,7 +11,9 @@ NUM_BARS = 40
 
 
 def as_markdown(document: Document) -> str:
-    blocks = [f"# {inline(document.title)}"]
+    blocks = [f"# {inline(document.title)}", *([inline(document.about)] if document.about else [])]
+    tiles = (f"{what}: {value}" + f" ({beside})" * bool(beside) for what, value, beside in document.tiles)
+    blocks += ["\n".join(f"- {inline(tile)}" for tile in tiles)] if document.tiles else []
     for section in document.sections:
         blocks.append(f"## {inline(section.title)}")
         blocks += [inline(sentence) for sentence in section.words]
@@ -21,7 +23,9 @@ def as_markdown(document: Document) -> str:
             [chart_line(chart) for chart in section.charts],
         )
         blocks += ["\n".join(f"- {line}" for line in lines) for lines in lists if lines]
-        blocks += [table_lines(table) for table in section.tables]
+        for table in section.tables:
+            blocks += [f"**{inline(table.caption)}**"] if table.caption != section.title else []
+            blocks += [table_lines(table), *([inline(table.note)] if table.note else [])]
         if section.text:
             blocks.append(fenced(section.text))
     return "\n\n".join(blocks) + "\n"
@@ -38,8 +42,7 @@ def inline(text: str) -> str:
 def table_lines(table: Table) -> str:
     marks = ["---:" if is_number else "---" for is_number in table.is_number]
     lines = [row_line(list(table.columns)), f"| {' | '.join(marks)} |", *map(row_line, table.cells)]
-    note = f"\n\n{inline(table.note)}" if table.note else ""
-    return f"**{inline(table.caption)}**\n\n" + "\n".join(lines) + note
+    return "\n".join(lines)
 
 
 def row_line(cells: Sequence[str]) -> str:
