@@ -10,7 +10,8 @@
 - `lapclip`: the same mathematics, all patches; `lapclip recipe`: the default share of patches of that size.
 
 Each round runs one step of each, in another order. The rate of matrix products is that of the three products of the
-image tower's first MLP layer, measured in each round: a step with only such products would have a share of 100%.
+image tower's first MLP layer, measured in each round: by torch, and each by the faster of torch and oneDNN. A step
+with only such products would have a share of 100%.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +40,7 @@ from lapclip.config import Plan, TrainConfig
 from lapclip.data.batches import Batch
 from lapclip.machine.device import processor, set_up_process
 from lapclip.machine.hardware import limit_openmp_spinning
+from lapclip.model.blocks import ONEDNN
 from lapclip.model.clip import CLIP, SIZES, flops_per_pair
 from lapclip.model.towers import Size
 from lapclip.step.loss import softmax_loss
@@ -202,21 +205,29 @@ def random_batch(size: Size, num_pairs: int) -> Batch:
     return Batch(images, tokens, lengths - 1, np.arange(num_pairs), np.arange(num_pairs))
 
 
-def products(size: Size, num_rows: int) -> Step:
-    """The three products of one MLP layer."""
+def products(size: Size, num_rows: int, *, fastest: bool) -> Step:
+    """The three products of one MLP layer, by torch, or each by the faster of torch and oneDNN."""
     width, hidden = size.image.width, size.image.mlp_width
     x, weight, gradient = (
         torch.randn(num_rows, width),
         torch.randn(hidden, width),
         torch.randn(num_rows, hidden),
     )
+    pairs = [(x, weight.T), (gradient, weight), (gradient.T, x)]
+    ways: list[Callable[[Tensor, Tensor], Tensor]] = [torch.mm]
+    if fastest and ONEDNN:
+        ways.append(lambda a, b: ONEDNN(a, b.T, None, "none", [], ""))
+    chosen = [min(ways, key=partial(fastest_of_five, pair)) for pair in pairs]
 
     def step() -> None:
-        torch.mm(x, weight.T)
-        torch.mm(gradient, weight)
-        torch.mm(gradient.T, x)
+        for multiply, pair in zip(chosen, pairs, strict=True):
+            multiply(*pair)
 
     return step
+
+
+def fastest_of_five(pair: tuple[Tensor, Tensor], multiply: Callable[[Tensor, Tensor], Tensor]) -> float:
+    return min(timed(lambda: multiply(*pair)) for _ in range(5))
 
 
 CONTENDERS: dict[str, Callable[..., Step]] = {
@@ -246,7 +257,9 @@ def compare(asked: argparse.Namespace) -> dict:
     steps["lapclip recipe"] = ours(size, batch, lr, share)
     num_patches = {"lapclip": size.num_patches, "lapclip recipe": round(share * size.num_patches)}
     for name, num_kept in num_patches.items():
-        steps[f"products of {name}"] = products(size, num_pairs * (num_kept + 1))
+        for by in ("torch", "fastest"):
+            num_rows = num_pairs * (num_kept + 1)
+            steps[f"products of {name}, {by}"] = products(size, num_rows, fastest=by == "fastest")
     seconds = interleaved(steps, asked.rounds, asked.seconds)
     shares, ratios = {}, {}
     for name, num_kept in num_patches.items():
@@ -254,8 +267,14 @@ def compare(asked: argparse.Namespace) -> dict:
         each = [flops_per_pair(size, num_tokens=length, num_patches=num_kept) for length in lengths]
         operations = statistics.mean(each)
         of_products = 2 * (num_kept + 1) * size.image.width * size.image.mlp_width
-        rounds = zip(seconds[name], seconds[f"products of {name}"], strict=True)
-        shares[name] = statistics.median(operations / of_products * other / own for own, other in rounds)
+        ratio = operations / of_products
+        shares[name] = {
+            by: statistics.median(
+                ratio * b / a
+                for a, b in zip(seconds[name], seconds[f"products of {name}, {by}"], strict=True)
+            )
+            for by in ("torch", "fastest")
+        }
         ratios[name] = {
             other: statistics.median(b / a for a, b in zip(seconds[name], seconds[other], strict=True))
             for other in ("documents", "transformers", "open_clip")

@@ -26,6 +26,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 # With AVX-512, oneDNN's fp32 products with weights are about a tenth faster than torch's own; docs/log.md.
 HAS_AVX512 = "AVX512" in torch.backends.cpu.get_cpu_capability()
 ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if HAS_AVX512 else None
+# On AMD CPUs from Zen 5 on, which are the ones with both of these, also in the products for the gradients of weights.
+IS_ZEN5 = all(torch.cpu.get_capabilities().get(name) for name in ("sse4a", "avx_vnni"))
 KEPT_BYTES = 64 << 20  # activations of a tower that are kept for the backward pass and not computed again
 
 
@@ -161,8 +163,9 @@ class ActivatedLinear(torch.autograd.Function):
                 x = x.detach().requires_grad_()
                 activated = ctx.activation(x)
             (of_x,) = torch.autograd.grad(activated, x, of_x) if of_x is not None else (None,)
-        rows = gradient.flatten(0, -2)
-        of_weight = rows.T @ activated.detach().flatten(0, -2) if ctx.needs_input_grad[1] else None
+        rows, inputs = gradient.flatten(0, -2), activated.detach().flatten(0, -2)
+        multiply = product if IS_ZEN5 else F.linear
+        of_weight = multiply(rows.T, inputs.T) if ctx.needs_input_grad[1] else None
         return of_x, of_weight, rows.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
