@@ -152,3 +152,12 @@ def test_every_system_is_where_it_says_and_its_command_exists():
             name, *arguments = shlex.split(system.command)
             assert name == "lapclip"
             app.parse_args(arguments, exit_on_error=False, print_error=False)
+
+
+def test_the_committed_page_has_every_figure_and_system():
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    for row in rows_of(made_run(dict.fromkeys(range(1, 16), 2.0))):
+        assert f"| {row.figure} | {row.documents} |" in page, row.figure
+    for n, system in enumerate(SYSTEMS, 1):
+        shown = f"`{system.command}`" if system.command else NOT_YET
+        assert f"| {n} | {system.name} | " in page and f"| {shown} |\n" in page, system.name

@@ -40,9 +40,8 @@ def document_of(evidence: Evidence) -> Document:
         machine_section(theirs),
     ]  # fmt: skip
     about = "One CLIP of 76.7 million parameters, 240 drawn pairs, 15 epochs, as five documents describe it."
-    return Document(
-        TITLE, "lapclip reproduce", about, sections, tiles, "Written by lapclip from the events of two runs."
-    )
+    footer = "Written by `lapclip reproduce` from the events of two runs."
+    return Document(TITLE, "lapclip reproduce", about, sections, tiles, footer)
 
 
 def sentences(summaries: list[Summary]) -> list[str]:

@@ -28,6 +28,7 @@ def as_markdown(document: Document) -> str:
             blocks += [table_lines(table), *([inline(table.note)] if table.note else [])]
         if section.text:
             blocks.append(fenced(section.text))
+    blocks += [inline(document.footer)] if document.footer else []
     return "\n\n".join(blocks) + "\n"
 
 
