@@ -74,6 +74,33 @@ def test_a_budget_longer_than_the_images_can_use_is_said_before_the_first_step(t
 
 
 @pytest.mark.slow
+def test_a_budget_of_few_steps_is_said_before_the_first_step(tmp_path):
+    config = config_for(picture_folder(tmp_path / "photos", 30))
+
+    def said(size: str, minutes: float):
+        model, train = replace(config.model, size=size), replace(config.train, steps=None, minutes=minutes)
+        run = prepare(replace(config, model=model, train=train))
+        stop_after(1, run)
+        return [w for w in of(Warned, run.events()) if w.kind == "short-budget"]
+
+    (warned,) = said("small", 0.1)
+    assert (
+        warned.step == 0
+        and "the budget of 0.1 minutes is about" in warned.message
+        and "`small`" in warned.hint
+    )
+    assert said("nano", 1.0) == []
+
+
+def test_a_run_too_short_to_compare_plans_still_knows_its_number_of_epochs(tmp_path):
+    config = config_for(picture_folder(tmp_path / "photos", 30))
+    run = prepare(replace(config, train=replace(config.train, steps=None, minutes=0.1)))
+    machine = run.load_machine()
+    num_epochs = round(6 * machine["bench"]["timed"] / 24)
+    assert f"about {num_epochs} epochs" in machine["reasons"]["word_dropout"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [

@@ -6,7 +6,7 @@ from typing import Any
 from lapclip.autotune.cache import folder_for, recall, remember
 from lapclip.autotune.measure import Rig, measure
 from lapclip.autotune.plans import Measured, asked_parts, plans_on, thread_counts
-from lapclip.autotune.resolve import Draft, devices_for, resolve_chunk
+from lapclip.autotune.resolve import Draft, devices_for, resolve_chunk, typical_rate
 from lapclip.autotune.work import Work
 from lapclip.config import Plan
 from lapclip.machine.device import DEFAULT_THREADS, processor
@@ -60,6 +60,17 @@ def try_out(draft: Draft) -> Generator[str, None, Measured | None]:
     measured = yield from measure(work, plans, seconds=allowed, min_rounds=2)
     remember(folder, measured)
     return measured
+
+
+def time_a_step(draft: Draft) -> Generator[str, None, float | None]:
+    """Pairs per second of a run that is too short to compare plans, where the number of epochs matters."""
+    work = draft.work
+    if draft.budget.seconds is None or draft.data.is_drawn or FEW / typical_rate(draft.config) > MIN_SECONDS:
+        return None
+    yield "timing a training step"
+    return work.batch_size / guess_step_seconds(
+        work, asked_parts(draft.config).get("threads", DEFAULT_THREADS)
+    )
 
 
 def is_allowed(plan: Plan, asked: dict[str, Any], plans: Sequence[Plan]) -> bool:

@@ -13,7 +13,6 @@ from lapclip.errors import UserError
 from lapclip.machine.device import DEFAULT_THREADS, Device, device_named, present_devices
 from lapclip.machine.hardware import Machine
 from lapclip.model.clip import flops_per_pair, shape_of
-from lapclip.model.towers import Size
 from lapclip.step.optim import USUAL_DECAY
 from lapclip.units import plural
 
@@ -102,10 +101,10 @@ class Draft:
     def budget(self) -> Budget:
         return Budget.of(self.config.train, self.data.num_train, self.work.batch_size)
 
-    def resolve(self, measured: Measured | None = None) -> tuple[Config, Choices]:
-        """The complete config, and the choice of each setting that was undecided."""
+    def resolve(self, measured: Measured | None = None, timed: float | None = None) -> tuple[Config, Choices]:
+        """The complete config, and the choice of each setting that was undecided; `timed` is in pairs per second."""
         chosen, choices = resolve_plan(self, measured)
-        rate = chosen.pairs_per_second or typical_rate(self.work.size)
+        rate = chosen.pairs_per_second or timed or typical_rate(self.config)
         workers = resolve_workers(self.data, self.machine, self.work.batch_size, self.work.batch_size / rate)
         choices |= self.choices | {"workers": asked_or(self.config, "workers", workers)}
         if self.config.train.tune is None and not self.data.is_drawn:
@@ -116,9 +115,11 @@ class Draft:
         return with_values(self.config, values), {name: choices[name] for name in SETTINGS if name in choices}
 
 
-def typical_rate(size: Size) -> float:
+def typical_rate(config: Config) -> float:
     """Pairs per second where nothing was measured."""
-    return TYPICAL_FLOPS / (3 * flops_per_pair(size, num_tokens=size.text_length))
+    size = shape_of(config.model)
+    num_patches = round((config.train.keep_patches or 1.0) * size.num_patches)
+    return TYPICAL_FLOPS / (3 * flops_per_pair(size, num_tokens=size.text_length, num_patches=num_patches))
 
 
 def resolve_settings(config: Config, data: DataSummary, tokenizer: Choice) -> tuple[Config, Choices]:

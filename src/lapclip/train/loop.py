@@ -210,10 +210,14 @@ class Loop:
         has_changed = run.load_machine().get("data") not in (None, data.fingerprint)
         known = messages.before_training(data, self.embedder, now.step, self.config, has_changed)
         yield from self.tell(*known)
-        if now.step == 0 and cfg.tune is None and any(part.files for part in data.parts):
-            measured = run.load_machine().get("bench", {}).get("pairs_per_second")
-            rate, num = measured or typical_rate(self.update.model.size), data.training.num_pairs
-            yield from self.tell(*messages.too_long(num, self.budget.num_epochs(num, cfg.batch_size, rate)))
+        if now.step == 0 and cfg.tune is None:
+            bench, num = run.load_machine().get("bench", {}), data.training.num_pairs
+            rate = bench.get("pairs_per_second") or bench.get("timed") or typical_rate(self.config)
+            yield from self.tell(*messages.too_short(self.config, cfg.batch_size / rate))
+            if any(part.files for part in data.parts):
+                yield from self.tell(
+                    *messages.too_long(num, self.budget.num_epochs(num, cfg.batch_size, rate))
+                )
         if has_changed:
             now.best_step = now.best_recall = now.highest = None  # measured on other images
             run.write_machine(run.load_machine() | {"data": data.fingerprint})

@@ -18,11 +18,12 @@ from lapclip.machine.power import read_battery
 from lapclip.runs.events import ValidationLimit, Warned
 from lapclip.runs.run import Run
 from lapclip.train.prepare import sample_captions
-from lapclip.units import plural
+from lapclip.units import duration, plural
 from lapclip.weights import checkpoint
 
 MAX_FAULTS_NAMED = 10  # each by itself, of images that turn out unreadable while training
 MAX_EPOCHS = 100  # that a model trained from scratch learns from; see docs/log.md
+MIN_STEPS = 20  # in which a model learns next to nothing
 MIN_SHARE_TRUNCATED = 0.01  # of the captions, to warn about
 # A step that takes longer than so many seconds and times the usual, with the CPU no busier than this share.
 SLEEP_SECONDS, SLEEP_FACTOR, SLEEP_BUSY = 5.0, 10, 0.2
@@ -78,6 +79,16 @@ def too_long(num_images: int, epochs: float) -> Iterator[Warned]:
         message = f"{used}; after about {MAX_EPOCHS} a new model mostly memorises them"
         hint = f"more images would help most; `--epochs {MAX_EPOCHS}` takes less time"
         yield Warned(0, message, hint, kind="long-budget")
+
+
+def too_short(config: Config, step_seconds: float) -> Iterator[Warned]:
+    """A budget of minutes that is spent after a few steps."""
+    minutes = config.train.minutes
+    if minutes is not None and (num_steps := 60 * minutes / step_seconds) < MIN_STEPS:
+        about = plural(max(1, round(num_steps)), "step")
+        message = f"a step takes about {duration(step_seconds)}, so the budget of {minutes:g} minutes is about {about}"
+        hint = f"choose a smaller `--size` than `{config.model.size}`, or allow more minutes"
+        yield Warned(0, message, hint, kind="short-budget")
 
 
 def validation_limit(data: Data, num_validation: int) -> ValidationLimit:

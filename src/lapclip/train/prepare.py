@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lapclip.autotune.plans import plan_of
-from lapclip.autotune.quick import try_out
+from lapclip.autotune.quick import time_a_step, try_out
 from lapclip.autotune.resolve import (
     Choices,
     DataSummary,
@@ -230,7 +230,8 @@ def draft_of(
 def resolve_here(draft: Draft) -> StagedWork[tuple[Config, Choices, dict[str, float]]]:
     """Resolves on this machine, by measuring where that is worth it; and how fast the chosen plan was then."""
     measured = yield from try_out(draft)
-    resolved, choices = draft.resolve(measured)
+    timed = (yield from time_a_step(draft)) if measured is None else None
+    resolved, choices = draft.resolve(measured, timed)
     threads, device = choices["threads"], choices["device"]
     if measured is None and threads.origin != "asked" and draft.machine.num_cores > 1:
         reason = f"{threads.reason}; the run is too short to measure others"
@@ -240,7 +241,7 @@ def resolve_here(draft: Draft) -> StagedWork[tuple[Config, Choices, dict[str, fl
         choices["device"] = replace(device, reason=reason)
     candidates = measured.candidates if measured and not measured.is_disturbed else ()
     rate = next((c.pairs_per_second for c in candidates if c.plan == plan_of(resolved)), None)
-    return resolved, choices, {"pairs_per_second": rate} if rate else {}
+    return resolved, choices, {"pairs_per_second": rate} if rate else {"timed": timed} if timed else {}
 
 
 def summarise(
