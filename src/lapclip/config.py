@@ -75,7 +75,9 @@ class DataConfig:
 class ModelConfig:
     """The model."""
 
-    size: SizeName = opt("resnet-tiny", "model size, by name")
+    size: SizeName = opt(
+        "resnet-tiny", "model size, from `nano` (1 million parameters) to `huge` (1 billion)"
+    )
     image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
     patch_size: int | None = opt(None, "patch size in pixels per side", 1, 1024)
     text_length: int | None = opt(None, "maximum tokens per caption; the rest is truncated", 4, 8192)

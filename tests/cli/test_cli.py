@@ -45,6 +45,7 @@ def said(capsys) -> str:
         (["train", "--resume", "none"], 1, "no run `none`"),
         (["train", "--resume", "none", "--run", "x"], 1, "omit `--run`"),
         (["train", "--device", "cuda", "--steps", "1"], 1, "no device `cuda`"),
+        (["train", "--device", "gpu"], 2, "`auto`, `cpu`, .*`auto` uses a GPU where it is faster"),
         (["train", "--image-size", "60"], 1, "is not a multiple of the stride 16"),
         (["eval", "none"], 1, "no run `none`"),
         (["eval"], 2, "run"),

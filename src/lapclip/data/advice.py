@@ -152,13 +152,13 @@ def advise_loss(facts: DataFacts) -> Advice | None:
     if facts.share_shared_captions <= MAX_SHARED:
         return None
     shared = f"{percent(facts.share_shared_captions)} of the captions belong to several images"
-    return Advice("loss", "softmax", f"{shared}; the model learns only differences that captions describe")
+    return Advice("loss", "softmax", f"{shared}, which softmax counts as equally correct")
 
 
 def advise_share(num_images: int) -> Advice:
     """The share of validation images, which must be known before the other facts."""
     share = min(MAX_SHARE, max(SHARE, -(-100 * ENOUGH // num_images) / 100))
-    return Advice("validation_share", share, f"5%, or of few images up to 20%, to measure on {ENOUGH}")
+    return Advice("validation_share", share, f"5%, or up to 20% where that is less than {ENOUGH} images")
 
 
 def warnings(facts: DataFacts) -> Iterator[str]:

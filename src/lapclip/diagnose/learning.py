@@ -314,7 +314,7 @@ def judge(points: list[Point]) -> Warned | None:
     now, noise = fmean(point.recall for point in last), current.noise
     rose = f"validation loss has risen from {best.loss:.2f} at step {best.step} to {current.loss:.2f}"
     if now > best.recall + noise:
-        what = f"but recall rises too, from {best.recall:.0%} to {now:.0%} on average"
+        what = f"but mean recall rises too, from {best.recall:.0%} to {now:.0%}"
         why = "the model finds more, and is only overconfident in its mistakes"
         hint = "nothing to do: `best` is chosen by recall"
         return Warned(current.step, f"{rose}, {what}: {why}", hint, "loss-rises-recall-too")
@@ -325,7 +325,7 @@ def judge(points: list[Point]) -> Warned | None:
     is_stalled = stalled_since([(point.step, point.recall) for point in points]) is not None
     if current.accuracy < MEMORISED or not is_stalled or not (fell or is_level):
         return None
-    what = f"recall falls, from {highest:.0%} to {now:.0%} on average" if fell else "recall no longer rises"
+    what = f"mean recall falls, from {highest:.0%} to {now:.0%}" if fell else "recall no longer rises"
     kept = max((point.step for point in points if point.is_best), default=current.step)
     learned = f"with a training accuracy of {current.accuracy:.0%} the pairs are memorised"
     message = f"{rose} and {what}: {learned}; `best` is step {kept}"

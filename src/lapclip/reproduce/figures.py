@@ -144,7 +144,7 @@ def learning_rows(evidence: Evidence) -> Iterator[Row]:
 
 
 def validation_rows(evidence: Evidence) -> Iterator[Row]:
-    few = "of 24 pairs, two batches of 12: guessing gives 8.3%, and one answer more or less 2 points"
+    few = "over 24 pairs in two batches of 12: guessing gives 8.3%, and each answer counts for 2 points"
     evaluated = {e.step: e for e in evidence.summary.history.evaluations}
     for n, theirs in VALIDATION.items():
         event = evaluated.get(n * NUM_STEPS)
@@ -207,9 +207,14 @@ def device_rows(evidence: Evidence) -> Iterator[Row]:
     other = evidence.fastest(lambda c: c.plan.device != "cpu" and c.plan.precision == "fp32")
     none_here = "there is no accelerator here; `lapclip bench` measures one where there is"
     times = "{:.2g}x".format
-    wrong = "three values for one comparison; small products were timed, each with a wait, which times the waiting"
+    wrong = "three values for one comparison; small products were timed one by one, which mostly times the waiting"
     yield compared(
-        "speed of the CPU, of the GPU's", (2.5, 8.8), cpu and other and cpu / other, times, "", cannot=wrong
+        "speed of the CPU, compared with the GPU",
+        (2.5, 8.8),
+        cpu and other and cpu / other,
+        times,
+        "",
+        cannot=wrong,
     )
     found = [f"{op} from {n:g}" for by_op in evidence.crossovers.values() for op, n in by_op.items() if n]
     rule = "100M parameters, batches of 32, a million values"

@@ -39,7 +39,10 @@ def document_of(evidence: Evidence) -> Document:
         Section("Systems", tables=[systems], is_wide=True),
         machine_section(theirs),
     ]  # fmt: skip
-    about = "One CLIP of 76.7 million parameters, 240 drawn pairs, 15 epochs, as five documents describe it."
+    about = (
+        "One CLIP of 76.7 million parameters, 240 drawn pairs, 15 epochs: the run on an M1 MacBook that five documents "
+        "describe, and that lapclip grew from."
+    )
     footer = "Written by `lapclip reproduce` from the events of two runs."
     return Document(TITLE, "lapclip reproduce", about, sections, tiles, footer)
 
@@ -52,9 +55,10 @@ def sentences(summaries: list[Summary]) -> list[str]:
         if summary.history.recall
     ]
     said.append(
-        f"In the documents' data only the category can be learned: of {BATCH_SIZE} captions about three fit an image "
-        "equally well. Their validation accuracy is within the noise of guessing, so what their model gained in "
-        "training is memorised. In lapclip's data the caption says what is drawn."
+        f"In the documents' data only the category can be learned: in a batch of {BATCH_SIZE} pairs, about three "
+        "captions fit an image equally well. Their validation accuracy is within the noise of guessing, so what their "
+        "model learned from its training pairs does not hold for others. In lapclip's data the caption says what is "
+        "drawn."
     )
     return said
 
@@ -68,7 +72,7 @@ def epoch_charts(evidence: Evidence) -> list[Chart]:
             Line("lapclip", [(float(n), getattr(epoch, name)) for n, epoch in ours.items()], 0, "dots"),
         ]
         look = SHARES if name == "accuracy" else {}
-        charts.append(Chart(name.capitalize(), "in training", lines, **look))
+        charts.append(Chart(f"{name.capitalize()} by epoch", "in training, means", lines, **look))
     return with_data(charts, axis="epoch", span=(1, 15))
 
 

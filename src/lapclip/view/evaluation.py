@@ -112,9 +112,8 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
         said.append(f"Prompts: {listed(quoted + more)}.")
     if result.get("few_shot"):
         return said + few_shot_words(result["few_shot"])
-    if 2 * sum(c["num_images"] < 2 for c in zero_shot["classes"]) > len(zero_shot["classes"]):
-        said.append("No few-shot accuracy: most classes have a single image here.")
-    return said
+    needs = "several different images of most classes, and not too many classes"
+    return [*said, f"No few-shot accuracy: it needs {needs}."]
 
 
 def few_shot_words(few_shot: Mapping[str, Any]) -> list[str]:

@@ -112,7 +112,7 @@ def sentences(summary: Summary) -> list[str]:
     if history.data_share is not None:
         said.append(f"It waited for data {percent(history.data_share)} of the time.")
     if bench and (pairs := history.pairs_per_second):
-        said += [f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s measured by `lapclip bench`."]
+        said += [f"It ran at {pairs / bench:.0%} of the {rate(bench)} pairs/s that were measured beforehand."]
     interruptions = []
     if len(history.starts) > 1:
         interruptions.append(f"it was resumed {times(len(history.starts) - 1)}")
@@ -202,7 +202,10 @@ def last_quarter(summary: Summary) -> tuple[int | None, str]:
         2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
         for mean in ((before + after) / 2, (highest + after) / 2)
     )
-    said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
+    said, over = (
+        f"from {percent(before)} at step {count(step)} to {percent(after)}",
+        "Over the last quarter, recall@1",
+    )
     if highest - after > from_top:
         return -1, f"It became worse: recall@1 fell from {at_top} to {percent(after)} at the end."
     if len({percent(point[1]) for point in known[len(earlier) - 1 :]}) == 1:
@@ -210,13 +213,13 @@ def last_quarter(summary: Summary) -> tuple[int | None, str]:
     if percent(after) == percent(before):
         return 0, f"Recall@1 was {percent(after)} at step {count(step)} and at the end, and varied between."
     if abs(after - before) <= noise:
-        return 0, f"Recall@1 changed {said}, by less than the noise of {100 * noise:.1f} points."
+        return 0, f"{over} changed {said}, by less than the noise of {100 * noise:.1f} points."
     if summary.history.over_fits or (loss or 0.0) > loss_limit(lowest, num_images):
-        return 0, f"Recall@1 rose {said}, but the validation loss ended above its lowest."
+        return 0, f"{over} rose {said}, but the validation loss ended above its lowest."
     if after == 1:
-        return 0, f"Recall@1 rose {said}, the maximum."
+        return 0, f"{over} rose {said}, the maximum."
     if after < highest:
-        return 0, f"Recall@1 rose {said}; it was highest with {at_top}."
+        return 0, f"{over} rose {said}; it was highest with {at_top}."
     return 1, f"It was still improving at the end: recall@1 rose {said}."
 
 
