@@ -76,7 +76,7 @@ class ModelConfig:
     """The model."""
 
     size: SizeName = opt(
-        "resnet-tiny", "model size, from `nano` (1 million parameters) to `huge` (1 billion)"
+        "resnet-tiny", "model size, from `nano` (1.6 million parameters) to `huge` (1 billion)"
     )
     image_size: int | None = opt(None, "image resolution in pixels per side", 8, 1024)
     patch_size: int | None = opt(None, "patch size in pixels per side", 1, 1024)

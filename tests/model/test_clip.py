@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lapclip.config import ModelConfig
 from lapclip.errors import UserError
+from lapclip.model import blocks
 from lapclip.model.clip import CLIP, SIZES, build_model, count_parameters, flops_per_pair, shape_of
 from lapclip.model.encoders import Encoder
 from lapclip.model.towers import PIXEL_MEAN, PIXEL_STD, Shape
@@ -114,6 +115,20 @@ def test_looking_at_all_patches_equals_looking_at_the_image():
     changed[:, :, :8, :8] = 0
     rest = everything[:, 1:]
     torch.testing.assert_close(model.embed_images(changed, rest), model.embed_images(images, rest))
+
+
+@pytest.mark.skipif(blocks.ONEDNN is None, reason="this CPU has no AVX-512")
+@pytest.mark.parametrize("is_zen5", [False, True])
+def test_onednn_changes_no_gradient(monkeypatch, is_zen5):
+    gradients = []
+    monkeypatch.setattr(blocks, "IS_ZEN5", is_zen5)
+    for has_onednn in (blocks.has_onednn, lambda x: False):
+        monkeypatch.setattr(blocks, "has_onednn", has_onednn)
+        model = small_model()
+        image, text = model(*some_inputs())
+        (image * text).sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    torch.testing.assert_close(*gradients)
 
 
 def test_recomputing_changes_no_gradient():

@@ -159,5 +159,7 @@ def test_the_committed_page_has_every_figure_and_system():
     for row in rows_of(made_run(dict.fromkeys(range(1, 16), 2.0))):
         assert f"| {row.figure} | {row.documents} |" in page, row.figure
     for n, system in enumerate(SYSTEMS, 1):
-        shown = f"`{system.command}`" if system.command else NOT_YET
-        assert f"| {n} | {system.name} | " in page and f"| {shown} |\n" in page, system.name
+        where, typed = (
+            (f"`src/lapclip/{system.where}`", f"`{system.command}`") if system.command else (NOT_YET, NOT_YET)
+        )
+        assert f"| {n} | {system.name} | {where} | {typed} |\n" in page, system.name

@@ -13,7 +13,8 @@ from lapclip.data.tokenizer import load_tokenizer
 from lapclip.runs.events import Step, Warned
 from lapclip.train.loop import train
 from lapclip.train.messages import validation_limit
-from lapclip.train.prepare import prepare
+from lapclip.train.prepare import prepare, revising
+from lapclip.units import finished, plural
 
 
 def config_for(source: object, **more):
@@ -83,12 +84,8 @@ def test_a_budget_of_few_steps_is_said_before_the_first_step(tmp_path):
         stop_after(1, run)
         return [w for w in of(Warned, run.events()) if w.kind == "short-budget"]
 
-    (warned,) = said("small", 0.1)
-    assert (
-        warned.step == 0
-        and "the budget of 0.1 minutes is about" in warned.message
-        and "`small`" in warned.hint
-    )
+    (warned,) = said("small", 0.01)
+    assert warned.step == 0 and "so 600 ms would be about" in warned.message and "`--size`" in warned.hint
     assert said("nano", 1.0) == []
 
 
@@ -96,8 +93,11 @@ def test_a_run_too_short_to_compare_plans_still_knows_its_number_of_epochs(tmp_p
     config = config_for(picture_folder(tmp_path / "photos", 30))
     run = prepare(replace(config, train=replace(config.train, steps=None, minutes=0.1)))
     machine = run.load_machine()
-    num_epochs = round(6 * machine["bench"]["timed"] / 24)
-    assert f"about {num_epochs} epochs" in machine["reasons"]["word_dropout"]
+    num_epochs = round(6 * machine["bench"]["timed_pairs_per_second"] / 24)
+    assert f"about {plural(num_epochs, 'epoch')}:" in machine["reasons"]["word_dropout"]
+    run.write_machine(machine | {"bench": {"pairs_per_second": 99.0}})
+    assert finished(revising(run, {"minutes": 0.2}, None)).train.minutes == 0.2
+    assert run.load_machine()["bench"] == {"pairs_per_second": 99.0}, "nothing follows from a speed any more"
 
 
 @pytest.mark.slow

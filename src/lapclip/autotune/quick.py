@@ -1,4 +1,8 @@
-"""What is measured before a run starts: taken from the cache, or quickly, within a twentieth of the run's budget."""
+"""What is measured before a run starts.
+
+The speed of its execution plans is taken from the cache, or measured within a twentieth of the run's budget; where
+neither is possible, a step or two of the usual plan are timed.
+"""
 
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -63,14 +67,13 @@ def try_out(draft: Draft) -> Generator[str, None, Measured | None]:
 
 
 def time_a_step(draft: Draft) -> Generator[str, None, float | None]:
-    """Pairs per second of a run that is too short to compare plans, where the number of epochs matters."""
-    work = draft.work
-    if draft.budget.seconds is None or draft.data.is_drawn or FEW / typical_rate(draft.config) > MIN_SECONDS:
+    """Pairs per second on the CPU where no plans were compared, if the augmentation depends on them."""
+    work, asked, cpu = draft.work, asked_parts(draft.config), processor().name
+    depends = draft.budget.seconds is not None and "word_dropout" in draft.undecided_looks
+    if not depends or asked.get("device", cpu) != cpu or FEW / typical_rate(draft.config) > MIN_SECONDS:
         return None
     yield "timing a training step"
-    return work.batch_size / guess_step_seconds(
-        work, asked_parts(draft.config).get("threads", DEFAULT_THREADS)
-    )
+    return work.batch_size / guess_step_seconds(work, asked.get("threads", DEFAULT_THREADS))
 
 
 def is_allowed(plan: Plan, asked: dict[str, Any], plans: Sequence[Plan]) -> bool:

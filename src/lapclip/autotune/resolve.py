@@ -101,16 +101,23 @@ class Draft:
     def budget(self) -> Budget:
         return Budget.of(self.config.train, self.data.num_train, self.work.batch_size)
 
+    @property
+    def undecided_looks(self) -> list[str]:
+        """The settings of augmentation that follow from the number of epochs."""
+        if self.config.train.tune is not None or self.data.is_drawn:
+            return []
+        return [name for name in resolve_augmentation(0) if self.choices[name].origin != "asked"]
+
     def resolve(self, measured: Measured | None = None, timed: float | None = None) -> tuple[Config, Choices]:
         """The complete config, and the choice of each setting that was undecided; `timed` is in pairs per second."""
         chosen, choices = resolve_plan(self, measured)
         rate = chosen.pairs_per_second or timed or typical_rate(self.config)
         workers = resolve_workers(self.data, self.machine, self.work.batch_size, self.work.batch_size / rate)
         choices |= self.choices | {"workers": asked_or(self.config, "workers", workers)}
-        if self.config.train.tune is None and not self.data.is_drawn:
+        if self.undecided_looks:
             epochs = self.budget.num_epochs(self.data.num_train, self.work.batch_size, rate)
             stronger = resolve_augmentation(epochs)
-            choices |= {n: choice for n, choice in stronger.items() if choices[n].origin != "asked"}
+            choices |= {name: stronger[name] for name in self.undecided_looks}
         values = {name: choice.value for name, choice in choices.items()}
         return with_values(self.config, values), {name: choices[name] for name in SETTINGS if name in choices}
 

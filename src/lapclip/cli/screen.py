@@ -168,7 +168,7 @@ def follow(
     text = TextColumn("{task.description}")
     spinner = (SpinnerColumn(), text)
     counted = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    stage, started = ("", False), time.monotonic()
+    stage, started, before = ("", False), time.monotonic(), 0
     say_at = started + SECONDS_QUIET
     with Bar(*spinner, console=people, transient=True, disable=not people.is_terminal) as bar:
         task = bar.add_task(what, total=None)
@@ -186,16 +186,18 @@ def follow(
             if now.total and now.done == 0 and now.needed_bytes:
                 say(f"{now.what}: {now.total:,}, {size(now.needed_bytes)} of disk space")
             if (now.what, now.total > 0) != stage:  # a bar of its own, with its own time left
-                stage, started = (now.what, now.total > 0), time.monotonic()
+                stage, started, before = (now.what, now.total > 0), time.monotonic(), now.done
                 bar.columns = counted if now.total else spinner
                 bar.reset(task, total=now.total or None)
-            is_known = now.done > 0 or not now.total
+            # An earlier attempt may have done some of it.
+            num_done, seconds = now.done - before, time.monotonic() - started
+            is_known = num_done > 0 or not now.total
             if not people.is_terminal and is_known and time.monotonic() > say_at:  # in a file, nothing moves
-                left = (now.total - now.done) / max(now.done, 1) * (time.monotonic() - started)
+                left = (now.total - now.done) / max(num_done, 1) * seconds
                 about = f": {now.done:,} of {now.total:,}, about {duration(left)} left"
                 say(now.what + about * bool(now.total))
                 say_at = time.monotonic() + SECONDS_BETWEEN
-            rate = now.done / max(time.monotonic() - started, 1e-3)
+            rate = num_done / max(seconds, 1e-3)
             speed = f", {rate:,.0f}/s" if rate >= 1 and now.total else f": {now.done:,}" if now.done else ""
             bad = f", {now.num_unreadable:,} unreadable" if now.num_unreadable else ""
             bar.update(task, description=now.what + speed + bad, total=now.total or None, completed=now.done)

@@ -152,7 +152,7 @@ def advise_loss(facts: DataFacts) -> Advice | None:
     if facts.share_shared_captions <= MAX_SHARED:
         return None
     shared = f"{percent(facts.share_shared_captions)} of the captions belong to several images"
-    return Advice("loss", "softmax", f"{shared}, which softmax counts as equally correct")
+    return Advice("loss", "softmax", f"{shared}; the model learns only differences that captions describe")
 
 
 def advise_share(num_images: int) -> Advice:

@@ -56,9 +56,8 @@ def sentences(summaries: list[Summary]) -> list[str]:
     ]
     said.append(
         f"In the documents' data only the category can be learned: in a batch of {BATCH_SIZE} pairs, about three "
-        "captions fit an image equally well. Their validation accuracy is within the noise of guessing, so what their "
-        "model learned from its training pairs does not hold for others. In lapclip's data the caption says what is "
-        "drawn."
+        "captions fit an image equally well. Their validation accuracy is within the noise of guessing, so nothing "
+        "shows that what their model learned holds for other pairs. In lapclip's data the caption says what is drawn."
     )
     return said
 
@@ -72,7 +71,7 @@ def epoch_charts(evidence: Evidence) -> list[Chart]:
             Line("lapclip", [(float(n), getattr(epoch, name)) for n, epoch in ours.items()], 0, "dots"),
         ]
         look = SHARES if name == "accuracy" else {}
-        charts.append(Chart(f"{name.capitalize()} by epoch", "in training, means", lines, **look))
+        charts.append(Chart(f"{name.capitalize()} by epoch", "means in training", lines, **look))
     return with_data(charts, axis="epoch", span=(1, 15))
 
 

@@ -212,8 +212,13 @@ class Loop:
         yield from self.tell(*known)
         if now.step == 0 and cfg.tune is None:
             bench, num = run.load_machine().get("bench", {}), data.training.num_pairs
-            rate = bench.get("pairs_per_second") or bench.get("timed") or typical_rate(self.config)
-            yield from self.tell(*messages.too_short(self.config, cfg.batch_size / rate))
+            rate = (
+                bench.get("pairs_per_second")
+                or bench.get("timed_pairs_per_second")
+                or typical_rate(self.config)
+            )
+            if self.update.plan.device == processor().name:
+                yield from self.tell(*messages.too_short(self.config, cfg.batch_size / rate))
             if any(part.files for part in data.parts):
                 yield from self.tell(
                     *messages.too_long(num, self.budget.num_epochs(num, cfg.batch_size, rate))

@@ -23,7 +23,7 @@ from lapclip.weights import checkpoint
 
 MAX_FAULTS_NAMED = 10  # each by itself, of images that turn out unreadable while training
 MAX_EPOCHS = 100  # that a model trained from scratch learns from; see docs/log.md
-MIN_STEPS = 20  # in which a model learns next to nothing
+MIN_STEPS = 10  # in which a model learns next to nothing
 MIN_SHARE_TRUNCATED = 0.01  # of the captions, to warn about
 # A step that takes longer than so many seconds and times the usual, with the CPU no busier than this share.
 SLEEP_SECONDS, SLEEP_FACTOR, SLEEP_BUSY = 5.0, 10, 0.2
@@ -86,8 +86,10 @@ def too_short(config: Config, step_seconds: float) -> Iterator[Warned]:
     minutes = config.train.minutes
     if minutes is not None and (num_steps := 60 * minutes / step_seconds) < MIN_STEPS:
         about = plural(max(1, round(num_steps)), "step")
-        message = f"a step takes about {duration(step_seconds)}, so the budget of {minutes:g} minutes is about {about}"
-        hint = f"choose a smaller `--size` than `{config.model.size}`, or allow more minutes"
+        message = (
+            f"a step may take {duration(step_seconds)}, so {duration(60 * minutes)} would be about {about}"
+        )
+        hint = "choose a smaller `--size` or `--batch-size`, or a larger budget"
         yield Warned(0, message, hint, kind="short-budget")
 
 

@@ -241,7 +241,8 @@ def resolve_here(draft: Draft) -> StagedWork[tuple[Config, Choices, dict[str, fl
         choices["device"] = replace(device, reason=reason)
     candidates = measured.candidates if measured and not measured.is_disturbed else ()
     rate = next((c.pairs_per_second for c in candidates if c.plan == plan_of(resolved)), None)
-    return resolved, choices, {"pairs_per_second": rate} if rate else {"timed": timed} if timed else {}
+    speeds = {"pairs_per_second": rate, "timed_pairs_per_second": timed}
+    return resolved, choices, {name: speed for name, speed in speeds.items() if speed}
 
 
 def summarise(

@@ -202,10 +202,8 @@ def last_quarter(summary: Summary) -> tuple[int | None, str]:
         2 * math.sqrt(max(mean * (1 - mean), 1 / num_images) / num_images)
         for mean in ((before + after) / 2, (highest + after) / 2)
     )
-    said, over = (
-        f"from {percent(before)} at step {count(step)} to {percent(after)}",
-        "Over the last quarter, recall@1",
-    )
+    over = "Over the last quarter, recall@1"
+    said = f"from {percent(before)} at step {count(step)} to {percent(after)}"
     if highest - after > from_top:
         return -1, f"It became worse: recall@1 fell from {at_top} to {percent(after)} at the end."
     if len({percent(point[1]) for point in known[len(earlier) - 1 :]}) == 1:
