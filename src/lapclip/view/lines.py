@@ -174,17 +174,18 @@ def recall_table(recall: Mapping[str, Any], image: str = "validation image") -> 
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE, pad_edge=False)
     for heading in ("", "recall@1", "@5", "@10", "median rank"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
-    chances = []
-    for direction, name in WAYS:
+    both = [[f"{recall[direction][f'chance@{k}']:.1%}" for k in KS] for direction, _ in WAYS]
+    is_shared = both[0] == both[1]
+    for (direction, name), chances in zip(WAYS, both, strict=True):
         found = recall[direction]
         shares = [f"{found[f'recall@{k}']:.1%}" for k in KS]
         table.add_row(name, *shares, f"{found['median_rank']:g}")
         intervals = [interval(found.get(f"interval@{k}")) for k in KS]
         table.add_row(" 95% interval", *intervals, style="dim")
-        chances.append([f"{found[f'chance@{k}']:.1%}" for k in KS])
-    table.add_row("chance", *chances[0])
-    if chances[1] != chances[0]:
-        table.add_row(" image → text", *chances[1])
+        if not is_shared:
+            table.add_row(" chance", *chances, style="dim")
+    if is_shared:
+        table.add_row("chance", *both[0])
     if batches := recall.get("in_batch"):
         matched = f"{batches['accuracy']:.1%} are matched correctly (chance {batches['chance']:.1%})"
         table.caption = f"in batches of {batches['batch_size']}, {matched}"

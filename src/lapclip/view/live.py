@@ -111,7 +111,7 @@ def figures_of(summary: Summary) -> list[dict[str, str]]:
         now, highest = (row_of_evaluation(e)[f"there_{k}"] if e else None for e in (validation, best))
         if now is not None:
             notes = [of_chance(references[f"recall_{k}"])]
-            notes += [f"{highest:.1%} in `best`"] if highest is not None and best is not validation else []
+            notes += [f"best {highest:.1%}"] if highest is not None and best is not validation else []
             found.append((f"recall@{k}", f"{now:.1%}", ", ".join(filter(None, notes))))
     if history.general:
         before, after = (recall["text_to_image"]["recall@10"] for recall in history.general)
