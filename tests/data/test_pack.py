@@ -106,7 +106,7 @@ def test_equal_images_share_a_row_and_a_side(tmp_path):
 @pytest.mark.slow
 def test_killed_packing_goes_on_from_there(tmp_path):
     """A real process is killed while it packs, several times; nothing is decoded twice, and nothing is lost."""
-    folder = picture_folder(tmp_path / "photos", 300, side=200)
+    folder = picture_folder(tmp_path / "photos", 300, side=900)
     (folder / "00.jpg").write_bytes(b"no image")  # met before the first kill
     arguments = [sys.executable, "-m", "lapclip", "data", "pack", str(folder), "--image-size", "64"]
     done = []

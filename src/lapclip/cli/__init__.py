@@ -111,6 +111,6 @@ def in_our_style(problem: CycloptsError) -> str:
     message = re.sub(r"invalid literal for int\(\) .*: '(.*)'", r"expected a whole number, not `\1`", message)
     message = re.sub(r"unable to convert (.*) into (int|float)", r"expected a number, not \1", message)
     message = re.sub(r"(?<!\S)--\w[\w-]*", r"`\g<0>`", message.replace('"', "`"))
-    if "value `gpu`" in message:  # whose nearest name is `cpu`
-        message = message.replace("Did you mean `cpu`?", "`auto` uses a GPU where it is faster")
+    # The name nearest to `gpu` is another device.
+    message = re.sub(r"(`gpu`.*)Did you mean `cpu`\?", r"\1`auto` uses a GPU where it is faster", message)
     return (message[:1].lower() + message[1:]).rstrip(".")

@@ -233,7 +233,7 @@ class View:
         readings = live.readings_of(self.history)
         known = [f"{name} {value}" for name, value in readings.items() if value is not None]
         missing = ", ".join(name for name, value in readings.items() if value is None)
-        pieces = [*known, *([f"not measured: {missing}"] if missing else [])] or ["not measured yet"]
+        pieces = [f"not measured: {missing}", *known] if missing else known or ["not measured yet"]
         return line(Text.assemble(("machine ", "bold"), " · ".join(pieces)))
 
     def warnings(self, width: int, max_rows: int) -> Rows:
