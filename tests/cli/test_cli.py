@@ -1,5 +1,6 @@
 """The command line as people and programs meet it: exit codes, errors, JSON, help."""
 
+import ast
 import json
 import re
 import resource
@@ -11,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, as_flags, environment, lapclip
+from conftest import ROOT, SMALL, as_flags, environment, lapclip
 
 import lapclip as library
 from lapclip.cli import run_command, screen
@@ -276,3 +277,12 @@ def test_long_work_in_short_stages_is_mentioned_too(capsys, monkeypatch):
     monkeypatch.setattr(screen, "SECONDS_QUIET", 0.05)
     screen.follow(work())
     assert capsys.readouterr().err.count("measuring plan") == 1
+
+
+def test_help_breaks_no_line_within_a_sentence():
+    """Line breaks of a description are kept as they are, at any width."""
+    for file in (ROOT / "src" / "lapclip" / "cli").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and "Args:" in (said := ast.get_docstring(node) or ""):
+                described = said.partition("Args:")[0].split("\n")
+                assert all(line.endswith((".", ":")) for line in described if line.strip()), node.name

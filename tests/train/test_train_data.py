@@ -85,7 +85,11 @@ def test_a_budget_of_few_steps_is_said_before_the_first_step(tmp_path):
         return [w for w in of(Warned, run.events()) if w.kind == "short-budget"]
 
     (warned,) = said("small", 0.01)
-    assert warned.step == 0 and "so 600 ms would be about" in warned.message and "`--size`" in warned.hint
+    assert (
+        warned.step == 0
+        and "so the budget of 600 ms is about" in warned.message
+        and "`--size`" in warned.hint
+    )
     assert said("nano", 1.0) == []
 
 

@@ -69,7 +69,7 @@ def try_out(draft: Draft) -> Generator[str, None, Measured | None]:
 def time_a_step(draft: Draft) -> Generator[str, None, float | None]:
     """Pairs per second on the CPU where no plans were compared, if the augmentation depends on them."""
     work, asked, cpu = draft.work, asked_parts(draft.config), processor().name
-    depends = draft.budget.seconds is not None and "word_dropout" in draft.undecided_looks
+    depends = draft.budget.seconds is not None and draft.undecided_looks
     if not depends or asked.get("device", cpu) != cpu or FEW / typical_rate(draft.config) > MIN_SECONDS:
         return None
     yield "timing a training step"

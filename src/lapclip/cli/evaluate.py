@@ -50,8 +50,8 @@ def evaluate(
 ) -> int:
     """Measure how often the correct image is found by its caption, and the correct caption by its image.
 
-    A source with classes, such as one folder per class, is also classified: zero-shot, and few-shot, which learns from
-    1, 4 and 16 labelled images of each class, where most classes have more.
+    A source with classes, such as one folder per class, is also classified: zero-shot and few-shot.
+    Few-shot learns from 1, 4 and 16 labelled images of each class, where most classes have more.
 
     Args:
         run: a run, by name or path (its best checkpoint), or a folder or file with a model

@@ -25,9 +25,9 @@ def reproduce(
 ) -> int:
     """Repeat the experiment of the documents that lapclip grew from, and compare every figure.
 
-    Trains their model on their kind of data, then lapclip's default for the same minutes: on two cores, 20 minutes to
-    an hour in all. Both are ordinary runs, `reproduce-documents` and `reproduce-lapclip`. Ctrl-C saves, and the same
-    command continues.
+    Trains their model on their kind of data, then lapclip's default for the same minutes.
+    Takes 20 minutes to an hour on two cores. Ctrl-C saves, and the same command continues.
+    Both are ordinary runs, `reproduce-documents` and `reproduce-lapclip`.
 
     Args:
         quick: two epochs and half a minute instead, as runs of their own; what they cannot show is not measured

@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 # With AVX-512, fp32 products by oneDNN with weights are 1.1 (Zen 4) to 2.3 times (Zen 5) as fast as torch's.
 HAS_AVX512 = "AVX512" in torch.backends.cpu.get_cpu_capability()
 ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if HAS_AVX512 else None
-# On AMD CPUs from Zen 5 on, which are the ones with both of these, also in the products for the gradients of weights.
+# Only AMD CPUs from Zen 5 on have both; there, oneDNN is also faster for the gradients of weights.
 IS_ZEN5 = all(torch.cpu.get_capabilities().get(name) for name in ("sse4a", "avx_vnni"))
 KEPT_BYTES = 64 << 20  # activations of a tower that are kept for the backward pass and not computed again
 

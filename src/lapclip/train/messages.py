@@ -86,9 +86,8 @@ def too_short(config: Config, step_seconds: float) -> Iterator[Warned]:
     minutes = config.train.minutes
     if minutes is not None and (num_steps := 60 * minutes / step_seconds) < MIN_STEPS:
         about = plural(max(1, round(num_steps)), "step")
-        message = (
-            f"a step may take {duration(step_seconds)}, so {duration(60 * minutes)} would be about {about}"
-        )
+        budget = duration(60 * minutes)
+        message = f"a step may take {duration(step_seconds)}, so the budget of {budget} is about {about}"
         hint = "choose a smaller `--size` or `--batch-size`, or a larger budget"
         yield Warned(0, message, hint, kind="short-budget")
 

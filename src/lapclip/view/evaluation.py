@@ -21,7 +21,6 @@ IN_WORDS = {
 SIGNIFICANT = 0.05  # a difference with a smaller p-value is called one
 NUM_TEMPLATES = 3  # that are written out
 MAX_CLASSES = 100  # in the table
-MANY_CLASSES = 400  # fitting a classifier for as many from a few images would take long
 MAX_NAMES = 40  # of classes beside the confusion matrix; more would not fit
 MAX_UNREADABLE = 20  # images that are named
 
@@ -113,13 +112,8 @@ def zero_shot_words(result: Mapping[str, Any]) -> list[str]:
         said.append(f"Prompts: {listed(quoted + more)}.")
     if result.get("few_shot"):
         return said + few_shot_words(result["few_shot"])
-    is_large = len(zero_shot["classes"]) > MANY_CLASSES
-    why = (
-        "there are too many classes"
-        if is_large
-        else "most classes have a single image here, apart from copies"
-    )
-    return [*said, f"No few-shot accuracy: {why}."]
+    needs = "two different images of most classes, and not too many classes"
+    return [*said, f"No few-shot accuracy: it needs {needs}."]
 
 
 def few_shot_words(few_shot: Mapping[str, Any]) -> list[str]:
